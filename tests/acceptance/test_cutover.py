@@ -18,6 +18,7 @@ import pytest
 from cdc_core.cli import cutover as cli
 from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine
+from cdc_core.cutover.gates import open_gates
 from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
 from tests.acceptance.moving_shop import (
@@ -199,13 +200,37 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
 
             made.behave("sleep 60", "hook_s: 0.5")
             assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+            (made.folder / "shop_back.yaml").unlink()  # it is to begin where it would have, nevertheless
             made.lead("new")
+            goes_on(made, application)
             assert made.cutover("resume", "shop.yaml", "--answer", "switched")["state"] == "WATCH"
             goes_on(made, application)
         assert not application.errors
         for table in TABLES:
             assert made.new(table) == application.written[table] | REST
         assert [phase for phase, *_ in made.called()] == ["switch"] * 3
+        lockstep("run", "shop_back.yaml")
+        for table in TABLES:
+            assert made.old(table) == made.new(table)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_writes_to_old_tables_that_somebody_has_opened_are_found_when_a_person_answers(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        made.behave("exit 9")
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+        open_gates({"env:SOURCE": [(made.name, "orders")]}, lockstep.environ)
+        execute(made.source, f"INSERT INTO {made.name}.orders VALUES (7, 7)")
+        slipped = made.cutover("resume", "shop.yaml", "--answer", "switched", code=4)["error"]
+        assert (slipped["code"], ", and 1 changes were made" in slipped["what"]) == ("cutover.slipped_before", True)
+        assert made.cutover("status", "shop.yaml")["state"] == "WATCH"
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            execute(made.source, f"DELETE FROM {made.name}.orders")
 
 
 @FROM_MARIADB
@@ -335,8 +360,8 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
         lockstep("run", "shop.yaml")
         fence = hold.raise_fences
 
-        def too_late(*arguments: Any) -> None:
-            fence(*arguments)
+        def too_late(*arguments: Any, **named: Any) -> None:
+            fence(*arguments, **named)
             with mysql9.connect(autocommit=True) as session, session.cursor() as cursor:
                 cursor.execute("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep'")
                 for (number,) in cursor.fetchall():

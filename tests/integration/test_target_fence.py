@@ -88,6 +88,26 @@ def test_a_fence_refuses_writes_until_it_is_lowered(table: Table) -> None:
     assert rows(table) == [1, 2]
 
 
+def test_a_cutover_that_undoes_late_leaves_the_fences_that_others_have_raised(table: Table) -> None:
+    target = target_of(table)
+    raise_fences(target, ["shop.t"], "by a person")
+    raise_fences(target, ["shop.t"], "switched (1)", owner="shop")
+    admit(target, ["shop.t"], "shop", "shop", noted="switched (1)")
+    assert [one.note for one in fences(target, ["shop.t"])] == ["by a person"]
+    lower_fences(target, ["shop.t"])
+    for first in ("", "another"):  # a fence of its own, and one that an earlier cutover has left
+        if first:
+            raise_fences(target, ["shop.t"], "switched long ago", owner=first)
+            let_through(target, ["shop.t"], "shop", first)
+        raise_fences(target, ["shop.t"], "switched (2)", owner="shop")
+        admit(target, ["shop.t"], "shop", "shop", noted="switched (1)")
+        with pytest.raises(Refused, match=r"switched \(2\)"):
+            put(table, 1)
+        admit(target, ["shop.t"], "shop", "shop", noted="switched (2)")
+        notes = [one.note for one in fences(target, ["shop.t"])]
+        assert notes == (["switched (2)"] if first else [None])
+
+
 def test_a_fence_around_one_table_leaves_the_others_alone(table: Table) -> None:
     raise_fences(target_of(table), ["shop.t"], "not this one")
     table.query(f"UPDATE {table.facts.database}.{FENCES} SET table_name = 'another'")
