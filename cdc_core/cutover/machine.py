@@ -67,8 +67,8 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             moving.to(State.CHASE, tables=noted(tables), findings=found)
             for name in raise_ids(tables.pairs, work.environ):
                 work.told(f"raised AUTO_INCREMENT of {name}")
-            since = chase(moving, provers, since)
             try:
+                since = chase(moving, provers, since)
                 if not held(moving, provers, tables, since, rehearse=rehearse):
                     moving.to(State.ROLLED_BACK, error="it was a rehearsal")
                     return moving.cutover

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-ROLLED_BACK, SWITCHED = "rolled back", "switched"
+ROLLED_BACK, SWITCHED, EITHER = "rolled back", "switched", "either"
+"""EITHER: it depends on how soon the server is there again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,20 @@ _SAMPLE = {
 _SWITCHES = {"the switch command has ended", "the answer is written down", "before the way back is let in"}
 
 
+_LATE = {("a gate is closed", TARGET), ("the gates are closed", TARGET), ("the gates are closed", SOURCE)}
+"""Nothing needs these servers for a moment then."""
+
+
 def _ends(moment: str, killed: str) -> str:
     if moment in _SWITCHES:
         return SWITCHED
-    # A run is tried again while the application writes. Of the switch command, only its end counts.
-    survives = moment in ("before a run", "before the switch command is called")
-    return SWITCHED if survives and killed not in (COMMAND, PAUSED) else ROLLED_BACK
+    if killed in (COMMAND, PAUSED):
+        return ROLLED_BACK
+    if moment == "before a run":  # it is tried again; what compares rows has lost its sessions at the source
+        return ROLLED_BACK if killed == SOURCE else SWITCHED
+    if moment == "before the switch command is called":
+        return SWITCHED
+    return EITHER if killed == META or (moment, killed) in _LATE else ROLLED_BACK
 
 
 CASES = tuple(
