@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
-from cdc_core.cutover.undoing import patiently, release, undo_made
+from cdc_core.cutover.undoing import close_again, patiently, release, undo_made
 from cdc_core.cutover.work import Work
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
@@ -85,11 +85,13 @@ class Moving:
         return State(self.cutover.state)
 
     def to(self, state: State, *, error: str = "", **details: Any) -> None:
-        """Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        """A meta database that does not answer is waited for, but not while writes are stopped. Raises RetryLater
+        (meta.lease_lost, cutover.moved), and what reaching meta raises."""
         if state is not self.state and state not in MOVES[self.state]:
             raise defect(f"A cutover does not move from {self.state} to {state}.", code="cutover.move")
         former = self.state
-        self.cutover = patiently(lambda: self._moved(state, error, details), self.work.told)
+        move = partial(self._moved, state, error, details)
+        self.cutover = move() if state in HELD else patiently(move, self.work.told)
         if state is not former:
             self.work.told(str(state))
 
@@ -128,8 +130,9 @@ class Moving:
         """What the cutover has made is undone, even if this process has lost it meanwhile. Raises as `require`, and
         RetryLater (cutover.not_undone)."""
         undo_made(self.work, self.cutover)
-        self.require()  # whoever has the lease now may be further
-        release(self.work, self.cutover, self.token)
+        release(self.work, self.cutover)
+        patiently(self.require, self.work.told)  # whoever has the lease now may be further
+        close_again(self.work, self.cutover, self.token)
 
     def require(self) -> None:
         """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at

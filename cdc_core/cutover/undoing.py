@@ -1,8 +1,9 @@
 """Frees what a cutover has stopped, fenced and gated.
 
 What has the token of a cutover's process (`Moving.token`) is undone by whoever comes to it first: that process, or the
-one that has the cutover now. Neither can undo what another process has made, however late it does so. The application
-is released, and the gates of the new tables are closed again, only by the process that has the cutover.
+one that has the cutover now. Neither can undo what another process has made, however late it does so. It does
+no harm to release the application late either: locks and gates of that process keep its writes out. The gates of the
+new tables are closed again only by the process that has the cutover.
 """
 
 from __future__ import annotations
@@ -65,13 +66,18 @@ def undo_left(work: Work, cutover: Cutover) -> None:
             _insist(work, cutover, partial(_admitted, work, target, tables, noted))
 
 
-def release(work: Work, cutover: Cutover, token: str) -> None:
-    """Lets the application write to the old tables again. token: of the process that does it. Safe to repeat. Raises
+def close_again(work: Work, cutover: Cutover, token: str) -> None:
+    """Closes the gates of new tables that it had opened. token: of the process that does it. Safe to repeat. Raises
     RetryLater (cutover.not_undone)."""
     opened: Mapping[str, Any] = cutover.details.get("opened") or {}
     if any(opened.values()):
         places = read({**cutover.details["tables"], "targets": opened}).targets
         _insist(work, cutover, partial(close, work, places, token))
+
+
+def release(work: Work, cutover: Cutover) -> None:
+    """Tells the application that it may write, if it was told to stop. Safe to repeat. Raises RetryLater
+    (cutover.not_undone)."""
     command = work.options.stop_with
     if command is not None:
         told = hook_variables(work, cutover, hooks.RELEASE)
