@@ -121,7 +121,7 @@ def close(work: Work, places: Places, token: str) -> None:
 
 
 def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) -> T:
-    """A step that is worth a try, and without which the cutover goes on."""
+    """A step that is worth a try, and without which the cutover continues."""
     try:
         return step()
     except LockstepError as error:
