@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 from cdc_core.model.position import MAX_OFFSET
 from cdc_core.stage.layout import CompactedName, compacted_path
-from spark_jobs import small_tables
 from tests.history_model import Change
 from tests.spark.staged_changes import Stage, table_schema
 from tests.spark.test_merge import merged
@@ -30,7 +29,7 @@ BATCHES = 6
 @pytest.fixture(params=["in memory", "spark"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "spark":
-        monkeypatch.setattr(small_tables, "SMALL_ROWS", -1)
+        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
     return str(request.param)
 
 
