@@ -89,13 +89,15 @@ def write_pieces(job: Job, pieces: Sequence[Piece[_Shards]]) -> list[list[ShardR
     """What each shard's transaction did."""
     stage, run_id = job.pipeline.stage, job.plan.run_id
 
-    def work(destination: Destination, shards: _Shards, _: Sessions) -> Iterator[ShardResult]:
-        return _write_shards(stage, run_id, destination, shards)
+    def work(destination: Destination, shards: _Shards, sessions: Sessions) -> Iterator[ShardResult]:
+        return _write_shards(stage, run_id, destination, shards, sessions)
 
     return table_tasks.done(job, pieces, work)
 
 
-def _write_shards(stage: StageConfig, run_id: str, destination: Destination, shards: _Shards) -> Iterator[ShardResult]:
+def _write_shards(
+    stage: StageConfig, run_id: str, destination: Destination, shards: _Shards, sessions: Sessions
+) -> Iterator[ShardResult]:
     transact = None if destination.key else partial(write_copies, upto=shards.upto)
     stay = pa.array(shards.stay, pa.string())
 
@@ -129,7 +131,7 @@ def _write_shards(stage: StageConfig, run_id: str, destination: Destination, sha
                     placement=shard.table.placement,
                     pipeline=shard.writer,
                 )
-                yield write_shard(shard.server, write, file, transact=transact)
+                yield write_shard(shard.server, write, file, transact=transact, session=partial(sessions.of, shard))
 
 
 def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:

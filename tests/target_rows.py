@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.connections import Server, parse_url
+from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts
@@ -80,6 +80,7 @@ class Table:
         run: str = "run",
         pause: Callable[[float], None] = lambda _: None,
         transact: Transact | None = None,
+        session: Callable[[], SafeConnection] | None = None,
         **options: Any,
     ) -> WriteCounts:
         documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
@@ -88,7 +89,7 @@ class Table:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, **options)
-            done = write_shard(self.server, write, file, transact=transact, pause=pause)
+            done = write_shard(self.server, write, file, transact=transact, pause=pause, session=session)
             self.unfit[:] = done.unfit
             return done.counts
 

@@ -22,8 +22,9 @@ from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.facts import (
+    DatabaseGrants,
     TableFacts,
-    database_lacks,
+    database_grants,
     loaded_columns,
     require_grants,
     require_server,
@@ -36,7 +37,7 @@ from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
 from cdc_core.target.placement import misplaced, placements_in
-from cdc_core.target.prepare import Ours, ours_beside, prepare, require_store
+from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
 
@@ -138,7 +139,7 @@ def open_destination(
     if problems:
         raise combined(problems)
     if ready:
-        shards = _prepared(target, shards)
+        shards = _prepared(target, shards, survey)
     columns = dict.fromkeys(name for shard in shards for name in shard.columns)
     return Destination(
         target.name,
@@ -168,14 +169,16 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
         shard_function(sharding)
 
 
-def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
+def _prepared(target: Target, shards: Sequence[Shard], survey: Survey) -> list[Shard]:
     """Adds what Lockstep needs to each table. A column takes long to add on a server that cannot do it in place."""
     done: list[Shard] = []
     for number, reference in enumerate(target.connections):
         mine = [shard for shard in shards if shard.table.connection == number]
-        if mine:
-            with altering_session(mine[0].server, reference) as connection:
-                done += [replace(shard, facts=prepare(connection, shard.facts)) for shard in mine]
+        lacking = [one for one in mine if not is_prepared(one.facts, survey.ours(number, one.table.database))]
+        done += [shard for shard in mine if shard not in lacking]
+        if lacking:
+            with altering_session(lacking[0].server, reference) as connection:
+                done += [replace(shard, facts=prepare(connection, shard.facts)) for shard in lacking]
     return done
 
 
@@ -220,7 +223,7 @@ class Survey:
         self._tables: dict[tuple[int, str], dict[str, None]] = {}
         self._connections: dict[int, SafeConnection] = {}
         self._databases: dict[tuple[int, str], _Database] = {}
-        self._lacking: dict[tuple[int, str], tuple[str, ...]] = {}
+        self._grants: dict[tuple[int, str], DatabaseGrants] = {}
         for name in logical:
             with suppress(UsageError):  # open_destination raises it, for the table that it is about
                 for place in shard_tables(target, name):
@@ -257,12 +260,12 @@ class Survey:
         """Within `asking`."""
         return self._connections[number]
 
-    def lacks(self, number: int, name: str, *, where: str) -> tuple[str, ...]:
-        """Within `asking`: facts.database_lacks."""
+    def grants(self, number: int, name: str, *, where: str) -> DatabaseGrants:
+        """Within `asking`: facts.database_grants."""
         at = number, name
-        if at not in self._lacking:
-            self._lacking[at] = database_lacks(self._connections[number], name, where=where)
-        return self._lacking[at]
+        if at not in self._grants:
+            self._grants[at] = database_grants(self._connections[number], name, where=where)
+        return self._grants[at]
 
     def database(self, number: int, name: str) -> _Database:
         """Within `asking`."""
@@ -279,6 +282,10 @@ class Survey:
                 noted,
             )
         return self._databases[at]
+
+    def ours(self, number: int, name: str) -> Ours:
+        """Of a database that was asked: Lockstep's tables there, as they were then."""
+        return self._databases[number, name].ours
 
     def _forget(self, number: int) -> None:
         connection = self._connections.pop(number, None)
@@ -354,8 +361,8 @@ def _without_versions(facts: TableFacts) -> TableFacts:
 
 
 def _require_grants(survey: Survey, number: int, database: str, tables: Sequence[TableFacts], where: str) -> None:
-    lacks = survey.lacks(number, database, where=where)
-    require_grants(survey.connection(number), tables, temporary_in=database, where=where, lacks=lacks)
+    known = survey.grants(number, database, where=where)
+    require_grants(survey.connection(number), tables, temporary_in=database, where=where, known=known)
 
 
 Rules = ParamSpec("Rules")
@@ -396,6 +403,6 @@ class Sessions:
 
     def of(self, shard: Shard) -> SafeConnection:
         at = (shard.table.connection, shard.table.database)
-        if at not in self._open:
+        if at not in self._open or not self._open[at].open:
             self._open[at] = open_session(shard.server, shard.table.database, where=shard.table.name)
         return self._open[at]

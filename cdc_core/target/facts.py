@@ -386,15 +386,32 @@ def _quoted(facts: TableFacts) -> str:
     return f"{quote(facts.database)}.{quote(facts.table)}"
 
 
-@sensible("target")
-def database_lacks(connection: pymysql.Connection[Any], database: str, *, where: str) -> tuple[str, ...]:
-    """The privileges on a whole database that the account lacks. Raises as require_grants.
+@dataclass(frozen=True, slots=True)
+class DatabaseGrants:
+    """lacks: privileges on a whole database that the account lacks. has: those that it has on every table of it."""
 
-    PREPARE checks the privileges of its statement and runs nothing.
+    lacks: tuple[str, ...]
+    has: frozenset[str]
+
+
+@sensible("target")
+def database_grants(connection: pymysql.Connection[Any], database: str, *, where: str) -> DatabaseGrants:
+    """Raises as require_grants.
+
+    PREPARE checks the privileges of its statement and runs nothing. A statement on a table that does not exist fails
+    for lack of the privilege first: only who has it on the whole database is told that there is no such table.
     """
-    lacking = []
+    lacking, has = [], set()
     with connection.cursor() as cursor:
         probe = f"{quote(database)}._lockstep_check"
+        for privilege, statement in _EVERYWHERE.items():
+            try:
+                cursor.execute(statement.format(probe))
+            except pymysql.err.MySQLError as error:
+                if number_of(error) == _NO_SUCH_TABLE:
+                    has.add(privilege)
+                elif not denied(error):
+                    raise translated(error, where=where) from None
         if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
             lacking.append("CREATE TEMPORARY TABLES")
         else:
@@ -403,7 +420,16 @@ def database_lacks(connection: pymysql.Connection[Any], database: str, *, where:
         cursor.execute(f"SET @_lockstep_check = CONVERT(X'{create}' USING utf8mb4)")
         if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
             lacking.append("CREATE")
-    return tuple(lacking)
+    return DatabaseGrants(tuple(lacking), frozenset(has))
+
+
+_NO_SUCH_TABLE = 1146
+_EVERYWHERE = {
+    "SELECT": "SELECT 1 FROM {} WHERE FALSE",
+    "INSERT": "EXPLAIN INSERT INTO {} VALUES (1)",
+    "UPDATE": "EXPLAIN UPDATE {} SET n = n WHERE FALSE",
+    "DELETE": "EXPLAIN DELETE FROM {} WHERE FALSE",
+}
 
 
 @sensible("target")
@@ -413,23 +439,25 @@ def require_grants(
     *,
     temporary_in: str,
     where: str,
-    lacks: Sequence[str] | None = None,
+    known: DatabaseGrants | None = None,
 ) -> None:
     """Raises Refused (target.grant), which names each privilege that the account lacks, and what target.faults makes of
     other errors, such as those of a server that takes no writes now.
 
-    lacks: what database_lacks says, if it is known.
+    known: what database_grants says, if that is known. Single tables are asked for what it does not have everywhere.
     EXPLAIN checks the privileges of its statement and runs nothing; the ALTER always fails, for lack of the privilege
     or because the column exists.
     """
     tables = list(facts)
-    if lacks is None:
-        lacks = database_lacks(connection, temporary_in, where=where)
-    lacking = dict.fromkeys(lacks)
+    if known is None:
+        known = database_grants(connection, temporary_in, where=where)
+    lacking = dict.fromkeys(known.lacks)
     with connection.cursor() as cursor:
         for table in tables:
             lacking |= dict.fromkeys(
-                privilege for privilege, statement in _probes(table) if not _may(cursor, statement, where)
+                privilege
+                for privilege, statement in _probes(table)
+                if privilege not in known.has and not _may(cursor, statement, where)
             )
         if lacking:
             cursor.execute("SELECT CURRENT_USER()")

@@ -110,6 +110,17 @@ def _beside(prefix: str, table: str) -> str:
     return name
 
 
+def is_prepared(facts: TableFacts, there: Ours) -> bool:
+    """Whether `prepare` would change nothing. there: what ours_beside says."""
+    if LEDGER not in there or LAYOUTS not in there:
+        return False
+    if facts.keyless:
+        return MARKS in there
+    by_key = [tombstones_table(facts.table), *([versions_table(facts.table)] if facts.beside else [])]
+    keyed = all(_key_there(there, name) == _key_wanted(facts) for name in by_key)
+    return TRUNCATES in there and keyed and (facts.versioned or facts.beside)
+
+
 @sensible("target")
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
@@ -241,8 +252,7 @@ def indexable(facts: TableFacts, key: Sequence[str]) -> bool:
 def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, there: Ours) -> None:
     """The table `name`, with the key columns as the target table has them."""
     columns = [facts.by_name[one.lower()] for one in facts.key]
-    wanted = {column.name.lower(): column.declared for column in columns}
-    found = {column: declared for column, declared in there.get(name, {}).items() if column != VERSION_COLUMN}
+    wanted, found = _key_wanted(facts), _key_there(there, name)
     if found == wanted:
         return
     names = ", ".join(quote(column.name) for column in columns)
@@ -265,6 +275,16 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
         )
     with tables_locked(cursor, [facts.name]):
         _redeclare(cursor, facts, name, declared, unique, definition)
+
+
+def _key_wanted(facts: TableFacts) -> dict[str, str]:
+    """How each column of the key is declared."""
+    return {column.name.lower(): column.declared for column in (facts.by_name[one.lower()] for one in facts.key)}
+
+
+def _key_there(there: Ours, name: str) -> dict[str, str]:
+    """As the table `name` has them."""
+    return {column: declared for column, declared in there.get(name, {}).items() if column != VERSION_COLUMN}
 
 
 def _redeclare(

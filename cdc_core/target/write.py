@@ -37,7 +37,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.config import ONE_TABLE
-from cdc_core.connections import Server, sensible
+from cdc_core.connections import SafeConnection, Server, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
@@ -141,8 +141,11 @@ def write_shard(
     *,
     transact: Transact | None = None,
     pause: Callable[[float], None] = time.sleep,
+    session: Callable[[], SafeConnection] | None = None,
 ) -> ShardResult:
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
+    session: gives one of load.open_session that nobody else uses, which stays open unless an error ends the work in it,
+    and gives another one afterwards; None: one is opened for this table.
 
     Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
     target.absent_values, target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised,
@@ -151,7 +154,7 @@ def write_shard(
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _attempt(server, write, file, transact or _transaction)
+            return _attempt(server, write, file, transact or _transaction, session)
         except pymysql.err.MySQLError as error:
             if attempt == ATTEMPTS or not transient(error):
                 raise translated(error, where=f"{server}, {write.facts.name}") from None
@@ -161,8 +164,11 @@ def write_shard(
     raise AssertionError("unreachable")
 
 
-def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transact) -> ShardResult:
-    connection = open_session(server, write.facts.database, where=write.facts.name)
+def _attempt(
+    server: Server, write: ShardWrite, file: LoadFile, transact: Transact, session: Callable[[], SafeConnection] | None
+) -> ShardResult:
+    connection = session() if session else open_session(server, write.facts.database, where=write.facts.name)
+    ended = False
     try:
         with connection.cursor() as cursor:
             create_temporary(cursor, write.facts, file.layout)
@@ -186,10 +192,13 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
                     unfit += remove(cursor, write.facts, found.reasons)
                 cursor.execute(f"UPDATE {TEMPORARY} SET _s = {NEW}")
             cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
+            ended = True
             return ShardResult(counts, tuple(unfit))
     finally:
-        # Closing rolls back what is not committed, and frees the named lock and the temporary tables.
-        connection.close()
+        # Closing rolls back what is not committed, and frees the named lock and the temporary tables. In a session that
+        # stays open, the next table's replace them.
+        if not (session and ended):
+            connection.close()
 
 
 class ShardTransaction:

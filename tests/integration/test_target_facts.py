@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pymysql
 import pytest
 
 from cdc_core.config import Target
+from cdc_core.connections import connect
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target.destination import Survey, open_destination
-from cdc_core.target.facts import require_table, table_facts
+from cdc_core.target.facts import database_grants, require_grants, require_table, table_facts
+from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
 from tests.target_rows import Winner, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
@@ -129,3 +132,62 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
     assert [type(one).__name__ for one in alone] == ["Destination"] * 3 + ["str"] * 3
     assert [code in text for code, text in zip(("engine", "column", "table"), together[3:], strict=True)] == [True] * 3
     assert len(asked) - before == before / len(names)
+
+
+@pytest.mark.parametrize("scope", ["database", "table"])
+def test_a_privilege_counts_whether_it_is_on_the_database_or_on_the_table(server: Any, scope: str) -> None:
+    """Each privilege is taken away once; what has it on one table alone does not have it on the other."""
+    needed = ("SELECT", "INSERT", "UPDATE", "DELETE")
+    with target_table(server) as table, server.connect(autocommit=True) as admin, admin.cursor() as cursor:
+        database = table.facts.database
+        table.query(f"CREATE TABLE {database}.other LIKE {database}.t")
+        facts = table_facts(table.connection, database, ["t", "other"])
+        cursor.execute("CREATE USER `g`@`%` IDENTIFIED BY 'x'")
+        place = f"{database}.*" if scope == "database" else f"{database}.t"
+        try:
+            cursor.execute(f"GRANT CREATE, ALTER, CREATE TEMPORARY TABLES ON {database}.* TO `g`@`%`")
+            for lacking in (None, *needed):
+                cursor.execute(f"GRANT {', '.join(needed)} ON {place} TO `g`@`%`")
+                if lacking is not None:
+                    cursor.execute(f"REVOKE {lacking} ON {place} FROM `g`@`%`")
+                with connect(replace(table.server, user="g", password="x"), where="test") as asking:
+                    known = database_grants(asking, database, where="t")
+                    assert known.has <= set(needed) - {lacking}
+                    assert scope == "database" or not known.has
+                    if lacking is None:
+                        require_grants(asking, [facts["t"]], temporary_in=database, where="t")
+                    else:
+                        with pytest.raises(Refused, match=lacking):
+                            require_grants(asking, [facts["t"]], temporary_in=database, where="t")
+                    if lacking is None and scope == "table":
+                        with pytest.raises(Refused, match="SELECT, INSERT, UPDATE, DELETE"):
+                            require_grants(asking, [facts["other"]], temporary_in=database, where="t")
+        finally:
+            cursor.execute("DROP USER `g`@`%`")
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_there(server: Any, store: str) -> None:
+    with target_table(server, store=store) as table:
+        database = table.facts.database
+
+        def ours() -> Any:
+            return ours_beside(table.connection, database, ["t"])
+
+        assert is_prepared(table.facts, ours())
+        others = [name for name in ours() if name != MARKS]
+        assert len(others) == (4 if store == "row" else 5)
+        for name in others:
+            table.query(f"RENAME TABLE {database}.{name} TO {database}.away")
+            assert not is_prepared(table.facts, ours())
+            table.query(f"RENAME TABLE {database}.away TO {database}.{name}")
+        table.query(f"ALTER TABLE {database}.t MODIFY id INT NOT NULL")
+        found = table_facts(table.connection, database, ["t"])["t"]
+        altered = replace(found, key=table.facts.key, beside=table.facts.beside)
+        assert not is_prepared(altered, ours())
+        prepare(table.connection, altered)
+        assert is_prepared(altered, ours())
+        if store == "row":
+            table.query(f"ALTER TABLE {database}.t DROP COLUMN _cdc_version")
+            found = table_facts(table.connection, database, ["t"])["t"]
+            assert not is_prepared(replace(found, key=table.facts.key), ours())

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.connections import connect
+from cdc_core.connections import SafeConnection, connect
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.version import Version, decode, encode, newer_or_equal, other_origin
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
+from cdc_core.target.load import open_session
 from cdc_core.target.prepare import prepare, require_store
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -662,3 +663,40 @@ def test_a_target_without_space_takes_nothing_and_takes_all_once_it_has_space(ki
         assert done.written == len(rows)
         assert [row[0] for row in table.rows("id")] == list(range(20_000))
         assert table.write(rows).equal == len(rows)
+
+
+def test_tables_written_one_after_the_other_share_a_session_until_an_error_ends_it(table: Table) -> None:
+    """Whatever ended a write, the next one finds nothing of it: no transaction, lock or loaded row."""
+    opened: list[SafeConnection] = []
+
+    def session() -> SafeConnection:
+        if not opened or not opened[-1].open:
+            opened.append(open_session(table.server, table.facts.database, where="test"))
+        return opened[-1]
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("in the middle of the transaction")
+
+    for seq in (1, 2):  # the second finds unique values taken, and begins again carefully
+        swapped = [shop("u", 1, "ab"[seq - 1], seq, seq), shop("u", 2, "ba"[seq - 1], seq, seq)]
+        assert table.write(swapped, session=session).written == 2
+    assert len(opened) == 1
+    for transact, what in ((broken, RuntimeError), (None, DataAtRisk)):
+        with pytest.raises(what):
+            table.write(
+                [shop("u", 3, "x" * (99 if what is DataAtRisk else 1), 1, 3)], transact=transact, session=session
+            )
+        assert not opened[-1].open
+        assert table.write([shop("u", 1, "c", len(opened), 3 + len(opened))], session=session).written == 1
+    assert len(opened) == 3
+    assert table.rows() == [
+        (
+            1,
+            "c",
+            2,
+        ),
+        (2, "a", 2),
+    ]
+    for one in opened:
+        if one.open:
+            one.close()
