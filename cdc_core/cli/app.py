@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import logging
 import os
@@ -32,7 +33,7 @@ from cdc_core.cli import (
     target,
     verify,
 )
-from cdc_core.cli.imports import lighten_help
+from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 
@@ -125,6 +126,7 @@ def _terminated(number: int, frame: object) -> None:
 
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
+    collect_seldom()
     signal.signal(signal.SIGTERM, _terminated)
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
     try:
@@ -144,6 +146,7 @@ def main() -> None:
         code = _fail(_unexpected(error), as_json)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
+    gc.freeze()  # the process ends: what refers to itself need not be found first
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.imports import uncollected
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
     JsonOption,
@@ -173,9 +172,8 @@ def extract_sources(
 
     The first error is raised after the other threads have ended. A signal counts as success only if `endless`.
     """
-    with uncollected():
-        import cdc_core.extract  # noqa: F401 - for the threads
-        from cdc_core.meta import Meta
+    import cdc_core.extract  # noqa: F401 - for the threads
+    from cdc_core.meta import Meta
 
     latest: dict[str, DrainResult] = {}
     errors: list[BaseException] = []

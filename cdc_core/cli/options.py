@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc_core import windows
-from cdc_core.cli.imports import uncollected
 from cdc_core.errors import UsageError
 from cdc_core.windows import parse_moment, to_us
 
@@ -62,8 +61,7 @@ def pipeline_path(name: str, folder: Path) -> Path:
 
 def load_pipeline(name: str, folder: Path) -> tuple[Path, Pipeline]:
     """The file of PIPELINE and the parsed pipeline."""
-    with uncollected():
-        from cdc_core.config import load
+    from cdc_core.config import load
 
     path = pipeline_path(name, folder)
     return path, load(path)

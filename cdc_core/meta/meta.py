@@ -566,11 +566,13 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
             code="meta.outdated",
             remedy="run `lockstep meta upgrade PIPELINE` while no task of the pipeline runs",
         )
-    database.write(lambda c: _upgrade(c, head))
+    database.write(lambda c: _upgrade(c, head, database))
     log.info("meta %s: at migration %s", database.name, head)
 
 
-def _upgrade(connection: Connection, head: str) -> None:
+def _upgrade(connection: Connection, head: str, database: Database) -> None:
     """Another process may have been first: the check is repeated where no other process can write."""
-    if migrate.current(connection) != head:
+    if database.is_sqlite and migrate.empty(connection):
+        migrate.create(connection)
+    elif migrate.current(connection) != head:
         migrate.upgrade(connection)

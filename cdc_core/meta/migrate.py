@@ -1,7 +1,8 @@
 """Brings a meta database to the schema that this version of Lockstep works with.
 
 Keeps its version in a table with a name of its own, so that the meta tables may share a database with Airflow's.
-A database that is up to date is opened without Alembic, whose import takes longer than all else that opening does.
+A database that is up to date is opened without Alembic, whose import takes longer than all else that opening does. So
+is an empty SQLite database, in which most pipelines begin.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from sqlalchemy import Connection, column, inspect, select, table
+from sqlalchemy import Column, Connection, MetaData, String, Table, column, insert, inspect, select, table
+
+from cdc_core.meta import tables
 
 VERSION_TABLE = "lockstep_version"
 
@@ -38,6 +41,14 @@ def current(connection: Connection) -> str | None:
 
 def empty(connection: Connection) -> bool:
     return not inspect(connection).get_table_names()
+
+
+def create(connection: Connection) -> None:
+    """Makes the tables of an empty SQLite database as all migrations would (tests compare both), without Alembic."""
+    tables.metadata.create_all(connection, checkfirst=False)
+    version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
+    version.create(connection)
+    connection.execute(insert(version), {"version_num": head()})
 
 
 def upgrade(connection: Connection) -> None:

@@ -78,10 +78,15 @@ def ordered(schema: TableSchema, *, descending: bool = False) -> str:
 def fraction(schema: TableSchema, least: Key, key: Key, limit: Key) -> float | None:
     """How far `key` is from the least key to the limit, if keys are whole numbers that are spread evenly; None for
     other keys."""
-    if len(schema.key) != 1 or schema.column(schema.key[0]).type.base not in INTEGER_BYTES or not (least and limit):
+    if not numbered(schema) or not (least and limit):
         return None
     first, here, last = (int(one[0]) for one in (least, key or least, limit))
     return (here - first + 1) / (last - first + 1) if last >= first else None
+
+
+def numbered(schema: TableSchema) -> bool:
+    """Whether a key is one whole number: then there are no more rows after one key and up to another than numbers."""
+    return len(schema.key) == 1 and schema.column(schema.key[0]).type.base in INTEGER_BYTES
 
 
 def _compared(schema: TableSchema, key: Key, strict: str, last: str) -> str:

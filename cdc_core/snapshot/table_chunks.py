@@ -20,7 +20,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.results import TableReader
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, end_of_chunk, least, size_of
+from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, computed_end, end_of_chunk, least, size_of
 from cdc_core.snapshot.pace import Pace
 from cdc_core.snapshot.profile import Profile, profile_of
 from cdc_core.source.definitions import table_schema
@@ -84,6 +84,8 @@ class TableChunks:
         """Of the chunks that were read before it was tried to make a profile."""
         self._share = self._share_bytes = 0.0
         """Of the table, as far as its keys tell, in the chunks that were read: rows of the profile, or a fraction."""
+        self._density = 0.0
+        """Rows for each key of the chunk that was read last; 0 where keys are not whole numbers."""
         self._size = TableSize(0, 0)
         self._profile: Profile | None = None
         self._profiled = False
@@ -128,7 +130,9 @@ class TableChunks:
             above = copy.planned or ()
             if self._profile is not None and above:
                 self._pace.row_bytes = self._profile.row_bytes_after(int(above[0]))
-            through = copy.limit and end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
+            through = computed_end(copy.schema, above, copy.limit, self._pace.rows, self._density)
+            if copy.limit and not through:
+                through = end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
             planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
             self._planned_here[planned.number] = (above, through)
             self._copy = replace(copy, planned=through)
@@ -148,6 +152,7 @@ class TableChunks:
                 read = self._planned_here.pop(one.chunk.number, None)
                 if read is not None:
                     self._add_share(copy, *read)
+                    self._density = self._density_of(copy.schema, *read, rows)
                 estimated = self._estimated(copy, copy.rows + rows)
                 bytes_estimated = self._estimated_bytes(copy.rows + rows, copy.size_bytes + size_bytes, estimated)
             wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated, bytes_estimated)
@@ -200,6 +205,7 @@ class TableChunks:
         self._least = least(control, schema) if schema.key else ()
         self._size, self._profile, self._profiled = size, None, False
         self._planned_here, self._read_ranges, self._share, self._share_bytes = {}, [], 0.0, 0.0
+        self._density = 0.0
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
         if known is not None and known.schema.id == schema.id:
             if known.rows:
@@ -242,6 +248,12 @@ class TableChunks:
             self._share_bytes += self._profile.bytes_through(int(through[0])) - before
         if not self._profiled:
             self._read_ranges.append((above, through))
+
+    def _density_of(self, schema: TableSchema, above: keys.Key, through: keys.Key, rows: int) -> float:
+        if not (self._least and through and keys.numbered(schema)):
+            return 0.0
+        before = int(above[0]) if above else int(self._least[0]) - 1
+        return rows / max(1, int(through[0]) - before)
 
     def _share_through(self, copy: TableCopy, key: keys.Key) -> float:
         if not key:

@@ -9,6 +9,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from sqlalchemy import UniqueConstraint, create_engine, inspect, make_url, text
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
-from cdc_core.meta import Claim, Lease, Meta, PlannedRun, RecordState, RingDepth, RunState, batches, tables
+from cdc_core.meta import Claim, Lease, Meta, PlannedRun, RecordState, RingDepth, RunState, batches, migrate, tables
 from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -658,6 +659,38 @@ def test_migrated_equals_fresh(database_url: str) -> None:
             foreign = {one["name"] for one in found.get_foreign_keys(table.name)}
             assert foreign == {one.name for one in table.foreign_key_constraints}
     engine.dispose()
+
+
+def test_a_new_sqlite_database_is_what_the_migrations_make(tmp_path: Path) -> None:
+    """It gets its tables from tables.py, without Alembic."""
+    opened(f"sqlite:///{tmp_path}/made.db").close()
+    engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
+    with engine.begin() as connection:
+        migrate.upgrade(connection)
+    engine.dispose()
+
+    def described(name: str) -> dict[str, Any]:
+        engine = create_engine(f"sqlite:///{tmp_path}/{name}.db")
+        found = inspect(engine)
+        shown = {
+            one: [
+                sorted(
+                    (column["name"], str(column["type"]), column["nullable"], column["default"], column["primary_key"])
+                    for column in found.get_columns(one)
+                ),
+                found.get_pk_constraint(one)["constrained_columns"],
+                sorted(found.get_foreign_keys(one), key=str),
+                sorted(found.get_unique_constraints(one), key=str),
+                sorted(found.get_indexes(one), key=str),
+            ]
+            for one in found.get_table_names()
+        }
+        with engine.connect() as connection:
+            shown["version"] = migrate.current(connection)
+        engine.dispose()
+        return shown
+
+    assert described("made") == described("migrated")
 
 
 def test_an_older_database_loses_the_tables_that_nothing_used(meta: Meta, database_url: str) -> None:

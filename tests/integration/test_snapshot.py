@@ -496,7 +496,8 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             expected = sorted(row[2] for row in at_source(line, f"{place}{number}"))
             assert len(expected) > 1
             counts = [chunk.rows for chunk in chunks if chunk.table.endswith(f".{place}{number}")]
-            assert counts == [1] * len(expected), (kind, place)
+            # The end of a chunk of whole numbers may be computed: then there may be none in it.
+            assert [count for count in counts if count] == [1] * len(expected), (kind, place)
             found = table_state(line.store, line.chain, f"{place}{number}")
             assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
 
