@@ -119,7 +119,7 @@ def _contradiction(why: str, where: str) -> UsageError:
         where=where,
         code="connection.tls_options",
         remedy="write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem, or another of DISABLED, PREFERRED, REQUIRED, "
-        "VERIFY_CA, VERIFY_IDENTITY, and leave out options that do not go with it (docs/operations.md)",
+        "VERIFY_CA, VERIFY_IDENTITY, and leave out options that do not go with it (docs/security.md)",
     )
 
 

@@ -37,7 +37,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
                 f"{', '.join(one.table for one in different)} differ.",
                 where=f"target {target}",
                 code="verify.differs",
-                remedy="see which side is wrong, and docs/operations.md, Verification, for what to do",
+                remedy="see which side is wrong, and docs/verification.md for what to do",
             )
         )
     unsettled = [one for one in results if one.unsettled]

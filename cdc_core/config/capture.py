@@ -1,0 +1,114 @@
+"""The keys `tables` and `routes`: what is captured, and under which names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from cdc_core.config.values import ColumnPattern, Condition, EnvironmentRef, Model, Pattern
+
+
+class Columns(Model):
+    """Columns that are excluded or masked. Patterns must match the whole `database.table.column`."""
+
+    exclude: tuple[ColumnPattern, ...] = Field((), description="regular expressions: columns to leave out")
+    mask: tuple[ColumnPattern, ...] = Field(
+        (),
+        description="regular expressions: columns whose values are replaced by the SHA-256 of salt and value, in hex; "
+        "null stays null",
+    )
+    salt: EnvironmentRef | None = Field(
+        None, description="env:VARIABLE that holds the salt for `mask`; a different salt gives different hashes"
+    )
+
+    @model_validator(mode="after")
+    def _masks_are_salted(self) -> Columns:
+        if self.mask and self.salt is None:
+            raise ValueError("mask needs a salt: name a variable that holds one, as in salt: env:LOCKSTEP_SALT")
+        return self
+
+
+class RowFilter(Model):
+    """Which rows of the matching tables are captured. If several filters match a table, a row must meet them all."""
+
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
+    where: Condition = Field(
+        min_length=1, description="condition on the row's columns, such as status in ('paid', 'sent') and amount >= 10"
+    )
+
+
+class Processor(Model):
+    """A function of your own that changes the columns of matching tables, before anything else. They run in order."""
+
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
+    use: str = Field(min_length=1, description="name of an entry point in the group lockstep.processors")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+
+
+class CaptureRules(Model):
+    """Which source tables, rows and columns are captured. Patterns must match the whole `database.table`."""
+
+    include: tuple[Pattern, ...] = Field(
+        min_length=1, description="regular expressions; a table is captured if one matches"
+    )
+    exclude: tuple[Pattern, ...] = Field((), description="regular expressions; a table is left out if one matches")
+    processors: tuple[Processor, ...] = Field((), description="functions of your own that change columns, in order")
+    rows: tuple[RowFilter, ...] = Field((), description="which rows are captured; default: every row")
+    columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
+    on_unlogged_change: Literal["stop", "record", "resync"] = Field(
+        "stop",
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
+        "dropped and is created again, cascading foreign keys of servers that do not log them): stop; record 'needs "
+        "re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies the table "
+        "again (but stop for such foreign keys: no copy makes up for what they change later)",
+    )
+    on_definition: Literal["drop", "note"] = Field(
+        "drop",
+        description="statements that define captured tables and change no row: drop them, or note their position and "
+        "text in the manifest",
+    )
+    on_truncate: Literal["unlogged", "stage"] = Field(
+        "unlogged",
+        description="TRUNCATE TABLE, and a table that is created again after it was dropped. unlogged: treat it like "
+        "any other unlogged change; stage: stage it as a change of its own (t), which exports apply, and targets treat "
+        "as on_truncate of their tables says",
+    )
+    on_new: Literal["snapshot", "stream", "stop"] = Field(
+        "snapshot",
+        description="a table that appears later and matches: copy the rows that it already has, as snapshot.mode says, "
+        "and follow it; only follow it; or stop the source where the log creates it",
+    )
+    on_unreadable: Literal["stop", "isolate", "resync"] = Field(
+        "stop",
+        description="a table whose definition is unknown, or that has an unsupported value or event: stop the source; "
+        "isolate: leave the table out from there on, note 'needs re-sync' in every manifest, and continue with the "
+        "others; resync: isolate it, and the next `lockstep run` reads it again from where the source is by then, and "
+        "copies it",
+    )
+
+
+class Route(Model):
+    """Source tables that become one logical table. If several routes match a source table, it feeds each of their
+    logical tables. If several source tables feed one logical table, they must not share keys, unless the
+    target's `shared_keys` is `newest`."""
+
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
+    to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> insert groups of `match`")
+
+    @property
+    def only(self) -> str:
+        """The one table that `match` matches, if it is not a pattern for several."""
+        return re.sub(r"\\(\W)", r"\1", self.match)
+
+    @model_validator(mode="after")
+    def _groups_exist(self) -> Route:
+        pattern = re.compile(self.match)
+        for number, name in re.findall(r"\\(\d+)|\\g<(\w+)>", self.to):
+            group = number or name
+            known = int(group) <= pattern.groups if group.isdigit() else group in pattern.groupindex
+            if not known:
+                raise ValueError(f"to {self.to!r}: match {self.match!r} has no group {group}")
+        return self

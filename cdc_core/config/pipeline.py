@@ -1,0 +1,111 @@
+"""A pipeline file as a whole, and what follows from several of its keys together."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from cdc_core.config.capture import CaptureRules, Route
+from cdc_core.config.copies import ReverseQuery, Snapshot
+from cdc_core.config.cutover import Cutover
+from cdc_core.config.proofs import Repair, Verify
+from cdc_core.config.runs import Airflow, Quality, Spark
+from cdc_core.config.source import Source
+from cdc_core.config.storage import Limits, MetaConfig, Retention, StageConfig
+from cdc_core.config.target import Target
+from cdc_core.config.values import Cron, Model, Name
+from cdc_core.model.reference import same_variable
+from cdc_core.windows import Windows
+
+
+class Pipeline(Model):
+    """One pipeline file."""
+
+    pipeline: Name = Field(description="the pipeline's name; the DAG is cdc_<pipeline>")
+    schedule: Cron = Field(
+        "0 * * * *", description="cron expression (UTC); its intervals are the windows of the batches"
+    )
+    sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
+    tables: CaptureRules = Field(description="which tables are captured")
+    routes: tuple[Route, ...] = Field(
+        (), description="logical tables; default: each table's logical name is `database.table`"
+    )
+    stage: StageConfig = Field(description="where staged files are stored")
+    meta: MetaConfig = Field(description="where positions and records are stored")
+    targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
+    spark: Spark = Field(default_factory=Spark, description="how Spark runs")
+    limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
+    snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
+    verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
+    repair: Repair = Field(default_factory=Repair, description="limits of repairs")
+    reverse_query: ReverseQuery | None = Field(
+        None, description="old changes are looked up in the source before they are applied; default: they are not"
+    )
+    cutover: Cutover = Field(default_factory=Cutover, description="how an application is switched to a target")
+    quality: Quality = Field(default_factory=Quality, description="expectations of your own")
+    airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
+    retention: Retention | None = Field(None, description="when staged history is purged; default: never")
+
+    @model_validator(mode="after")
+    def _unique(self) -> Pipeline:
+        for what, names in (
+            ("sources", [s.name for s in self.sources]),
+            ("targets", [t.name for t in self.targets]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what}: the name {twice[0]!r} is used twice")
+        replicas = [(one, source.server_id) for source in self.sources for one in source.connections]
+        for connection, server_id in replicas:
+            if replicas.count((connection, server_id)) > 1:
+                raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
+        if (same := same_variable(self.references)) is not None:
+            raise ValueError(
+                f"{same[0]} and {same[1]} are both read from the variable {same[2]}: rename one, for letters' case and "
+                "signs do not tell names apart"
+            )
+        return self
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Every server that the pipeline names, and the salt of its masks, once."""
+        named = [one for source in self.sources for one in source.connections]
+        named += [
+            one for one in (*(source.copy_from for source in self.sources), *self.snapshot.throttle.replicas) if one
+        ]
+        named += [one for target in self.targets for one in target.connections]
+        return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.schedule)
+
+    @property
+    def scheduled_targets(self) -> tuple[Target, ...]:
+        """The targets that every run feeds."""
+        return tuple(target for target in self.targets if not target.replay_only)
+
+    def feeds_alone(self, name: str, logical: str) -> bool:
+        """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
+        routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
+        return len(self.sources) == 1 and all(route.only == name for route in routes)
+
+    @property
+    def copies_again(self) -> bool:
+        """Whether runs copy tables whose changes were missed, without being asked."""
+        return "resync" in (self.tables.on_unlogged_change, self.tables.on_unreadable)
+
+    @property
+    def copies_by_itself(self) -> bool:
+        """Whether runs copy tables that lack rows without being asked: from before their capture, or missed since."""
+        return self.copies_again or self.snapshot.mode == "initial"
+
+    def counts_newest(self, target: str, logical: str, name: str) -> bool:
+        """Whether rows of the source table `name` and of others count as one in the target, the newest of them."""
+        rule = self.target(target).table(logical)
+        return rule is not None and rule.shared_keys == "newest" and not self.feeds_alone(name, logical)
+
+    def source(self, name: str) -> Source:
+        return next(source for source in self.sources if source.name == name)
+
+    def target(self, name: str) -> Target:
+        return next(target for target in self.targets if target.name == name)

@@ -1,0 +1,101 @@
+"""The keys `spark`, `quality` and `airflow`: how a run is made and checked."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from cdc_core.config.values import Model, Settings
+
+
+class Spark(Model):
+    """How the Spark applications are submitted."""
+
+    connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
+    session: Literal["run", "task", "remote"] = Field(
+        "run",
+        description="under Airflow. run: the Spark tasks of a run on one machine share an application; task: each has "
+        "its own; remote: they go to a Spark Connect endpoint. `lockstep run` always uses one application",
+    )
+    idle_s: float = Field(
+        60.0,
+        ge=5,
+        le=600,
+        description="a run's application ends when its next task has not come for this long",
+    )
+    master: str = Field(
+        "local[*]",
+        description="for `lockstep run`: local[*], the URL of a Spark master, yarn, k8s://https://…, or "
+        "sc://host:15002, a Spark Connect endpoint, with session: remote",
+    )
+    driver_mib: int = Field(
+        1024,
+        ge=0,
+        description="memory for the rows of a job that its driver does itself, in threads; a job that needs more, and "
+        "every job at 0, is done by Spark",
+    )
+    conf: Settings = Field(default_factory=dict, description="Spark settings by name, none of them a secret")
+
+    @model_validator(mode="after")
+    def _client_mode(self) -> Spark:
+        if self.conf.get("spark.submit.deployMode", "client") != "client":
+            raise ValueError(
+                "conf sets spark.submit.deployMode: leave it out, so that the driver runs and ends with the task, with "
+                "the logins of its environment; docs/spark.md says why"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> Spark:
+        endpoint = self.master.startswith("sc://")
+        if endpoint and self.session != "remote":
+            raise ValueError("master is a Spark Connect endpoint: set session: remote, or another master")
+        if self.session == "remote" and not endpoint and self.master != "local[*]":
+            raise ValueError("session is remote: set master: sc://host:15002, an endpoint of Spark Connect")
+        if endpoint and "token" in self.master.lower():
+            raise ValueError(
+                "master holds a token: put it into the variable SPARK_CONNECT_AUTHENTICATE_TOKEN of whoever runs "
+                "`lockstep run`, or into the password of the Airflow connection"
+            )
+        return self
+
+
+class Suite(Model):
+    """A Great Expectations suite of your own. An unmet critical expectation fails the run; others are only reported."""
+
+    table: str = Field(min_length=1, description="the logical table whose rows it checks")
+    stage: Literal["staged", "merged"] = Field(
+        "merged", description="staged: every change of the run; merged: the last change of each key"
+    )
+    path: str = Field(
+        min_length=1,
+        description="JSON or YAML file with `expectations`, each with type, kwargs and severity as Great Expectations "
+        "writes them; relative to the pipeline file",
+    )
+
+
+class Quality(Model):
+    """Checks of each run, in addition to the built-in ones."""
+
+    suites: tuple[Suite, ...] = Field((), description="suites of your own")
+    sample_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="of a run that wrote more rows than this, about so many, evenly spaced, are read back from the "
+        "target; default: all rows of every run are",
+    )
+
+
+class Airflow(Model):
+    """How the pipeline's DAG runs. Set pools, connections and alerts in Airflow itself."""
+
+    sensor: Literal["poke", "reschedule"] = Field(
+        "poke", description="poke holds a worker slot while it drains; reschedule frees it between pokes"
+    )
+    poke_interval_s: float = Field(5.0, gt=0, description="pause between two pokes of the extract task")
+    timeout_s: float = Field(6 * 3600.0, gt=0, description="the extract task fails if it pokes for longer")
+    retries: int = Field(5, ge=0, description="retries of a task that was killed or met a temporary error")
+    retry_delay_s: float = Field(10.0, gt=0, description="delay before the first retry; doubles up to ten minutes")
+    pool: str | None = Field(None, description="Airflow pool for all tasks; default: Airflow's default pool")
