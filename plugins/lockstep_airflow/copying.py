@@ -25,13 +25,14 @@ from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Refused, RetryLater, combined
 from cdc_core.windows import to_us
 from cdc_core.words import counted
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.run_context import asked_at, copy_params, holder_name, is_dry_run, run_name
 from lockstep_airflow.sensor import DRAIN_S
+from lockstep_airflow.specs import COPY
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -240,7 +241,8 @@ class CopySensor(_CopySensor):
 
 
 class StageCopySensor(_CopySensor):
-    """Extracts, and stages what is read and passed by the chain; waits for the rest.
+    """Extracts, and stages what is read and passed by the chain; waits for the rest. Then it fails if the task before
+    it could not copy a table: a run that is green has copied all.
 
     XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
     """
@@ -251,6 +253,7 @@ class StageCopySensor(_CopySensor):
 
         read = [one.table for one in meta.copies(self.source) if one.complete]
         if not read and not meta.decided_copied(self.source):
+            self._require_copied(context, pipeline, meta)
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
         holder = holder_name(context)
         extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
@@ -264,8 +267,24 @@ class StageCopySensor(_CopySensor):
         if staged.waiting is not None:
             log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
             return PokeReturnValue(False)
+        self._require_copied(context, pipeline, meta)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
         return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
+
+    def _require_copied(self, context: Context, pipeline: Pipeline, meta: Meta) -> None:
+        """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code."""
+        from cdc_core.meta.failures import COPY_TABLE, copied_table
+
+        ti = context["ti"]
+        read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index) or {}
+        if read.get("refused"):
+            refused = [
+                Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
+                for one in meta.failures(pipeline.pipeline)
+                if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
+            ]
+            if refused:  # else another copy has read them since
+                raise combined(refused)
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
         """Airflow's OpenLineage provider asks for it."""

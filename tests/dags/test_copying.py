@@ -24,8 +24,9 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from cdc_core import config
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.meta import Meta, TableCopy
+from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot import copier, steps
@@ -46,6 +47,7 @@ class World:
         self.failure: LockstepError | None = None
         self.running = False
         self.staged = Staged()
+        self.read: dict[str, Any] = {"source": "shop_db", "tables": 1, "refused": 0}
         self.runs = 0
         self.dag: Exception | None = None
         self.asked: list[str] = []
@@ -98,7 +100,7 @@ def context(world: World) -> Any:
 
     ti = SimpleNamespace(
         dag_id="cdc_shop", run_id="r", task_id="copy", map_index=0, try_number=1,
-        get_dag=get_dag, get_dr_count=lambda **_: world.runs,
+        get_dag=get_dag, get_dr_count=lambda **_: world.runs, xcom_pull=lambda **_: world.read,
     )  # fmt: skip
     run = SimpleNamespace(dag_id="cdc_shop", run_id="r", run_after=datetime.now(UTC), start_date=None)
     return {"ti": ti, "dag_run": run, "params": {}}
@@ -145,6 +147,27 @@ def test_staging_extracts_and_waits_as_long_as_the_chain_has_not_passed_the_copy
     monkeypatch.setattr(Meta, "copies", lambda *_: ())
     with pytest.raises(AirflowSkipException):
         task.poke(context)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    task = sensor(StageCopySensor, file)
+    world.read["refused"] = 1
+    world.staged = Staged(tables=("shop.t",))
+    if not others:
+        monkeypatch.setattr(Meta, "copies", lambda *_: ())
+    refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.no_key", remedy="give it a key")
+    with Meta.open(config.load(Path(file)).meta.url) as meta:
+        meta.failed("shop", COPY_TABLE, copied_table("another_db", "shop.v"), refused)
+        if others:
+            assert task.poke(context).is_done, "a copy by hand has read it meanwhile"
+        meta.failed("shop", COPY_TABLE, copied_table("shop_db", "shop.u"), refused)
+    with pytest.raises(AirflowFailException, match=r"shop\.u has no key") as raised:
+        task.poke(context)
+    assert "give it a key" in str(raised.value)
+    assert world.asked == (["extract", "stage"] * 2 if others else [])
 
 
 @pytest.mark.parametrize("kind", [CopySensor, StageCopySensor])
