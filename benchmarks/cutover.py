@@ -20,7 +20,6 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +63,8 @@ def execute(server: SqlServer, *statements: str) -> list[Any]:
 
 
 def steps_of(said: dict[str, Any]) -> str:
-    """From when each of the last states was the one before, in seconds."""
-    steps = [(one["state"], datetime.fromisoformat(one["at"])) for one in said["steps"]]
-    last = max(number for number, (state, _) in enumerate(steps) if state == "STOPPED")
-    pairs = zip(steps[last:], steps[last + 1 :], strict=False)
-    return ", ".join(f"{state} after {(at - before).total_seconds():.1f}" for (_, before), (state, at) in pairs)
+    """What the stop was for, in seconds."""
+    return ", ".join(f"{step} {seconds:.2f}" for step, seconds in said["stop_steps_s"].items())
 
 
 def lockstep(folder: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:

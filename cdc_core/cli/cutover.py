@@ -383,12 +383,15 @@ class _Hands:
     numbers: Iterator[int]
 
     def catch_up(self) -> CaughtUp:
+        from cdc_core.cutover.clock import Laps
         from cdc_core.cutover.work import CaughtUp
         from cdc_core.run import apply
 
-        began_s = time.monotonic()
+        began_s, laps = time.monotonic(), Laps()
+        laps.begin("extract")
         results = self._extracted()
-        apply(self.context, run_id(self.context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
+        context = replace(self.context, began=lambda task: laps.begin(task.rpartition(": ")[2]))
+        apply(context, run_id(context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
         names = [one.name for one in self.context.pipeline.sources]
         view = self.context.meta.plan_view("", names, list(self.jobs), None)
         if any(view.pending.values()):
@@ -399,7 +402,8 @@ class _Hands:
                 remedy="pause the pipeline's DAG, and wait for its runs to end",
             )
         staged = sum(result.staged.rows for _, result in results)
-        return CaughtUp(staged, {name: result.position for name, result in results}, time.monotonic() - began_s)
+        reached = {name: result.position for name, result in results}
+        return CaughtUp(staged, reached, time.monotonic() - began_s, laps.until_now())
 
     def extract(self) -> None:
         self._extracted()

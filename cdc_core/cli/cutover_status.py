@@ -31,6 +31,7 @@ def cutover_document(meta: Meta, found: Cutover, budget_s: float) -> dict[str, A
         "steps": [{"state": name, "at": moment(at)} for name, at in found.steps],
         "stopping_s": round((now_us - stopped_us) / 1e6, 3) if state in HELD and stopped_us is not None else None,
         "stopped_s": details.get("stopped_s"),
+        "stop_steps_s": dict(details.get("stop_steps_s", {})),
         "budget_s": budget_s,
         "findings": list(details.get("findings", ())),
         "proofs": list(details.get("proofs", ())),
@@ -66,8 +67,11 @@ def way_back_document(meta: Meta, found: Cutover) -> dict[str, Any]:
 
 
 def clock_line(document: Mapping[str, Any]) -> str:
-    """For how long writes are, or were, stopped; "" if they were not."""
+    """For how long writes are, or were, stopped, and what for; "" if they were not."""
     budget = f"of at most {document['budget_s']:g} s"
     if document["stopping_s"] is not None:
         return f"writes have been stopped for {document['stopping_s']:.1f} s {budget}"
-    return "" if document["stopped_s"] is None else f"writes were stopped for {document['stopped_s']:.1f} s {budget}"
+    if document["stopped_s"] is None:
+        return ""
+    steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in document["stop_steps_s"].items())
+    return f"writes were stopped for {document['stopped_s']:.1f} s {budget}{f' ({steps})' if steps else ''}"

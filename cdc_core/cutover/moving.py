@@ -121,10 +121,10 @@ class Moving:
         if self.state in HELD:
             self.undo(why)
 
-    def undo(self, why: str) -> None:
+    def undo(self, why: str, **details: Any) -> None:
         """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
         self.freed()
-        self.to(State.CHASE, error=why, arming="", opened={})
+        self.to(State.CHASE, error=why, arming="", opened={}, **details)
 
     def freed(self) -> None:
         """What the cutover has made is undone, even if this process has lost it meanwhile. Raises as `require`, and

@@ -24,11 +24,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
     """A run. staged: changes that it read from the sources. reached: up to where, by source. took_s: from the end of
-    the logs, as it was at the beginning, to the closed ledger."""
+    the logs, as it was at the beginning, to the closed ledger. steps_s: seconds of each of its steps."""
 
     staged: int
     reached: Mapping[str, Position]
     took_s: float
+    steps_s: Mapping[str, float]
 
 
 class Hands(Protocol):

@@ -51,11 +51,14 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             assert (tried["state"], made.called()) == ("ROLLED_BACK", [])
             assert [one["state"] for one in tried["steps"]][-3:] == ["PROVED", "CHASE", "ROLLED_BACK"]
             assert 0 < tried["stopped_s"] < 20
+            steps = list(tried["stop_steps_s"])
+            assert (steps[:3], steps[-2:]) == (["lock", "extract", "plan"], ["proof", "ids"])
             goes_on(made, application)
             assert application.refused == 0
             there = made.cutover("run", "shop.yaml")
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
+            assert list(there["stop_steps_s"])[-4:] == ["fences", "way back", "gates", "last look"]
             assert made.called() == [["switch", "there", there["cutover"]]]
             time.sleep(1)
         assert not application.errors

@@ -1,0 +1,42 @@
+"""What the seconds of a stop were for."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core.cutover import clock
+from cdc_core.cutover.clock import Clock, Laps
+from cdc_core.errors import RetryLater
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test moves on."""
+    at = [100.0]
+    monkeypatch.setattr(clock.time, "monotonic", lambda: at[0])
+    return at
+
+
+def test_each_step_has_its_seconds_and_one_that_comes_again_is_added(now: list[float]) -> None:
+    laps = Laps()
+    for step, seconds in (("lock", 1), ("", 5), ("write", 2), ("lock", 4)):
+        laps.begin(step)
+        now[0] += seconds
+    laps.add({"write": 3, "proof": 7})
+    assert laps.until_now() == {"lock": 5, "write": 5, "proof": 7}
+    now[0] += 1
+    assert list(laps.until_now().items()) == [("lock", 6), ("write", 5), ("proof", 7)]
+
+
+def test_a_stop_above_its_budget_is_refused_with_what_it_was_for(now: list[float]) -> None:
+    held = Clock(budget_s=5)
+    now[0] += 10
+    held.begin()  # waiting for the locks does not count
+    held.laps.begin("write")
+    now[0] += 5
+    held.require("the proof")
+    now[0] += 1
+    with pytest.raises(RetryLater, match=r"6\.0 s.*the proof was still to be done.*write 6\.0 s") as caught:
+        held.require("the proof")
+    assert caught.value.code == "cutover.over_budget"
+    assert held.noted() == {"stopped_s": 6, "stop_steps_s": {"write": 6}}
