@@ -65,6 +65,12 @@ def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSessi
     return spark
 
 
+def _details(error: BaseException | None) -> str:
+    """What an error of gRPC says; "" for another one. pyspark has only its whole text, whose first line says nothing."""
+    details = getattr(error, "details", None)
+    return str(details() or "") if callable(details) else ""
+
+
 def _remote_session(conf: Mapping[str, str]) -> SparkSession:
     """A session of its own at the endpoint: nothing of another run is in it. The jobs of a process share it."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
@@ -78,7 +84,7 @@ def _remote_session(conf: Mapping[str, str]) -> SparkSession:
         ready = made.conf.get(_READY, "")
         session.client.set_retry_policies([DefaultPolicy()])
     except PySparkException as error:
-        said = str(error.__cause__ or error).strip() or type(error).__name__
+        said = _details(error.__context__) or str(error.__cause__ or error).strip() or type(error).__name__
         raise RetryLater(
             f"The Spark Connect endpoint gives no session: {said.splitlines()[0][:300]}",
             where=urlsplit(os.environ[REMOTE]).netloc.rpartition("@")[2],

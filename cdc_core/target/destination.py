@@ -399,7 +399,9 @@ class Sessions:
     def close(self) -> None:
         """Those that are needed later are opened again."""
         while self._open:
-            self._open.popitem()[1].close()
+            _, connection = self._open.popitem()
+            if connection.open:  # an error may have ended it
+                connection.close()
 
     def of(self, shard: Shard) -> SafeConnection:
         at = (shard.table.connection, shard.table.database)

@@ -72,4 +72,5 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
     lockstep.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = "another"
     assert "spark.endpoint" in problems(lockstep)
     file.write_text(file.read_text().replace(endpoint.url, "sc://localhost:1"))
-    assert "spark.endpoint" in problems(lockstep)
+    findings = lockstep("check", "shop.yaml", code=None).document["findings"]
+    assert ["failed to connect" in one["what"] for one in findings if one.get("code") == "spark.endpoint"] == [True]
