@@ -30,6 +30,14 @@ CODE_FOLDERS = (
 CITED_DOCUMENT = re.compile(r"(?<![\w./{}-])((?:[\w.-]+/)*[\w-]+\.md)\b")
 
 
+def test_the_site_and_its_first_page_lead_to_every_document() -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = {line for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL) for line in block.split()}
+    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
+    assert pages - listed == set()
+    assert [page for page in sorted(pages) if f"({page}.md)" not in index] == []
+
+
 def test_every_document_that_the_code_cites_is_in_the_repository() -> None:
     """By its path from the root, or by its name where it is in docs/ or at the root."""
     wrong, seen = [], 0
