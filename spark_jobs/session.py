@@ -66,7 +66,7 @@ def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSessi
 
 
 def _details(error: BaseException | None) -> str:
-    """What an error of gRPC says; "" for another one. pyspark has only its whole text, whose first line says nothing."""
+    """What an error of gRPC says; "" for another one. pyspark has only its text, whose first line says nothing."""
     details = getattr(error, "details", None)
     return str(details() or "") if callable(details) else ""
 

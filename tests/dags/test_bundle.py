@@ -19,7 +19,7 @@ bundle.refresh()
 bag = DagBag(str(bundle.path))
 from lockstep_airflow.page.app import _folder
 print("RESULT " + json.dumps({"dags": sorted(bag.dags), "errors": list(bag.import_errors.values()),
-    "files": sorted(path.name for path in bundle.path.iterdir()), "page": str(_folder())}))
+    "files": sorted(path.name for path in bundle.path.glob("*.py")), "page": str(_folder())}))
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
 import uuid
@@ -106,6 +107,10 @@ def log(server: Log) -> Iterator[Log]:
     server.run(f"DROP DATABASE {server.name}", database=False)
 
 
+SERVER_IDS = itertools.count(4711)
+"""Of each pipeline another: a server may have the replica of the test before for a moment."""
+
+
 class Line:
     """A pipeline of one source, whose server can be another one at each drain."""
 
@@ -114,8 +119,8 @@ class Line:
             f"""
             pipeline: shop
             sources:
-              - {{name: shop, connection: env:A, server_id: 4711, start: {start}, heartbeat_s: 0.3, read_timeout_s: 5,
-                 reconnect_s: 60}}
+              - {{name: shop, connection: env:A, server_id: {next(SERVER_IDS)}, start: {start}, heartbeat_s: 0.3,
+                 read_timeout_s: 5, reconnect_s: 60}}
             tables: {{include: ['{name}\\..*']}}
             routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
             stage: {{uri: {(tmp_path / "stage").as_uri()}}}
