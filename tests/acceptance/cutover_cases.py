@@ -38,7 +38,7 @@ _CUTOVER = "cdc_core.cutover"
 _MOMENTS = (
     ("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
     ("stop", "the tables are locked", f"{_CUTOVER}.locks", "_lock", "after", 1),
-    ("drain", "everything is applied", f"{_CUTOVER}.hold", "_Clock.require", "before", 1),
+    ("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before", 1),
     ("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before", 1),
     ("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after", 1),
     ("arm", "a gate is closed", f"{_CUTOVER}.gates", "_create", "after", 1),

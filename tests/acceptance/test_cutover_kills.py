@@ -16,6 +16,8 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +280,8 @@ def keeps_all(made: Shop, application: Application, case: object) -> None:
 def test_the_table_of_the_document_is_that_of_the_cases() -> None:
     document = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     assert "\n".join(table_of_cases()) in document, "\n".join(table_of_cases())
+
+
+def test_the_functions_at_which_something_is_killed_exist() -> None:
+    for case in CASES:
+        attrgetter(case.function)(import_module(case.module))
