@@ -30,7 +30,7 @@ from cdc_core.source.facts import replica_channels
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
-from cdc_core.target.ids import meeting_counters
+from cdc_core.target.ids import Place, meeting_counters
 from cdc_core.target.load import altering_session
 from cdc_core.words import counted
 
@@ -38,9 +38,6 @@ HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
 LONG_S = 2
 """Transactions that are open for longer are listed: locks wait for them."""
-
-Place = tuple[str, str, str]
-"""A server, as the pipeline file names it, a database, and a table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ SHA-256). Bytes behind a null do not count.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +49,6 @@ class RowDigest:
                 for chunk in column.chunks:
                     _add(self._hash.update, chunk)
             self._held, self._held_rows = [], 0
-
-
-def digest_of(batches: Iterable[pa.RecordBatch]) -> tuple[str, int]:
-    """The digest of the rows, and how many there are."""
-    found = RowDigest()
-    for batch in batches:
-        found.add(batch)
-    return found.hexdigest(), found.rows
 
 
 def _add(update: Callable[[bytes | memoryview[int]], None], array: pa.Array) -> None:
