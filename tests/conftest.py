@@ -22,6 +22,7 @@ from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
+from tests.databases import drop_database
 from tests.forked_commands import ForkedCommands
 
 if TYPE_CHECKING:
@@ -169,9 +170,8 @@ def new_database(server: MariaDb | MySql) -> Iterator[SourceDatabase]:
     name = f"t_{uuid.uuid4().hex[:12]}"
     with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{name}`")
-        yield SourceDatabase(server, name)
-        connection.ping()
-        cursor.execute(f"DROP DATABASE `{name}`")
+    yield SourceDatabase(server, name)
+    drop_database(server, name)
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
+
+from tests.databases import drop_database
 
 PIPELINE = """
 pipeline: {name}
@@ -207,18 +208,7 @@ def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
     finally:
         for server, names in ((source, [name]), (target, [f"{name}_0", f"{name}_1"])):
             for one in names:
-                made.until(partial(dropped, server, one))
-
-
-def dropped(server: Any, database: str) -> bool:
-    """A server that is still deleting files of its tables says that the directory is not empty."""
-    try:
-        execute(server, f"DROP DATABASE IF EXISTS {database}")
-    except pymysql.err.OperationalError as error:
-        if error.args[0] != 1010:
-            raise
-        return False
-    return True
+                drop_database(server, one)
 
 
 def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:

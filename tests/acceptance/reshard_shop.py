@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pymysql
 import pytest
+
+from tests.databases import drop_database
 
 PIPELINE = """# The shop.
 pipeline: {name}
@@ -126,21 +127,7 @@ def shop(lockstep: Any, source: Any, target: Any, *, old: Grid = (2, 2), new: Gr
     finally:
         for server in (source, target):
             for (database,) in execute(server, f"SHOW DATABASES LIKE '{name}%'"):
-                end_s = time.monotonic() + 60
-                while not dropped(server, database):
-                    assert time.monotonic() < end_s
-                    time.sleep(0.1)
-
-
-def dropped(server: Any, database: str) -> bool:
-    """A server that is still deleting files of its tables says that the directory is not empty."""
-    try:
-        execute(server, f"DROP DATABASE IF EXISTS {database}")
-    except pymysql.err.OperationalError as error:
-        if error.args[0] != 1010:
-            raise
-        return False
-    return True
+                drop_database(server, database)
 
 
 PAIRS = {"mysql9 to mariadb": ("mysql9", "mariadb_target"), "mariadb to mysql9": ("mariadb", "mysql9")}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import drop_database
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin, fresh_name
 
@@ -23,8 +24,8 @@ def origin(any_server: object) -> Iterator[Origin]:
     made = Origin(any_server, name)  # type: ignore[arg-type]
     made.execute_on_server(f"CREATE DATABASE {name}")
     yield made
-    made.execute_on_server(f"DROP DATABASE {name}")
     made.control.close()
+    drop_database(made.sql, name)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from cdc_core.cutover.locks import Places, locked
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import RetryLater
 from cdc_core.target.load import OWN_WRITES
+from tests.databases import drop_database
 
 TABLES = ("a", "b", "with a blank", "x" * 64)
 
@@ -35,18 +36,7 @@ def database(server: Any) -> Iterator[str]:
     for table in TABLES:
         execute(server, f"CREATE TABLE {name}.`{table}` (id INT PRIMARY KEY, n INT)")
     yield name
-    wait_until(lambda: dropped(server, name))
-
-
-def dropped(server: Any, name: str) -> bool:
-    """A server that is still deleting files of its tables says that the directory is not empty."""
-    try:
-        execute(server, f"DROP DATABASE IF EXISTS {name}")
-    except pymysql.err.OperationalError as error:
-        if error.args[0] != 1010:
-            raise
-        return False
-    return True
+    drop_database(server, name)
 
 
 def execute(server: Any, *statements: str) -> list[Any]:
