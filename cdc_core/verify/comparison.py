@@ -12,8 +12,10 @@ is left out: each is equal, explained by a change that the reader or the target 
     ?       ?        the rows differ, and the stage has never seen the key: nothing says which is wrong
 
 A side is right if its row is one of the states that the key had while the side was read, and unknown ("?") if it is
-not, and the stage does not know the state before. Where one side is unknown, the key is unsettled if a change of it was
-under way, else judged by the other side.
+not, and the stage does not know the state before. Where the stage has no earlier change, what the first change of the
+key says of the row before it (an insert: none) is one of these states. A side that has none of them is still unknown:
+a target may not have the rows of a table that was not copied. Where one side is unknown, the key is unsettled if a
+change of it was under way, else judged by the other side.
 """
 
 from __future__ import annotations
@@ -87,7 +89,7 @@ EVENT_COLUMNS = pa.schema(
     [
         ("k", pa.string()), ("text", pa.string()), ("place", pa.int64()), ("gone", pa.bool_()), ("partial", pa.bool_()),
         ("of_source", pa.string()), ("of_table", pa.string()), ("ts", pa.int64()), ("seq", pa.int64()),
-        ("ordinal", pa.int64()), ("sure_seq", pa.int64()), ("consumed", pa.bool_()),
+        ("ordinal", pa.int64()), ("sure_seq", pa.int64()), ("consumed", pa.bool_()), ("former", pa.bool_()),
     ]
 )  # fmt: skip
 """What staged changes say of keys. gone: the row leaves; without a key, one copy of it. partial: the change does not
@@ -134,8 +136,12 @@ class Comparison:
             "CREATE OR REPLACE TABLE events (k VARCHAR, g BLOB, gone BOOLEAN, partial BOOLEAN, of_source VARCHAR, "
             "of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, consumed BOOLEAN)"
         )
+        self._db.execute(
+            "CREATE OR REPLACE TABLE formers (k VARCHAR, g BLOB, of_source VARCHAR, of_table VARCHAR, seq BIGINT, "
+            "ordinal BIGINT)"
+        )
         self._db.execute("CREATE OR REPLACE TABLE bounds (of_source VARCHAR, low BIGINT, high BIGINT)")
-        for made in ("differing", "truncates", "seen", "judged"):
+        for made in ("differing", "truncates", "first", "seen", "judged"):
             self._db.execute(f"DROP TABLE IF EXISTS {made}")
 
     def add(self, side: str, keys: pa.Array, texts: pa.Array, places: pa.Array) -> None:
@@ -185,7 +191,11 @@ class Comparison:
             self._db.execute(
                 f"INSERT INTO events SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, gone, partial, of_source, "
                 "of_table, ts, seq, ordinal, sure_seq, consumed FROM taken "
-                "WHERE k IS NULL OR k IN (SELECT k FROM differing)"
+                "WHERE NOT former AND (k IS NULL OR k IN (SELECT k FROM differing))"
+            )
+            self._db.execute(
+                f"INSERT INTO formers SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, of_source, of_table, seq, "
+                "ordinal FROM taken WHERE former AND k IN (SELECT k FROM differing)"
             )
 
     def judge(self, bounds: Mapping[str, tuple[int, int]], *, whole: bool) -> Verdict:
@@ -201,6 +211,12 @@ class Comparison:
         self._db.execute(
             "CREATE TABLE seen AS SELECT e.*, e.sure_seq < b.low AS before_read, "
             "e.sure_seq >= b.low AND e.seq < b.high AS during_read FROM events e JOIN bounds b USING (of_source)"
+        )
+        # Of a key that several tables feed, each first change speaks of its own table's row.
+        self._db.execute(
+            f"CREATE TABLE first AS SELECT f.k, f.g FROM formers f JOIN (SELECT k, min({_ORDER}) AS at FROM events "
+            "GROUP BY k HAVING count(DISTINCT of_source || '/' || of_table) = 1) e "
+            f"ON e.k = f.k AND e.at = {_ORDER}"
         )
         sides = self._keyed_sides(whole) if self._keyed else self._counted_sides(whole)
         self._db.execute(
@@ -273,6 +289,8 @@ FROM source_side s JOIN target_side t USING (k)"""
   SELECT k, v.g AS g, v.partial AS partial, false AS touched FROM {side}_last
   UNION ALL
   SELECT k, NULL, {"false" if whole else "true"}, false FROM differing WHERE k NOT IN (SELECT k FROM {side}_last)
+  UNION ALL
+  SELECT k, g, false, false FROM first WHERE k NOT IN (SELECT k FROM {side}_last)
   UNION ALL
   SELECT k, g, partial, true FROM seen WHERE {under_way}),
 {side}_counts AS (

@@ -18,6 +18,7 @@ from cdc_core.model.staged import (
     BEFORE,
     BEFORE_MARK,
     DELETE,
+    INSERT,
     LITERAL,
     OP,
     ROW,
@@ -115,6 +116,8 @@ def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Arra
         some, keys = _wanted(some, _texts(some, shape.key_or_all, shape, event), wanted)
         if some.num_rows:
             yield _table(some, shape, event, gone=leaves, keys=keys)
+            if shape.key:
+                yield from _formers(some, keys, shape, event)
     updates = after.filter(pa.array(ops == UPDATE))
     if updates.num_rows and (not shape.key or event.part.part.key_changes):
         before = before_images(updates)
@@ -125,6 +128,40 @@ def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Arra
         updates, keys = _wanted(updates, keys, wanted)
         if updates.num_rows:
             yield _table(updates, shape, event, gone=True, keys=keys)
+            if shape.key:
+                yield from _former(before_images(updates), updates, shape, event, keys)
+
+
+def _formers(rows: pa.RecordBatch, keys: pa.Array, shape: Shape, event: _Event) -> Iterator[pa.Table]:
+    """What these changes, of rows with these keys, say of the rows before them."""
+    ops = np.asarray(rows.column(OP).cast(pa.string()).to_numpy(zero_copy_only=False))
+
+    def chosen(found: npt.NDArray[np.bool_]) -> tuple[pa.RecordBatch, pa.Array]:
+        return rows.filter(pa.array(found)), keys.filter(pa.array(found))
+
+    deleted, of_deleted = chosen(ops == DELETE)  # its columns are those of the row that left
+    yield from _former(deleted, deleted, shape, event, of_deleted)
+    updated, of_updated = chosen(ops == UPDATE)
+    if updated.num_rows:
+        images = before_images(updated)
+        stayed = pc.equal(_texts(images, shape.key_or_all, shape, event), of_updated)
+        yield from _former(images.filter(stayed), updated.filter(stayed), shape, event, of_updated.filter(stayed))
+        came = pc.invert(stayed)  # from another key: under this one there was no row
+        yield _table(updated.filter(came), shape, event, gone=True, keys=of_updated.filter(came), former=True)
+    inserted, of_inserted = chosen(ops == INSERT)
+    yield _table(inserted, shape, event, gone=True, keys=of_inserted, former=True)
+
+
+def _former(
+    images: pa.RecordBatch, rows: pa.RecordBatch, shape: Shape, event: _Event, keys: pa.Array
+) -> Iterator[pa.Table]:
+    """images: of these rows, before their changes. Those that lack a value are left out."""
+    known = ~_partial(rows, shape, event)
+    if event.part.part.absent_rows and rows.num_rows:
+        known &= np.asarray(pc.is_null(lacking(rows)[0]))
+    if known.any():
+        mask = pa.array(known)
+        yield _table(rows.filter(mask), shape, event, gone=False, keys=keys.filter(mask), former=images.filter(mask))
 
 
 def _wanted(rows: pa.RecordBatch, keys: pa.Array, wanted: pa.Array | None) -> tuple[pa.RecordBatch, pa.Array]:
@@ -134,15 +171,25 @@ def _wanted(rows: pa.RecordBatch, keys: pa.Array, wanted: pa.Array | None) -> tu
     return rows.filter(there), keys.filter(there)
 
 
-def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, keys: pa.Array | None) -> pa.Table:
-    """Events of these rows. gone: their keys have left."""
+def _table(
+    rows: pa.RecordBatch,
+    shape: Shape,
+    event: _Event,
+    *,
+    gone: bool,
+    keys: pa.Array | None,
+    former: pa.RecordBatch | bool = False,
+) -> pa.Table:
+    """Events of these rows. gone: their keys have left. former: these are the rows before the changes; True: there were
+    none."""
     n = rows.num_rows
-    partial = _partial(rows, shape, event) if not gone else np.zeros(n, bool)
+    image = former if isinstance(former, pa.RecordBatch) else rows
+    partial = np.zeros(n, bool) if gone or former is not False else _partial(rows, shape, event)
     if gone:
         text, place = pa.nulls(n, pa.string()), pa.array(np.zeros(n, np.int64))
     else:
-        text = _texts(rows, shape.columns, shape, event)
-        place = pa.array(_places(rows, shape, partial))
+        text = _texts(image, shape.columns, shape, event)
+        place = pa.array(_places(image, shape, partial))
     seq = rows.column(SEQ).cast(pa.int64())
     sure = seq if event.high_seq < 0 else pa.array(np.full(n, event.high_seq - 1))
     part = event.part
@@ -159,6 +206,7 @@ def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, key
         "ordinal": rows.column(ROW).cast(pa.int64()),
         "sure_seq": sure,
         "consumed": pa.array(event.consumed(np.asarray(seq))),
+        "former": pa.array(np.full(n, former is not False)),
     }
     return pa.table(columns_, schema=EVENT_COLUMNS)
 

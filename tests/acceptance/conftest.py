@@ -59,14 +59,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("-m") != "matrix or move_sample":
         return
     ended: dict[str, str] = {}
-    random_ends: Counter[tuple[str, str, str]] = Counter()
+    random_ends: Counter[tuple[str, str, str, str]] = Counter()
     for outcome in ("passed", "failed", "error"):
         for report in terminalreporter.stats.get(outcome, []):
             name = report.nodeid.partition("[")[2].rpartition("-")[0]
             for key, value in getattr(report, "user_properties", ()):
                 if key == "ended" and "|" in value:
                     *what, count = value.split("|")
-                    random_ends[what[0], what[1], what[2]] += int(count)
+                    random_ends[what[0], what[1], what[2], what[3]] += int(count)
                 elif key == "ended":
                     ended[name] = value if outcome == "passed" else "NOT AS EXPECTED"
     for line in [*cutover_cases.table(ended), "", *cutover_cases.random_table(random_ends)]:

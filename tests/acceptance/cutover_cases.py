@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cdc_core.cutover.states import State
+
 ROLLED_BACK, SWITCHED, EITHER = "rolled back", "switched", "either"
 """EITHER: it depends on how soon the server is there again."""
 
@@ -89,10 +91,15 @@ def table(outcomes: Mapping[str, str] | None = None) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]
 
 
-def random_table(ended: Mapping[tuple[str, str, str], int]) -> list[str]:
-    """How many cutovers ended how. ended: by what was killed, direction and end."""
+def random_table(ended: Mapping[tuple[str, str, str, str], int]) -> list[str]:
+    """How many cutovers ended how. ended: by state, what was killed in it, direction and end."""
     ways = [(direction, end) for direction in ("there", "back") for end in (SWITCHED, ROLLED_BACK)]
-    heads = ["killed or paused at a random moment", *(f"{direction}: {end}" for direction, end in ways)]
-    killed = sorted({what for what, *_ in ended})
-    rows = [[what, *(str(ended.get((what, *way), 0)) for way in ways)] for what in killed]
-    return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]
+    heads = ["state", "killed or paused", *(f"{direction}: {end}" for direction, end in ways)]
+    order = [str(state) for state in State]
+    struck = sorted(
+        {(state, victim) for state, victim, *_ in ended},
+        key=lambda one: (order.index(one[0]) if one[0] in order else len(order), one[1]),
+    )
+    rows = [[*one, *(str(ended.get((*one, *way), 0)) for way in ways)] for one in struck]
+    total = ["all", "", *(str(sum(n for (*_, a, b), n in ended.items() if (a, b) == way)) for way in ways)]
+    return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows, total]]

@@ -31,7 +31,7 @@ targets:
       '*': {{database: "{name}_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
 snapshot: {{mode: initial}}
 limits: {{lease_s: 5}}
-cutover: {{switch_with: {folder}/switch.sh, budget_s: 20, max_lag_s: 10, {more}}}
+cutover: {{switch_with: {folder}/switch.sh, budget_s: {budget_s}, max_lag_s: 10, {more}}}
 """
 SWITCH = """#!/bin/sh
 echo "$LOCKSTEP_CUTOVER_PHASE $LOCKSTEP_CUTOVER_DIRECTION $LOCKSTEP_CUTOVER_ID" >> {folder}/called
@@ -136,11 +136,11 @@ class Shop:
         self.folder = Path(lockstep.directory)
         self.meta_url = f"sqlite:///{self.folder}/meta.db"
 
-    def behave(self, behaviour: str = "true", more: str = "attempts: 2") -> None:
+    def behave(self, behaviour: str = "true", more: str = "attempts: 2", budget_s: int = 20) -> None:
         """behaviour: of the switch command, before it switches."""
         (self.folder / "switch.sh").write_text(SWITCH.format(folder=self.folder, behaviour=behaviour))
         (self.folder / "switch.sh").chmod(0o755)
-        text = PIPELINE.format(name=self.name, folder=self.folder, meta=self.meta_url, more=more)
+        text = PIPELINE.format(name=self.name, folder=self.folder, meta=self.meta_url, more=more, budget_s=budget_s)
         (self.folder / "shop.yaml").write_text(text)
 
     def lead(self, to: str) -> None:
@@ -236,11 +236,6 @@ def answer_for(made: Shop, pipeline: str) -> None:
     there = not pipeline.endswith("_back.yaml")
     switched = (made.place_of_application() == "new") == there
     made.lockstep("cutover", "resume", pipeline, "--answer", "switched" if switched else "not-switched", code=None)
-
-
-def made_switched(made: Shop, there: bool) -> bool:
-    state = made.cutover("status", "shop.yaml")["state"]
-    return state == "WATCH" if there else state != "WATCH"
 
 
 def settled(made: Shop, there: bool) -> str:

@@ -13,9 +13,9 @@ import subprocess
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -26,7 +26,6 @@ import pytest
 
 from tests.acceptance.cutover_cases import (
     CASES,
-    COMMAND,
     EITHER,
     META,
     PAUSED,
@@ -44,11 +43,11 @@ from tests.acceptance.moving_shop import (
     Application,
     Shop,
     goes_on,
-    made_switched,
     settled,
     shop,
 )
-from tests.forked_commands import ROOT
+from tests.acceptance.random_cutovers import NOTHING, MetaReader, RandomCutovers, Struck, ends_of
+from tests.forked_commands import ROOT, ForkedCommands
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 HOOK = ROOT / "tests" / "crash" / "hook"
@@ -154,117 +153,49 @@ def equal_on_both_sides(made: Shop, application: Application, *, switched: bool)
         assert made.old(table) == made.new(table)
 
 
-class Striker:
-    """Kills or pauses something at a random moment. seen: how long a cutover takes that is left alone."""
-
-    def __init__(self, chance: random.Random, made: Shop, meta: Any) -> None:
-        self._chance, self._made, self._seen_s = chance, made, 20.0
-        self._servers = {SOURCE: made.source, TARGET: made.target, META: meta}
-
-    def strike(self, process: subprocess.Popen[bytes], what: str) -> None:
-        began_s = time.monotonic()
-        if what == NOTHING:
-            process.wait(300)
-            self._seen_s = time.monotonic() - began_s
-            return
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(self._chance.uniform(0.25, 1) * self._seen_s)
-        if what == COMMAND and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        elif what == PAUSED and process.poll() is None:
-            os.killpg(process.pid, signal.SIGSTOP)
-            time.sleep(self._chance.choice((1, 14)))
-            for verb in self._chance.choice(((), ("abort",))):  # after 14 s the lease is free
-                self._made.lockstep("cutover", verb, "shop.yaml" if self._there() else "shop_back.yaml", code=None)
-            os.killpg(process.pid, signal.SIGCONT)
-        elif what == SWITCH_COMMAND:
-            while process.poll() is None and not self._hook_killed(process):
-                time.sleep(0.02)
-        elif what in self._servers:
-            server = self._servers[what]
-            if self._chance.random() < 0.3:
-                os.kill(server.pid, signal.SIGSTOP)
-                time.sleep(self._chance.uniform(0.5, 6))
-                os.kill(server.pid, signal.SIGCONT)
-            else:
-                server.kill()
-                time.sleep(self._chance.uniform(0, 3))
-                server.restart()
-        process.wait(300)
-
-    def _there(self) -> bool:
-        return self._made.place_of_application() == "old"
-
-    def _hook_killed(self, process: subprocess.Popen[bytes]) -> bool:
-        """The switch command, before or after it has led the application elsewhere."""
-        for folder in Path("/proc").iterdir():
-            with suppress(OSError, ValueError):
-                if b"switch.sh" in (folder / "cmdline").read_bytes() and _parent(folder) == process.pid:
-                    time.sleep(self._chance.uniform(0, 0.6))
-                    os.kill(int(folder.name), signal.SIGKILL)
-                    return True
-        return False
-
-
-def _parent(folder: Path) -> int:
-    return int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-
-
-NOTHING, SWITCH_COMMAND = "nothing", "the switch command"
-STRUCK = (NOTHING, COMMAND, PAUSED, SWITCH_COMMAND, SOURCE, TARGET, META)
-DIRECTIONS = {True: "there", False: "back"}
-
-
 @FROM_MARIADB
 @pytest.mark.matrix
 @pytest.mark.timeout(100_000)
 def test_random_cutovers_there_and_back_lose_no_write(
-    lockstep: Any, servers: tuple[Any, Any], postgres: Any, record_property: Callable[[str, str], None]
+    lockstep: Any,
+    commands: ForkedCommands,
+    servers: tuple[Any, Any],
+    postgres: Any,
+    record_property: Callable[[str, str], None],
 ) -> None:
-    """LOCKSTEP_CUTOVERS of them; as many as fit into LOCKSTEP_CUTOVERS_S if that is given."""
+    """LOCKSTEP_CUTOVERS of them; as many as fit into LOCKSTEP_CUTOVERS_S if that is given. LOCKSTEP_CUTOVERS_LOG: a
+    file that gets a line of JSON for each."""
     seed = int(os.environ.get("LOCKSTEP_SEED", random.randrange(1 << 30)))
     wanted = int(os.environ.get("LOCKSTEP_CUTOVERS", "20"))
     end_s = time.monotonic() + float(os.environ.get("LOCKSTEP_CUTOVERS_S", "inf"))
-    chance = random.Random(seed)
-    ended: Counter[tuple[str, str, str]] = Counter()
-    with shop(lockstep, *servers) as made, meta_of(postgres, made):
-        made.behave("sleep 0.3", "attempts: 1, hook_s: 5")
+    noted = os.environ.get("LOCKSTEP_CUTOVERS_LOG", os.devnull)
+    found: list[Struck] = []
+    with (
+        shop(lockstep, *servers) as made,
+        meta_of(postgres, made),
+        MetaReader(lockstep.environ["META"]) as reader,
+    ):
+        made.behave("sleep 0.3", "attempts: 1, hook_s: 10", budget_s=60)
         lockstep("run", "shop.yaml")
-        striker = Striker(chance, made, postgres)
         with made.application() as application:
             goes_on(made, application)
-            for turn in range(wanted):
-                if time.monotonic() > end_s:
-                    break
-                there = made.place_of_application() == "old"
-                what = STRUCK[turn] if turn < 1 else chance.choice(STRUCK)
-                if not there:  # the way back has come as far as the switch
-                    lockstep("run", "shop_back.yaml")
-                log = made.folder / "command.log"
-                with log.open("wb") as said:
-                    process = subprocess.Popen(
-                        lockstep.command("cutover", "run" if there else "back", "shop.yaml"), cwd=made.folder,
-                        env=lockstep.environment, stdout=said, stderr=said, start_new_session=True,
-                    )  # fmt: skip
-                    striker.strike(process, what)
-                time.sleep(1)  # a switch command that outlives its caller has ended
-                settled(made, there)
-                now = made.place_of_application()
-                case = (seed, turn, what, log.read_text(errors="replace")[-3000:])
-                if what == NOTHING:
-                    assert now == ("new" if there else "old"), case
-                assert not application.errors, (application.errors, case)
+            cutovers = RandomCutovers(random.Random(seed), made, commands, postgres, reader)
+            while len(found) < wanted and time.monotonic() < end_s:
+                one = cutovers.one(len(found), application)
+                found.append(one)
+                with Path(noted).open("a") as file:
+                    file.write(json.dumps({"seed": seed, **asdict(one), "writes": application.count}) + "\n")
+                assert not application.errors, (application.errors, seed, one)
                 goes_on(made, application)
-                old, new = ("old", "new") if there else ("new", "old")
-                assert now == (new if made_switched(made, there) else old), case
-                ended[what, DIRECTIONS[there], SWITCHED if now == new else ROLLED_BACK] += 1
-                keeps_all(made, application, case)
+                assert one.victim != NOTHING or one.ended == SWITCHED, (seed, one)
+                there = (one.direction == "there") == (one.ended == SWITCHED)
+                assert made.place_of_application() == ("new" if there else "old"), (seed, one)
+                keeps_all(made, application, (seed, one))
         assert not application.errors
-        there = made.place_of_application() == "new"
-        equal_on_both_sides(made, application, switched=there)
-    for (what, direction, end), count in sorted(ended.items()):
-        record_property("ended", f"{what}|{direction}|{end}|{count}")
-    print(f"seed {seed}: {sum(ended.values())} cutovers, {dict(ended)}, longest write {application.longest_s:.1f} s")
+        equal_on_both_sides(made, application, switched=made.place_of_application() == "new")
+    for ending, count in ends_of(found).items():
+        record_property("ended", "|".join((*ending, str(count))))
+    print(f"seed {seed}: {len(found)} cutovers, longest write {application.longest_s:.1f} s")
 
 
 def keeps_all(made: Shop, application: Application, case: object) -> None:

@@ -527,8 +527,27 @@ def test_rows_that_were_never_staged_are_judged_as_far_as_that_goes(verified: Ca
     run.source("UPDATE number SET v = 'later' WHERE id IN (2, 3)")
     result = run.verify("number")["number"]
     assert [(one.key["id"], one.wrong) for one in result.findings] == [("1", Wrong.UNKNOWN)]
-    assert result.unsettled == 2
+    assert (result.moving, result.unsettled) == (1, 1)  # what row 2 was before its change, the target never had
     assert not result.equal
+
+
+@FIRST_MYSQL
+def test_the_first_change_of_a_row_that_was_never_staged_says_what_it_was(verified: Callable[..., Verified]) -> None:
+    """As of the tables that an application was led to: a way back begins without a copy."""
+    run = verified()
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    fill(run, range(8))
+    run.line.begin_now()
+    run.load("number")
+    run.source(
+        "UPDATE number SET v = 'later' WHERE id = 3",
+        "UPDATE number SET v = 'latest' WHERE id = 3",
+        "UPDATE number SET id = 30 WHERE id = 4",
+        "DELETE FROM number WHERE id = 5",
+        "INSERT INTO number VALUES (6000, 'new', NULL)",
+    )
+    result = run.verify("number")["number"]
+    assert (result.error, result.findings, result.moving, result.unsettled) == (None, (), 5, 0)
 
 
 @FIRST_MYSQL

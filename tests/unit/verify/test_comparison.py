@@ -63,9 +63,10 @@ Values = list[str | None]
 
 
 def judged(
-    folder: Path, cases: Sequence[tuple[World, Values, Values]], *, known_from: int | None = None
+    folder: Path, cases: Sequence[tuple[World, Values, Values]], *, known_from: int | None = None, formers: bool = False
 ) -> tuple[Verdict, dict[str, Wrong]]:
-    """Each world is a source of its own; findings by `world/key`. known_from: changes before it are not staged."""
+    """Each world is a source of its own; findings by `world/key`. known_from: changes before it are not staged.
+    formers: a change says what its row was before."""
     with Comparison(folder, keyed=True) as comparison:
         bounds, events = {}, []
         rows: dict[str, list[tuple[str, str]]] = {"source": [], "target": []}
@@ -80,9 +81,21 @@ def judged(
                     "k": None if one.key is None else f"{number}/{one.key}", "text": one.value, "place": 0,
                     "gone": one.value is None, "partial": False, "of_source": name, "of_table": "t", "ts": seq,
                     "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < world.consumed,
+                    "former": False,
                 }
                 for seq, one in enumerate(world.changes)
                 if seq >= begun
+            ]  # fmt: skip
+            events += [
+                {
+                    "k": f"{number}/{one.key}", "text": before, "place": 0, "gone": before is None, "partial": False,
+                    "of_source": name, "of_table": "t", "ts": seq, "seq": seq, "ordinal": 0, "sure_seq": seq,
+                    "consumed": seq < world.consumed, "former": True,
+                }
+                for seq, one in enumerate(world.changes)
+                if seq >= begun and one.key is not None
+                for before in [state(world.changes, one.key, seq)]
+                if formers
             ]  # fmt: skip
         for side, there in rows.items():
             keys, texts = pa.array([k for k, _ in there], pa.string()), pa.array([v for _, v in there], pa.string())
@@ -119,8 +132,25 @@ def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, e
         # Of rows from before the first staged change the stage knows nothing; a lag is still not a difference.
         verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from)
         assert (verdict.findings, findings) == (0, {})
+        # But of a row that changes, its first change says enough. A TRUNCATE does not.
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
+        assert (verdict.findings, findings) == (0, {})
+        cases = [case for case in cases if all(one.key is not None for one in case[0].changes)]
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
+        assert (verdict.findings, verdict.unsettled, findings) == (0, 0, {})
 
     check()
+
+
+def test_what_a_row_was_before_its_first_change_does_not_hide_that_it_is_wrong(tmp_path: Path) -> None:
+    """Both sides have the change, and one has the row as it was before."""
+    world = World((Change(0, "a"), Change(0, "b")), 2, 2, (2,) * KEYS, 2, (2,) * KEYS)
+    behind: Values = ["a", None, None, None]
+    there: Values = ["b", None, None, None]
+    verdict, findings = judged(tmp_path, [(world, there, behind)], known_from=1, formers=True)
+    assert (verdict.moving, findings) == (0, {"0/0": Wrong.TARGET})
+    verdict, findings = judged(tmp_path, [(world, behind, there)], known_from=1, formers=True)
+    assert (verdict.moving, findings) == (0, {"0/0": Wrong.STAGE})
 
 
 FAULTS = {"target": Wrong.TARGET, "source": Wrong.STAGE, "both": Wrong.BOTH}
