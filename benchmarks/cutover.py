@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.document import keep, machine
+from benchmarks.document import DOCUMENT, keep, machine
+from benchmarks.latency import latency_picture
 from benchmarks.start import share
-from examples.move.application import NEW, OLD, Application, Layout
+from examples.move.application import NEW, OLD, Application, Layout, Write
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
@@ -33,6 +34,7 @@ from examples.sandbox.sql_server import SqlServer
 WRITERS = 4
 KEYS = 5_000
 """Of each writer."""
+TITLES = {"mariadb": "MariaDB", "mysql": "MySQL"}
 PIPELINE = """
 pipeline: bench
 sources: [{{name: shop, connection: "env:SOURCE", server_id: 4712, start: latest, heartbeat_s: 1}}]
@@ -82,7 +84,7 @@ class Moved:
 
     quiet_s: list[float]
     rehearsed_s: list[float]
-    switched_s: list[float]
+    switched: list[Write]
     stopped_s: list[float]
     last_stop_s: float
 
@@ -105,18 +107,18 @@ def moved(source: SqlServer, target: SqlServer, tables: int, layout: tuple[int, 
             writers=WRITERS, per_s=per_s, keys=KEYS,
         ) as application:  # fmt: skip
             time.sleep(15)
-            quiet = application.seen_until_now()
+            quiet = [one.took_s for one in application.seen_until_now()]
             stopped, rehearsed = [], []
             for number in range(times):
                 said = lockstep(folder, environ, "cutover", "rehearse")
                 stopped.append(float(said["stopped_s"]))
-                rehearsed += application.seen_until_now()
+                rehearsed += [one.took_s for one in application.seen_until_now()]
                 print(f"rehearsal {number + 1}: {stopped[-1]:.2f} s ({steps_of(said)})", file=sys.stderr)
             said = lockstep(folder, environ, "cutover", "run")
             last = float(said["stopped_s"])
             print(f"cutover: {last:.2f} s ({steps_of(said)})", file=sys.stderr)
+            time.sleep(3)
             switched = application.seen_until_now()
-            time.sleep(1)
         if application.errors:
             raise SystemExit(f"a write failed: {application.errors[0]}")
         wrong = {table: count for table, count in application.wrong(NEW).items() if count}
@@ -131,7 +133,7 @@ def text_of(found: Moved) -> str:
     stops: Sequence[tuple[str, list[float], list[float]]] = (
         ("no cutover", found.quiet_s, []),
         (f"{len(found.stopped_s)} rehearsals", found.rehearsed_s, found.stopped_s),
-        ("cutover", found.switched_s, [found.last_stop_s]),
+        ("cutover", [one.took_s for one in found.switched], [found.last_stop_s]),
     )
     for name, took, stopped in stops:
         said = f"{share(stopped, 0.5):.2f} s | {max(stopped):.2f} s" if stopped else " | "
@@ -150,9 +152,9 @@ def main() -> None:
     parser.add_argument("--per-s", type=int, default=500, help="writes in a second (default 500)")
     parser.add_argument("--times", type=int, default=10, help="rehearsals (default 10)")
     parser.add_argument("--server", default="mysql,mariadb", help="servers, by comma")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    parser.add_argument("--write", action="store_true", help="put tables and picture into docs/")
     chosen = parser.parse_args()
-    texts, load = [], os.getloadavg()[0]
+    texts, load, switched = [], os.getloadavg()[0], {}
     for name in chosen.server.split(","):
         if name == "mysql" and (why := MySql.available()):
             print(f"MySQL is left out: {why}", file=sys.stderr)
@@ -164,11 +166,13 @@ def main() -> None:
             places = f"{chosen.tables} tables to {chosen.tables * layout[0] * layout[1]} tables of shards"
             head = machine(source, load, places, f"{WRITERS} writers, {chosen.per_s} writes/s")
             texts += [head, "", text_of(found), ""]
+            switched[f"{TITLES[name]}: {places}, {chosen.per_s} writes/s"] = found.switched
             print("\n".join(texts[-4:]), file=sys.stderr)
     text = "\n".join(texts).rstrip()
     print(text)
     if chosen.write:
         keep("cutover", text)
+        DOCUMENT.with_name("cutover.svg").write_text(latency_picture(switched), encoding="utf-8")
 
 
 if __name__ == "__main__":

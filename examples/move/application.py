@@ -43,10 +43,18 @@ class Layout:
         return sorted({self.place(to, table, key) for key in range(self.databases * self.tables)})
 
 
+@dataclass(frozen=True, slots=True)
+class Write:
+    """began_s: when, by `time.perf_counter`. took_s: until it was confirmed, with what it waited for."""
+
+    began_s: float
+    took_s: float
+
+
 class Application:
     """Writes for the length of a block.
 
-    written: what servers have confirmed, by table and id. took_s: seconds of each write, with what it waited for.
+    written: what servers have confirmed, by table and id. writes: that were confirmed.
     refused: how often a table was closed. errors: what ended a writer; empty if all went well.
     """
 
@@ -67,7 +75,7 @@ class Application:
         self._servers, self._to, self._layout, self._tables = servers, to, layout, tables
         self._writers, self._per_s, self._keys, self._rest = writers, per_s, keys, dict(rest or {})
         self.written: dict[str, dict[int, int]] = {table: {} for table in tables}
-        self.took_s: list[float] = []
+        self.writes: list[Write] = []
         self.refused = 0
         self.errors: list[Exception] = []
         self._stop = threading.Event()
@@ -83,9 +91,9 @@ class Application:
         for thread in self._threads:
             thread.join()
 
-    def seen_until_now(self) -> list[float]:
-        """Seconds of the writes since the last call."""
-        seen, self.took_s = self.took_s, []
+    def seen_until_now(self) -> list[Write]:
+        """The writes since the last call."""
+        seen, self.writes = self.writes, []
         return seen
 
     def wrong(self, to: str) -> dict[str, int]:
@@ -118,7 +126,7 @@ class Application:
             began_s = time.perf_counter()
             while not self._put(sessions, table, key, turn):
                 time.sleep(_PAUSE_S)
-            self.took_s.append(time.perf_counter() - began_s)
+            self.writes.append(Write(began_s, time.perf_counter() - began_s))
             self.written[table][key] = turn
 
     def _put(self, sessions: Mapping[str, Any], table: str, key: int, value: int) -> bool:

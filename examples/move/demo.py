@@ -57,7 +57,7 @@ class Move:
             console.print(done.stderr.rstrip(), markup=False)
             console.print(f"[red]✗[/] it ended with code {done.returncode}; its files are in {self.root}")
             sys.exit(1)
-        took_s = self.application.seen_until_now()
+        took_s = [one.took_s for one in self.application.seen_until_now()]
         console.print(
             f"[green]✓[/] {time.monotonic() - began_s:.0f} s; meanwhile the application made {len(took_s):,} writes, "
             f"of which the longest took {max(took_s, default=0.0):.2f} s"
