@@ -146,7 +146,8 @@ def main() -> None:
         code = _fail(_unexpected(error), as_json)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
-    gc.freeze()  # the process ends: what refers to itself need not be found first
+    if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end
+        gc.freeze()  # the process ends: what refers to itself need not be found first
     sys.exit(code if isinstance(code, int) else 0)
 
 

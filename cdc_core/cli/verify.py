@@ -21,7 +21,7 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, duration, table
+from cdc_core.cli.output import CliOutput, duration, error_document, table
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify.modes import Mode, outcome
@@ -152,7 +152,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found:
         document |= {"seed": found.seed, "sample_percent": job.share * 100}
     error = outcome(results, target)
     if error is not None:
-        document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
+        document |= error_document(error)
     rows = [
         (one.table, verdict(one), one.source.rows, one.target.rows, one.differences, one.moving, one.unsettled)
         for one in results

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -48,13 +48,13 @@ def exported(pipeline: Pipeline) -> Iterator[None]:
         os.environ.update(before)
 
 
-def environment(pipeline: Pipeline) -> dict[str, str]:
-    """This process's environment with the connections of all sources and targets of a pipeline.
+def environment(pipeline: Pipeline, others: Iterable[str] = ()) -> dict[str, str]:
+    """This process's environment with the connections of all sources and targets of a pipeline, and others.
 
     Raises UsageError (airflow.connection) for a connection that Airflow does not have, or of another kind.
     """
     environ = dict(os.environ)
-    for reference in pipeline.references:
+    for reference in (*pipeline.references, *others):
         environ.update(_variable(reference))
     return environ
 

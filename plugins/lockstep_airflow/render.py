@@ -25,6 +25,7 @@ from lockstep_airflow.operators import (
     SparkJobOperator,
     SweepOperator,
 )
+from lockstep_airflow.resharding import ReshardOperator
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, SWITCH, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
 from lockstep_airflow.specs import REHEARSE as REHEARSE_TASK
@@ -33,10 +34,13 @@ from lockstep_airflow.switching import BACK, THERE, CutoverOperator
 from lockstep_airflow.verifying import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ACCEPT,
+    CONNECTIONS,
+    DATABASE,
     DIRECTION,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
+    LAYOUT,
     MODE,
     REHEARSE,
     REPAIR,
@@ -146,6 +150,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return SweepOperator(file=spec.file, **common)
         case TaskKind.READMIT:
             return ReadmitOperator(file=spec.file, **common)
+        case TaskKind.RESHARD:
+            return ReshardOperator(file=spec.file, command=task.name, **common)
         case TaskKind.CUTOVER:
             file = Path(spec.file)
             return CutoverOperator(
@@ -362,6 +368,41 @@ def _verify_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
+def _reshard_params(spec: DagSpec) -> dict[str, Param]:
+    params = {
+        LAYOUT: Param(
+            type="string",
+            pattern="^[1-9][0-9]*x[1-9][0-9]*$",
+            title="Layout",
+            description="Databases x tables in each of them, as in 16x16.",
+        ),
+        DATABASE: Param(
+            None,
+            type=["null", "string"],
+            title="Database",
+            description="Template of the new databases' names, as in shop16_{d:02d}. Empty: the old one's, with the "
+            "layout.",
+        ),
+        CONNECTIONS: Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Connections",
+            description="Servers of the new databases, as in airflow:shards: one, or one for each database. Empty: "
+            "the old one.",
+        ),
+    }
+    if len(spec.targets) > 1:
+        params[TARGET] = Param(
+            None,
+            type=["null", "string"],
+            enum=[None, *spec.targets],
+            title="Target",
+            description="The target that has the rows now. Empty: the only one besides the new one.",
+        )
+    return params
+
+
 def _cutover_params(spec: DagSpec) -> dict[str, Param]:
     params = {
         DIRECTION: Param(
@@ -394,6 +435,7 @@ _BODY = (
 
 
 _PARAMS = {
+    TaskKind.RESHARD: _reshard_params,
     TaskKind.CUTOVER: _cutover_params,
     TaskKind.VERIFY: _verify_params,
     TaskKind.EXTRACT: _params,
@@ -413,6 +455,14 @@ def _about(spec: DagSpec) -> str:
             "approves, and until then every failure and every kill leaves the application where it is. "
             "`lockstep cutover status` shows each step; `lockstep cutover complete` ends the time in which the "
             "application can go back."
+        )
+    if spec.tasks[0].kind is TaskKind.RESHARD:
+        return (
+            f"Pipeline `{spec.pipeline}`: {spec.description}. Started by hand.\n\n"
+            "Before a cutover, the new target is another one of this pipeline, whose runs continue meanwhile, and feed "
+            "it from the end of `fill` on. After one, `fill` writes another pipeline, whose DAGs copy, verify and "
+            "switch. Any task can be killed, retried or cleared: it continues. `lockstep reshard status` shows how far "
+            "it is."
         )
     if spec.tasks[0].kind is TaskKind.PURGE:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."

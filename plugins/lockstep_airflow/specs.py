@@ -10,6 +10,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>_retention purge ─► [compact] ─► sweep
     cdc_<pipeline>_readmit   readmit
     cdc_<pipeline>_verify    verify[target] ─► repair[target]
+    cdc_<pipeline>_reshard   plan ─► fill ─► verify
     cdc_<pipeline>_cutover   plan ─► rehearse ─► approve ─► switch
 """
 
@@ -36,6 +37,7 @@ REPAIR = "repair"
 REHEARSE = "rehearse"
 APPROVE = "approve"
 SWITCH = "switch"
+FILL = "fill"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -73,6 +75,8 @@ class TaskKind(StrEnum):
     """Compares targets with the sources; a sensor, mapped over the targets."""
     REPAIR = "repair"
     """Repairs what the verification of a target found; a sensor, mapped over the targets."""
+    RESHARD = "reshard"
+    """Runs a command by which a target gets a new layout, which its name says."""
     CUTOVER = "cutover"
     """Runs a command of a cutover, which its name says."""
     APPROVE = "approve"
@@ -159,10 +163,13 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
     readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
     verify = (verify_spec(pipeline, file),) if pipeline.targets else ()
+    sharded = any(rule.sharding for target in pipeline.targets for rule in target.tables.values())
+    reshard = (reshard_spec(pipeline, file),) if sharded else ()
     # The way back, whose file has the command as well, is led by the DAG of the way there.
     moves = pipeline.targets and pipeline.cutover.switch_with and not pipeline.pipeline.endswith(WAY_BACK_SUFFIX)
     cutover = (cutover_spec(pipeline, file),) if moves else ()
-    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit, *verify, *cutover)
+    others = (*replay, *retention, *readmit, *verify, *reshard, *cutover)
+    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *others)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -282,6 +289,26 @@ def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     dag_id = f"{dag_id_of(pipeline.pipeline)}_verify"
     schedule = pipeline.verify.schedule
     return _spec(pipeline, file, dag_id, description, schedule, targets, tasks, HOUSEKEEPING if schedule else BY_HAND)
+
+
+def reshard_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_reshard`, of a pipeline that has a target with shards."""
+    targets = tuple(target.name for target in pipeline.targets)
+    planned = "Shows what would be written, and fails if something speaks against it. Writes nothing."
+    filled = (
+        "Adds a target with the new layout to the pipeline file, and fills it from the stage, without reading a source "
+        "or the old shards. If a cutover has led the application to the shards, it writes the pipeline that moves "
+        "them, beside this one."
+    )
+    verified = "Compares every row of the new target with the sources. Left out if those are the shards."
+    tasks = [
+        TaskSpec(TaskKind.RESHARD, PLAN, (), planned),
+        TaskSpec(TaskKind.RESHARD, FILL, (PLAN,), filled),
+        TaskSpec(TaskKind.RESHARD, VERIFY, (FILL,), verified),
+    ]
+    description = f"A new layout for {' or '.join(targets)} of {pipeline.pipeline}"
+    dag_id = f"{dag_id_of(pipeline.pipeline)}_reshard"
+    return _spec(pipeline, file, dag_id, description, None, targets, tasks, BY_HAND)
 
 
 def cutover_spec(pipeline: Pipeline, file: Path) -> DagSpec:

@@ -36,6 +36,9 @@ RESTART = "restart"
 REPAIR = "repair"
 DIRECTION = "direction"
 REHEARSE = "rehearse"
+LAYOUT = "layout"
+DATABASE = "database"
+CONNECTIONS = "connections"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ targets:
       '*': {{database: "{name}_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
 snapshot: {{mode: initial}}
 limits: {{lease_s: 5}}
-cutover: {{switch_with: {folder}/switch.sh, budget_s: {budget_s}, max_lag_s: 10, {more}}}
+cutover: {{switch_with: {folder}/switch.sh, budget_s: {budget_s}, max_lag_s: {max_lag_s}, {more}}}
 """
 SWITCH = """#!/bin/sh
 echo "$LOCKSTEP_CUTOVER_PHASE $LOCKSTEP_CUTOVER_DIRECTION $LOCKSTEP_CUTOVER_ID" >> {folder}/called
@@ -56,9 +56,11 @@ class Application:
 
     Every tenth write is a row of its own, which no later write covers up. One that gets no answer, or an error, is
     repeated where the application writes then. Two of three writers wait for locks for a second only.
+    pause_s: of each of three writers, between its writes.
     """
 
-    def __init__(self, folder: Path, source: Any, target: Any, name: str) -> None:
+    def __init__(self, folder: Path, source: Any, target: Any, name: str, pause_s: float) -> None:
+        self._pause_s = pause_s
         self._folder, self._servers, self._name = folder, {"old": source, "new": target}, name
         self.written: dict[str, dict[int, int]] = {table: {} for table in TABLES}
         self._count = 0
@@ -102,7 +104,7 @@ class Application:
                 self.longest_s = max(self.longest_s, time.monotonic() - before_s)
                 self.written[table][key] = turn
                 self._count += 1
-                time.sleep(0.02)
+                time.sleep(self._pause_s)
         except pymysql.err.MySQLError as error:
             self.errors.append(error)
 
@@ -136,11 +138,15 @@ class Shop:
         self.folder = Path(lockstep.directory)
         self.meta_url = f"sqlite:///{self.folder}/meta.db"
 
-    def behave(self, behaviour: str = "true", more: str = "attempts: 2", budget_s: int = 20) -> None:
+    def behave(
+        self, behaviour: str = "true", more: str = "attempts: 2", budget_s: int = 20, max_lag_s: int = 10
+    ) -> None:
         """behaviour: of the switch command, before it switches."""
         (self.folder / "switch.sh").write_text(SWITCH.format(folder=self.folder, behaviour=behaviour))
         (self.folder / "switch.sh").chmod(0o755)
-        text = PIPELINE.format(name=self.name, folder=self.folder, meta=self.meta_url, more=more, budget_s=budget_s)
+        text = PIPELINE.format(
+            name=self.name, folder=self.folder, meta=self.meta_url, more=more, budget_s=budget_s, max_lag_s=max_lag_s
+        )
         (self.folder / "shop.yaml").write_text(text)
 
     def lead(self, to: str) -> None:
@@ -151,8 +157,8 @@ class Shop:
     def place_of_application(self) -> str:
         return (self.folder / "to").read_text().strip()
 
-    def application(self) -> Application:
-        return Application(self.folder, self.source, self.target, self.name)
+    def application(self, pause_s: float = 0.02) -> Application:
+        return Application(self.folder, self.source, self.target, self.name, pause_s)
 
     def cutover(self, *arguments: str, code: int = 0) -> dict[str, Any]:
         done = self.lockstep("cutover", *arguments, code=code)

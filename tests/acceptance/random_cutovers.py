@@ -184,7 +184,7 @@ class RandomCutovers:
         if started.ended or found is None:
             return "", ()
         if victim == COMMAND:
-            started.kill()
+            os.kill(started.pid, signal.SIGKILL)
         elif victim == PAUSED:
             return found[1], self._paused(started, pipeline)
         elif victim == HOOK:

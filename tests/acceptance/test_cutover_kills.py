@@ -175,9 +175,9 @@ def test_random_cutovers_there_and_back_lose_no_write(
         meta_of(postgres, made),
         MetaReader(lockstep.environ["META"]) as reader,
     ):
-        made.behave("sleep 0.3", "attempts: 1, hook_s: 10", budget_s=60)
+        made.behave("sleep 0.3", "attempts: 1, hook_s: 10", budget_s=60, max_lag_s=60)
         lockstep("run", "shop.yaml")
-        with made.application() as application:
+        with made.application(pause_s=0.05) as application:
             goes_on(made, application)
             cutovers = RandomCutovers(random.Random(seed), made, commands, postgres, reader)
             while len(found) < wanted and time.monotonic() < end_s:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import ParamValidationError
 
 from cdc_core import config
 from cdc_core.windows import Windows, from_us, to_us
@@ -186,6 +187,26 @@ def test_an_application_is_switched_by_a_dag_of_its_own_after_somebody_has_appro
     assert "back?" in Template(dag.get_task("approve").subject).render(params={"direction": "back"})
     back = write_pipeline("shop_back", more="cutover: {switch_with: ./switch.sh}\n")
     assert not [one for one in dag_specs(config.load(back), back) if one.dag_id.endswith("_cutover")]
+
+
+def test_a_target_with_shards_gets_another_layout_by_a_dag_of_its_own(write_pipeline: Callable[..., Path]) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop")
+    assert not [one for one in dag_specs(config.load(file), file) if one.dag_id.endswith("_reshard")]
+    sharded = '{"*": {database: "s_{d}", sharding: {key: id, databases: 2, tables: 1}}}'
+    file.write_text(file.read_text().replace('{"*": {}}', sharded))
+    spec = dag_specs(config.load(file), file)[-1]
+    assert (spec.dag_id, spec.schedule) == ("cdc_shop_reshard", None)
+    dag = render(spec)
+    assert {task.task_id: task.upstream_task_ids for task in dag.tasks} == {
+        "plan": set(), "fill": {"plan"}, "verify": {"fill"}
+    }  # fmt: skip
+    dag.params["layout"] = "16x16"
+    dag.params.validate()
+    for wrong in ("16", "0x4", "16x16; drop"):
+        with pytest.raises(ParamValidationError):
+            dag.params["layout"] = wrong
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:

@@ -71,10 +71,10 @@ def test_a_cutover_that_was_rolled_back_is_not_tried_again(file: Path, monkeypat
 @pytest.mark.parametrize(
     ("command", "params", "asked"),
     [
-        ("plan", {}, ["plan", "shop"]),
-        ("rehearse", {"direction": "back"}, ["rehearse", "shop_back"]),
-        ("switch", {"target": "main"}, ["run", "shop", "--target", "main"]),
-        ("switch", {"direction": "back", "target": "main"}, ["back", "shop"]),
+        ("plan", {}, ["cutover", "plan", "shop"]),
+        ("rehearse", {"direction": "back"}, ["cutover", "rehearse", "shop_back"]),
+        ("switch", {"target": "main"}, ["cutover", "run", "shop", "--target", "main"]),
+        ("switch", {"direction": "back", "target": "main"}, ["cutover", "back", "shop"]),
     ],
 )
 def test_each_task_asks_for_its_command(
