@@ -130,6 +130,7 @@ class RandomCutovers:
     def one(self, turn: int, application: Application) -> Struck:
         """Leads the application to the other place, or tries to. When it returns, the cutover has ended."""
         made, began_s = self._made, time.monotonic()
+        _until(self._reader.lease_is_free)  # of a process that could not give it back
         victim, wanted = (NOTHING, "") if turn == 0 else self._next()
         there = made.place_of_application() == "old"
         pipeline = made.name if there else f"{made.name}_back"
