@@ -33,7 +33,7 @@ from cdc_core.model.staged import SEQ
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.destination import Destination, Survey, open_destination
+from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
 from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
@@ -155,20 +155,25 @@ class Job:
         open_destination. Raises Refused (plan.layout)."""
         require_planned(self.target, self.plan)
         with Survey(self.target, [table.table for table in tables]) as survey:
-            return [self.destination(table, survey, writing=writing) for table in tables]
+            return prepared_destinations(
+                self.target, [self._checked(table, survey, writing=writing) for table in tables], survey
+            )
 
-    def destination(self, table: MergeTable, survey: Survey | None = None, *, writing: bool = True) -> Destination:
-        return open_destination(
+    def destination(self, table: MergeTable, *, writing: bool = True) -> Destination:
+        return self.destinations([table], writing=writing)[0]
+
+    def _checked(self, table: MergeTable, survey: Survey, *, writing: bool) -> Destination:
+        return checked_destination(
             self.target,
             table.table,
             self.plan.current_schemas(table),
+            survey,
             key=table.key,
             ready=True,
             writing=writing,
             partial=table.absent_rows > 0,
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
-            survey=survey,
         )
 
     def shared(self, table: MergeTable) -> bool:

@@ -7,6 +7,7 @@ never in a file).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -37,8 +38,11 @@ from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
 from cdc_core.target.placement import misplaced, placements_in
-from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare, require_store
+from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
+
+PREPARING_SESSIONS = 4
+"""At most, of all servers of a target together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,31 @@ def open_destination(
     fence may let through. survey: of this and other tables of the target, where several are opened. Raises what
     sharding, facts.*, limits.* and prepare raise, and what target.faults makes of the servers' errors.
     """
+    with ExitStack() as stack:
+        if survey is None:
+            survey = stack.enter_context(Survey(target, [logical], environ))
+        found = checked_destination(
+            target, logical, schemas, survey, key=key, ready=ready, writing=writing, partial=partial, shared=shared,
+            pipeline=pipeline,
+        )  # fmt: skip
+    return prepared_destinations(target, [found], survey)[0] if ready else found
+
+
+def checked_destination(
+    target: Target,
+    logical: str,
+    schemas: Sequence[TableSchema],
+    survey: Survey,
+    *,
+    key: Sequence[str] | None,
+    ready: bool,
+    writing: bool,
+    partial: bool,
+    shared: bool,
+    pipeline: str,
+) -> Destination:
+    """As open_destination; what Lockstep needs in the tables may still be lacking. ready: prepared_destinations is
+    called next."""
     places = shard_tables(target, logical)
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
@@ -123,23 +152,18 @@ def open_destination(
     demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared, pipeline)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
-    with ExitStack() as stack:
-        if survey is None:
-            survey = stack.enter_context(Survey(target, [logical], environ))
-        for number, reference in enumerate(target.connections):
-            mine = [place for place in places if place.connection == number]
-            if not mine:
-                continue
-            try:
-                with survey.asking(number) as server:
-                    found = _inspect(survey, mine, demands, reference, problems)
-                    shards += [Shard(place, server, facts, _loaded(facts, schemas), pipeline) for place, facts in found]
-            except LockstepError as error:
-                problems.append(error)
+    for number, reference in enumerate(target.connections):
+        mine = [place for place in places if place.connection == number]
+        if not mine:
+            continue
+        try:
+            with survey.asking(number) as server:
+                found = _inspect(survey, mine, demands, reference, problems)
+                shards += [Shard(place, server, facts, _loaded(facts, schemas), pipeline) for place, facts in found]
+        except LockstepError as error:
+            problems.append(error)
     if problems:
         raise combined(problems)
-    if ready:
-        shards = _prepared(target, shards, survey)
     columns = dict.fromkeys(name for shard in shards for name in shard.columns)
     return Destination(
         target.name,
@@ -169,17 +193,41 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
         shard_function(sharding)
 
 
-def _prepared(target: Target, shards: Sequence[Shard], survey: Survey) -> list[Shard]:
-    """Adds what Lockstep needs to each table. A column takes long to add on a server that cannot do it in place."""
-    done: list[Shard] = []
-    for number, reference in enumerate(target.connections):
-        mine = [shard for shard in shards if shard.table.connection == number]
-        lacking = [one for one in mine if not is_prepared(one.facts, survey.ours(number, one.table.database))]
-        done += [shard for shard in mine if shard not in lacking]
-        if lacking:
-            with altering_session(lacking[0].server, reference) as connection:
-                done += [replace(shard, facts=prepare(connection, shard.facts)) for shard in lacking]
-    return done
+def prepared_destinations(target: Target, destinations: Sequence[Destination], survey: Survey) -> list[Destination]:
+    """Adds what Lockstep needs to each table of checked destinations. Several sessions do it side by side, since a
+    server spends most of the time on flushing; a column takes long to add on one that cannot do it in place.
+
+    Raises what prepare raises, of the first table, after all others are done.
+    """
+    lacking: dict[tuple[int, str], dict[str, Shard]] = {}
+    for destination in destinations:
+        for shard in destination.shards:
+            at = shard.table.connection, shard.table.database
+            if not is_prepared(shard.facts, survey.ours(*at)):
+                lacking.setdefault(at, {})[shard.facts.table] = shard
+    if not lacking:
+        return list(destinations)
+    known: dict[tuple[int, str, str], TableFacts] = {}
+    with ThreadPoolExecutor(PREPARING_SESSIONS, thread_name_prefix="prepare") as pool:
+        ahead = []
+        for (number, database), by_table in lacking.items():
+            shards = list(by_table.values())
+            for at in range(min(PREPARING_SESSIONS, len(shards))):
+                several = shards[at::PREPARING_SESSIONS]
+                ahead.append((number, database, pool.submit(_prepare, several, target.connections[number])))
+    for number, database, future in ahead:
+        known |= {(number, database, facts.table): facts for facts in future.result()}
+    return [replace(one, shards=tuple(_with_facts(shard, known) for shard in one.shards)) for one in destinations]
+
+
+def _prepare(shards: Sequence[Shard], reference: str) -> list[TableFacts]:
+    with altering_session(shards[0].server, reference) as connection:
+        return prepare_several(connection, [shard.facts for shard in shards])
+
+
+def _with_facts(shard: Shard, known: Mapping[tuple[int, str, str], TableFacts]) -> Shard:
+    facts = known.get((shard.table.connection, shard.table.database, shard.facts.table))
+    return shard if facts is None else replace(shard, facts=facts)
 
 
 def _names(schema: TableSchema) -> set[str]:

@@ -121,38 +121,71 @@ def is_prepared(facts: TableFacts, there: Ours) -> bool:
     return TRUNCATES in there and keyed and (facts.versioned or facts.beside)
 
 
-@sensible("target")
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
-    """Adds what is missing to the table and its database; the facts afterwards.
+    """Adds what is missing to the table and its database; the facts afterwards. As prepare_several."""
+    return prepare_several(connection, [facts])[0]
+
+
+@sensible("target")
+def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableFacts]) -> list[TableFacts]:
+    """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
     The connection has the settings of load.set_session: key columns are copied as the table has them, zero dates too.
-    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable).
+    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
+    the first table that cannot be prepared; those after it may have been left as they were.
     """
+    database = tables[0].database
+    there = ours_beside(connection, database, [facts.table for facts in tables])
+    with connection.cursor() as cursor:
+        for facts in tables:
+            with _preparing(facts):
+                _require_store(cursor, facts, there)
+        with _preparing(tables[0]):
+            _create_all(cursor, tables, there)
+    altered = {facts.table for facts in tables if _add_missing(connection, facts, there)}
+    found = table_facts(connection, database, altered)
+    return [
+        replace(found[facts.table], beside=facts.beside, key=facts.key, coarser=facts.coarser)
+        if facts.table in altered
+        else facts
+        for facts in tables
+    ]
+
+
+def _add_missing(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours) -> bool:
+    """Whether the table itself was altered. there: as it was a moment ago: whatever another job has added since then is
+    found again when it is added."""
+    with _preparing(facts), connection.cursor() as cursor:
+        if not facts.keyless:
+            _create_by_key(cursor, facts, tombstones_table(facts.table), "versions of deleted keys", there)
+        if facts.beside:
+            _create_by_key(cursor, facts, versions_table(facts.table), "versions of rows", there)
+        if facts.versioned or facts.beside or facts.keyless:
+            return False
+        log.info("adding the invisible column %s to %s", VERSION_COLUMN, facts.name)
+        cursor.execute(
+            f"ALTER TABLE {quote(facts.database)}.{quote(facts.table)} "
+            f"ADD COLUMN {VERSION_COLUMN} VARBINARY({VERSION_BYTES}) INVISIBLE"
+        )
+    return True
+
+
+@contextmanager
+def _preparing(facts: TableFacts) -> Iterator[None]:
     try:
-        with connection.cursor() as cursor:
-            there = _ours(cursor, facts.database, [facts.table])
-            _require_store(cursor, facts, there)
-            _create_missing(cursor, facts, there)
-            if facts.versioned or facts.beside or facts.keyless:
-                return facts
-            log.info("adding the invisible column %s to %s", VERSION_COLUMN, facts.name)
-            cursor.execute(
-                f"ALTER TABLE {quote(facts.database)}.{quote(facts.table)} "
-                f"ADD COLUMN {VERSION_COLUMN} VARBINARY({VERSION_BYTES}) INVISIBLE"
-            )
+        yield
     except pymysql.err.MySQLError as error:
-        if number_of(error) != _DUPLICATE_COLUMN:
-            if known(error) and not is_row_error(error):
-                raise translated(error, where=facts.name) from None
-            raise Refused(
-                f"The table cannot be prepared: {reason(error)}.",
-                where=facts.name,
-                code="target.prepare",
-                remedy="fix what the server reports, or add the invisible column and the tables by hand "
-                "(docs/errors.md has the statements)",
-            ) from None
-    found = table_facts(connection, facts.database, [facts.table])[facts.table]
-    return replace(found, beside=facts.beside, key=facts.key, coarser=facts.coarser)
+        if number_of(error) == _DUPLICATE_COLUMN:
+            return  # another job has added it
+        if known(error) and not is_row_error(error):
+            raise translated(error, where=facts.name) from None
+        raise Refused(
+            f"The table cannot be prepared: {reason(error)}.",
+            where=facts.name,
+            code="target.prepare",
+            remedy="fix what the server reports, or add the invisible column and the tables by hand "
+            "(docs/errors.md has the statements)",
+        ) from None
 
 
 def lock_table(cursor: Any, table: str) -> str:
@@ -227,21 +260,16 @@ def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
     return found
 
 
-def _create_missing(cursor: Any, facts: TableFacts, there: Ours) -> None:
-    database = quote(facts.database)
-    if LEDGER not in there:
-        cursor.execute(_CREATE_LEDGER.format(database=database))
-    if LAYOUTS not in there:
-        cursor.execute(_CREATE_LAYOUTS.format(database=database))
-    if facts.keyless:
-        if MARKS not in there:
-            cursor.execute(_CREATE_MARKS.format(database=database))
-        return
-    if TRUNCATES not in there:
-        cursor.execute(_CREATE_TRUNCATES.format(database=database))
-    _create_by_key(cursor, facts, tombstones_table(facts.table), "versions of deleted keys", there)
-    if facts.beside:
-        _create_by_key(cursor, facts, versions_table(facts.table), "versions of rows", there)
+def _create_all(cursor: Any, tables: Sequence[TableFacts], there: Ours) -> None:
+    """The tables that all tables of a database have in common."""
+    keyless = any(facts.keyless for facts in tables)
+    keyed = any(not facts.keyless for facts in tables)
+    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: _CREATE_LAYOUTS}
+    wanted |= {MARKS: _CREATE_MARKS} if keyless else {}
+    wanted |= {TRUNCATES: _CREATE_TRUNCATES} if keyed else {}
+    for name, statement in wanted.items():
+        if name not in there:
+            cursor.execute(statement.format(database=quote(tables[0].database)))
 
 
 def indexable(facts: TableFacts, key: Sequence[str]) -> bool:
