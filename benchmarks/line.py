@@ -17,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -77,6 +77,23 @@ def updated(server: SqlServer, rows: int) -> None:
         ])  # fmt: skip
 
 
+def rewritten(server: SqlServer, rows: int) -> None:
+    """As many changes of three tenths as many keys: inserts, then updates of one row after the other, again and again.
+    Few keys are changed twice within a chunk, so that a merge has them far apart."""
+    keys = rows * 3 // 10
+    inserted(server, keys)
+    left = rows - keys
+    while left > 0:
+        for low in range(0, keys, _CHUNK):
+            count = min(_CHUNK, keys - low, left)
+            if count <= 0:
+                break
+            _execute(server, SOURCE_DATABASE, [
+                f"UPDATE t000 SET amount = amount + 1, status = 'changed' WHERE id >= {low} AND id < {low + count}"
+            ])  # fmt: skip
+            left -= count
+
+
 def spread(tables: int) -> Write:
     """The same number of inserts in each of several tables."""
 
@@ -93,7 +110,8 @@ def spread(tables: int) -> Write:
 
 @dataclass(frozen=True)
 class Workload:
-    """rows: changes at full size, of which --quick takes a fifth unless `fixed`. before: applied first, unmeasured."""
+    """rows: changes at full size, of which --quick takes a fifth unless `fixed`. before: applied first, unmeasured.
+    merged: measured up to the end of the merge."""
 
     name: str
     about: str
@@ -103,6 +121,7 @@ class Workload:
     shards: int = 1
     before: Write | None = None
     fixed: bool = False
+    merged: bool = False
 
 
 WORKLOADS = (
@@ -113,6 +132,7 @@ WORKLOADS = (
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
+    Workload("keys", "changes of three tenths as many keys, only merged", 10_000_000, rewritten, merged=True),
 )
 
 
@@ -225,6 +245,10 @@ class Step:
     peak_mib: Mapping[str, float]
 
 
+class _Enough(Exception):
+    """What is measured has ended."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a workload runs: a pipeline with its file, and both servers."""
@@ -243,7 +267,7 @@ class Place:
             raise SystemExit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
 
     def apply(self) -> list[Step]:
-        """One run, from its plan to its commit."""
+        """One run, from its plan to its commit, or to the end of its merge."""
         marks: list[tuple[str, float, Usage]] = []
         servers = {"target": self.target.pid or 0}
         with Meta.open(self.pipeline.meta.url) as meta, Watch(servers) as watch:
@@ -251,15 +275,18 @@ class Place:
             def began(name: str) -> None:
                 marks.append((name.rpartition(" ")[2], time.perf_counter(), watch.look()))
                 watch.forget_peaks()
+                if self.workload.merged and len(marks) > 2:
+                    raise _Enough
 
             run_id = f"line-{time.time_ns()}"
             context = RunContext(
                 self.pipeline, self.file, meta, open_stage(self.pipeline.stage), self.folder, os.environ, began
             )
-            result = apply(context, run_id)
-            began("end")
-        if not result.summaries:
-            raise SystemExit(f"{self.workload.name}: the run applied nothing")
+            with suppress(_Enough):
+                result = apply(context, run_id)
+                began("end")
+                if not result.summaries:
+                    raise SystemExit(f"{self.workload.name}: the run applied nothing")
         return [
             Step(
                 name, after_s - before_s,
@@ -431,14 +458,15 @@ def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result
             workload.before(place.source, rows)
             place.lockstep("extract")
             place.apply()
-        peers = peers and workload.before is None  # they begin with the same empty tables
+        peers = peers and workload.before is None and not workload.merged  # they begin with the same empty tables
         [since] = _execute(place.source, None, ["SHOW BINARY LOGS"])[-1:]
         workload.write(place.source, rows)
         started_s = time.perf_counter()
         place.lockstep("extract")
         extract_s = time.perf_counter() - started_s
         steps = place.apply()
-        place.require_equal(TARGET_DATABASE, "lockstep", workload.shards)
+        if not workload.merged:
+            place.require_equal(TARGET_DATABASE, "lockstep", workload.shards)
         found: dict[str, float] = {}
         if peers:
             place.create(PLAIN, 1)

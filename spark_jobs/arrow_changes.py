@@ -120,22 +120,33 @@ def read_rows(
 ) -> StagedRows:
     """The columns that a merge needs. take: as in Memory.share; what it raises ends the reading. seqs: as in
     FileToRead."""
-    whole = staged_schema(schema)
-    if source.schema_arrow.names != whole.names:
-        raise NotSmallError("a file has other columns than its definition")
-    names = [name for name in whole.names if name not in _UNUSED]
+    names, found = each_batch(source, schema, seqs)
     batches = []
-    for group in range(source.num_row_groups):
-        size = _batch_rows(source.metadata.row_group(group), schema)
-        for batch in source.iter_batches(size, row_groups=[group], columns=names):
-            if seqs:
-                batch = batch.filter(pa.array(in_ranges(batch.column(SEQ).to_numpy(), seqs)))
-            take(batch.num_rows, batch.nbytes)
-            batches.append(batch)
+    for batch in found:
+        take(batch.num_rows, batch.nbytes)
+        batches.append(batch)
     rows = pa.Table.from_batches(batches, schema=pa.schema([source.schema_arrow.field(name) for name in names]))
     if renews is None and TRUNCATE in rows.column(OP).unique().to_pylist():
         raise NotSmallError("a file of copied rows has a truncate among them")
     return StagedRows(rows, schema, renews)
+
+
+def each_batch(
+    source: pq.ParquetFile, schema: TableSchema, seqs: Sequence[tuple[int, int]] = ()
+) -> tuple[list[str], Iterator[pa.RecordBatch]]:
+    """(the columns that a merge needs, batches of them). Raises NotSmallError. seqs: as in FileToRead."""
+    whole = staged_schema(schema)
+    if source.schema_arrow.names != whole.names:
+        raise NotSmallError("a file has other columns than its definition")
+    names = [name for name in whole.names if name not in _UNUSED]
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for group in range(source.num_row_groups):
+            size = _batch_rows(source.metadata.row_group(group), schema)
+            for batch in source.iter_batches(size, row_groups=[group], columns=names):
+                yield batch.filter(pa.array(in_ranges(batch.column(SEQ).to_numpy(), seqs))) if seqs else batch
+
+    return names, batches()
 
 
 def in_ranges(seqs: Numbers, ranges: Sequence[tuple[int, int]]) -> Flags:
@@ -337,13 +348,14 @@ def _values(files: Sequence[StagedRows], field: pa.Field) -> pa.Array:
             before.append(none)
             continue
         at = names.index(field.name)
-        after += [_cast(chunk, field.type) for chunk in one.rows.column(at).chunks]
+        after += [converted(chunk, field.type) for chunk in one.rows.column(at).chunks]
         for chunk in one.rows.column(len(names)).chunks:
-            before.append(_cast(pc.struct_field(chunk, [at]), field.type))
+            before.append(converted(pc.struct_field(chunk, [at]), field.type))
     return pa.concat_arrays([*after, *before]) if after else pa.nulls(0, field.type)
 
 
-def _cast(values: pa.Array, kind: pa.DataType) -> pa.Array:
+def converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values as a column of the merged rows has them."""
     return values if values.type == kind else values.cast(kind)
 
 

@@ -44,6 +44,7 @@ from cdc_core.model.staged import (
     UPDATE,
 )
 from spark_jobs.arrow_changes import Changes, Flags, Numbers, selected
+from spark_jobs.arrow_parts import parts_of_keys
 from spark_jobs.truncates import Truncate, TruncateRule
 
 _TS_TYPE = pa.timestamp("us", tz="UTC")
@@ -124,7 +125,8 @@ class _Sides:
     key_change: Flags
 
 
-def _sides(changes: Changes, key: Sequence[str]) -> _Sides:
+def _sides(changes: Changes, key: Sequence[str], part: tuple[int, int] | None = None) -> _Sides:
+    """part: which of how many. Sides whose keys are in another part are left out."""
     count = changes.count
     key_of_value = _numbered([changes.codes(name) for name in key])
     update = changes.is_op(UPDATE)
@@ -133,6 +135,10 @@ def _sides(changes: Changes, key: Sequence[str]) -> _Sides:
     change = np.concatenate([np.arange(count), second])
     place = np.concatenate([np.arange(count), second + count])
     old = np.arange(len(change)) >= count
+    if part is not None:
+        number, parts = part
+        mine = parts_of_keys([changes.values[name] for name in key], parts)[place] == number
+        change, place, old = change[mine], place[mine], old[mine]
     brings = changes.is_op(INSERT) | changes.is_op(SNAPSHOT)
     partial = np.array([*(any(not name.startswith(BEFORE_MARK) for name in names) for names in changes.lacking), False])
     return _Sides(
@@ -146,11 +152,33 @@ def _sides(changes: Changes, key: Sequence[str]) -> _Sides:
 
 def _numbered(columns: Sequence[Numbers]) -> Numbers:
     """One number for each different combination."""
-    found = np.zeros(len(columns[0]), np.int64)
-    for codes in columns:
-        _, dense = np.unique(codes, return_inverse=True)
-        _, found = np.unique(found * (int(dense.max(initial=0)) + 1) + dense, return_inverse=True)
+    found = columns[0] + 1  # -1 stands for no value
+    for codes in columns[1:]:
+        span = int(codes.max(initial=0)) + 2
+        if int(found.max(initial=0)) >= _MOST // span:
+            found = _dense(found)
+            if int(found.max(initial=0)) >= _MOST // span:
+                codes = _dense(codes)
+                span = int(codes.max(initial=0)) + 2
+        found = found * span + codes + 1
     return found
+
+
+_MOST = 1 << 62
+
+
+def _dense(numbers: Numbers) -> Numbers:
+    _, found = np.unique(numbers, return_inverse=True)
+    return found
+
+
+def _ascending(first: Numbers, *more: Numbers) -> bool:
+    """Whether rows are in the order of these numbers, the most significant first."""
+    step = np.diff(first)
+    if not more:
+        return bool((step >= 0).all())
+    same = step == 0
+    return bool((step >= 0).all()) and (not same.any() or bool((np.diff(more[0])[same] >= 0).all() and len(more) == 1))
 
 
 @dataclass(slots=True)
@@ -167,7 +195,10 @@ class _Runs:
     @classmethod
     def of(cls, groups: Numbers, *ascending: Numbers) -> _Runs:
         """ascending: what orders the rows of a group, the most significant first."""
-        order = np.lexsort((*reversed(ascending), groups))
+        if _ascending(*ascending):
+            order = np.argsort(groups, kind="stable")  # as they are staged, mostly
+        else:
+            order = np.lexsort((*reversed(ascending), groups))
         sorted_ = groups[order]
         return cls(order, np.flatnonzero(np.append(True, sorted_[1:] != sorted_[:-1])) if len(order) else order)
 
@@ -291,9 +322,10 @@ class _Last:
     ended: list[list[int]]
 
 
-def merged(changes: Changes, rule: ArrowRule) -> tuple[pa.Table, Found]:
-    """The merged rows of a table. changes: without those that a truncate undid; they may be altered."""
-    sides = _sides(changes, rule.key)
+def merged(changes: Changes, rule: ArrowRule, part: tuple[int, int] | None = None) -> tuple[pa.Table, Found]:
+    """The merged rows of a table. changes: without those that a truncate undid; they may be altered. part: these are
+    the changes of one part, of so many (arrow_parts.py)."""
+    sides = _sides(changes, rule.key, part)
     chains, place = _through_key_changes(changes, sides, rule.fill)
     last = _last_of_each_source(changes, sides, rule, chains, place)
     if rule.sources > 1 or rule.shared:
@@ -473,7 +505,7 @@ def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:
     rows = np.flatnonzero(lacks)
     if not len(rows):
         return pa.nulls(count, pa.string()), lacks
-    pattern = _numbered([flags[rows].astype(np.int64) for flags in unknown.values()])
+    pattern = _dense(_numbered([flags[rows].astype(np.int64) for flags in unknown.values()]))
     _, first = np.unique(pattern, return_index=True)
     texts = [
         json.dumps([name for name, flags in unknown.items() if flags[row]], ensure_ascii=False, separators=(",", ":"))

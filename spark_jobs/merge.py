@@ -60,7 +60,7 @@ from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.multiset import NET, batch_of_row, each_copy, nets
 from spark_jobs.session import size_shuffles
-from spark_jobs.small_tables import merge_small
+from spark_jobs.small_tables import merge_large, merge_small
 from spark_jobs.truncates import Truncate, may_have
 
 _WINNER = "_cdc_winner"
@@ -358,6 +358,9 @@ def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: 
 def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     """Writes the winners of the tables; their counts. Small tables share a Spark job (small_tables.py)."""
     counts = merge_small(job, tables)
+    for table in tables:
+        if table.table not in counts and (one := merge_large(job, table)) is not None:
+            counts[table.table] = one
     large = [table for table in tables if table.table not in counts]
     if large:
         size_shuffles(job.spark, max(table.rows for table in large))

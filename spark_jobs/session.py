@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -45,6 +47,20 @@ _HADOOP = "spark.hadoop."
 def is_remote() -> bool:
     """Whether the jobs of this process go to a Spark Connect endpoint, where there is no SparkContext."""
     return REMOTE in os.environ
+
+
+def is_on_this_machine() -> bool:
+    """Whether a session of this process has its executors on this machine, or would have, as far as that is known
+    without opening one."""
+    if is_remote():
+        return False
+    context = SparkContext._active_spark_context
+    if context is not None:
+        return is_local(context.master or "")
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # only the JVM that started this process knows
+        return False
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    return "--master" not in words or is_local(words[words.index("--master") + 1])
 
 
 def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSession:

@@ -1,5 +1,6 @@
 """Merges tables in memory: in the driver, if the job fits into its memory; otherwise small tables, all of them in one
-Spark job. A worker reads a table's files, merges them (arrow_merge.py), and writes files of merged rows.
+Spark job. A worker reads a table's files, merges them (arrow_merge.py), and writes files of merged rows. Where Spark
+would have no other machine, the driver merges a large table too: in parts that fit into its memory (arrow_parts.py).
 
 Left to Spark (merge.py): large tables; tables without a key, whose rows are counted; a key whose type has equal values
 with different bits, or is a list; definitions that spell a column in two ways; rows that do not fit into memory, or
@@ -8,9 +9,11 @@ that Arrow does not convert.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,16 +30,22 @@ from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from spark_jobs import table_tasks
-from spark_jobs.arrow_changes import Memory, NotSmallError, changes_of, read_rows
+from spark_jobs.arrow_changes import Memory, NotSmallError, StagedRows, changes_of, expected_bytes, read_rows
 from spark_jobs.arrow_merge import NOTHING, ArrowRule, Found, merged, without_undone
+from spark_jobs.arrow_parts import PartFiles, PartRule
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
+from spark_jobs.session import is_on_this_machine
 from spark_jobs.truncates import TruncateRule, may_have
 
 SMALL_ROWS, SMALL_BYTES = 20_000, 8 << 20
 """Of a table's changes and their files: what a task of Spark merges in memory."""
 TASK_BYTES = 192 << 20
 """What the changes may take there: a file may hold a long value once for many rows."""
+THREADS = min(os.cpu_count() or 1, 4)
+"""Of the driver, for the parts of a large table."""
+SPARE, MOST_PARTS = 2, 512
+"""A part is planned to take half of what it may: keys have different numbers of changes."""
 PART_ROWS = 250_000
 """Of a file of merged rows. The later steps have a task for each."""
 
@@ -96,26 +105,112 @@ def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts
             log.info("run %s: %s is merged by itself: %s", job.plan.run_id, table.table, done.why)
             continue
         paths.update(done.paths)
-        counts[table.table] = checked(
-            by_name[table.table],
-            job.plan.run_id,
-            rows=done.found.rows,
-            undone=done.undone,
-            key_changes=done.found.key_changes,
-            superseded=done.found.superseded,
-            lost=done.found.lost,
-            winners=done.winners,
-            removing=done.removing,
-        )
+        counts[table.table] = _counts(job, by_name[table.table], done)
     _clear(job, small, kept=paths)
     return counts
+
+
+def _counts(job: Job, table: MergeTable, done: _Merged) -> MergeCounts:
+    """Raises what `checked` raises."""
+    return checked(
+        table,
+        job.plan.run_id,
+        rows=done.found.rows,
+        undone=done.undone,
+        key_changes=done.found.key_changes,
+        superseded=done.found.superseded,
+        lost=done.found.lost,
+        winners=done.winners,
+        removing=done.removing,
+    )
+
+
+def merge_large(job: Job, table: MergeTable) -> MergeCounts | None:
+    """Writes the winners of a table, part by part; its counts. None: it is left to Spark, which has other machines, or
+    rules that parts do not have. Raises DataAtRisk (spark.rows_differ, spark.absent_values)."""
+    if not job.driver_bytes or not is_on_this_machine():
+        return None
+    one = _in_memory(job, table)
+    if one is None:
+        return None
+    _clear(job, [one], kept=set())
+    parts = -(-expected_bytes(table, job.schemas(table)) * SPARE * THREADS // job.driver_bytes)
+    try:
+        done = merge_in_parts(job.store, one, job.driver_bytes, min(max(parts, THREADS), MOST_PARTS))
+    except NotSmallError as error:
+        log.info("run %s: Spark merges %s: %s", job.plan.run_id, table.table, error)
+        return None
+    _clear(job, [one], kept=set(done.paths))
+    return _counts(job, table, done)
+
+
+def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, parts: int) -> _Merged:
+    """Merges a table by its keys' parts. Raises NotSmallError, for what only a merge of the whole table can do."""
+    rule = PartRule(
+        table.rule.columns, table.rule.key, parts, bool(table.rule.fill), bool(table.rule.fill or table.rule.moving)
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="part") as pool,
+    ):
+        readers = [table.files[at::THREADS] for at in range(THREADS)]
+        folders = [Path(scratch) / str(at) for at in range(THREADS)]
+        cut = list(pool.map(lambda folder, files: _cut(store, folder, rule, files), folders, readers))
+
+        def one(part: int, memory: Memory) -> _Merged | None:
+            """None: it takes more than the memory."""
+            try:
+                with memory.share() as take:
+                    rows = [rows for files in cut for rows in files.rows_of(part, take)]
+                    return _merged_part(store, table, rows, (part, parts))
+            except NotSmallError:
+                return None
+
+        share = driver_bytes // THREADS
+        found = list(pool.map(lambda part: one(part, Memory(share)), range(parts)))
+        for part in [number for number, done in enumerate(found) if done is None]:
+            found[part] = one(part, Memory(driver_bytes))  # alone
+    merged_parts = [done for done in found if done is not None]
+    if len(merged_parts) < parts:
+        raise NotSmallError("its rows take too much memory, in parts too")
+    paths = tuple(path for done in merged_parts for path in done.paths)
+    if not paths:
+        paths = _written(store, table.folder, _nothing(table.rule))
+    total = Found(*(sum(getattr(done.found, name) for done in merged_parts) for name in Found.__slots__))
+    return _Merged(paths, "", total, winners=sum(done.winners for done in merged_parts))
+
+
+def _cut(
+    store: ObjectStore, folder: Path, rule: PartRule, files: Sequence[tuple[FileToRead, TableSchema]]
+) -> PartFiles:
+    """The parts of some files."""
+    folder.mkdir()
+    with PartFiles(folder, rule) as parts:
+        for file, schema in files:
+            with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
+                parts.add(parquet, schema, _renews(file), file.seqs)
+    return parts
+
+
+def _merged_part(
+    store: ObjectStore, table: _SmallTable, staged: Sequence[StagedRows], part: tuple[int, int]
+) -> _Merged:
+    if not staged:
+        return _Merged((), "", NOTHING)
+    rows, found = merged(changes_of(staged, table.rule.columns), table.rule, part)
+    return _Merged(_written(store, table.folder, rows), "", found, winners=rows.num_rows)
 
 
 def _small(job: Job, table: MergeTable) -> _SmallTable | None:
     """What a worker needs to merge the table; None if it is not one for memory. Raises Refused
     (stage.schema_conflict)."""
     large = not job.small and (table.rows > SMALL_ROWS or table.size_bytes > SMALL_BYTES)
-    if large or not table.key:
+    return None if large else _in_memory(job, table)
+
+
+def _in_memory(job: Job, table: MergeTable) -> _SmallTable | None:
+    """As `_small`, of any size."""
+    if not table.key:
         return None
     columns = pa.schema([pa.field(field.name, to_arrow_type(field.dataType)) for field in row_columns(job, table)])
     moving = moving_keys(job, table)
@@ -176,20 +271,25 @@ def merged_rows(
     """(the merged rows, what was found, how many changes truncates undid, the versions of these truncates)."""
     staged = []
     for file, schema in table.files:
-        copied = parse_copied(file.path) is not None
-        renews = copied if may_have(file, renews=copied) else None
         with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
-            staged.append(read_rows(parquet, schema, renews, take, file.seqs))
+            staged.append(read_rows(parquet, schema, _renews(file), take, file.seqs))
     every = changes_of(staged, table.rule.columns)
     kept, last = without_undone(every, table.truncates)
     removing = tuple(table.truncates.version(one) for one in last)
     undone = every.count - kept.count
     if not kept.count:
-        rule = table.rule
-        schema = merged_schema(list(rule.columns), rule.key, moving=rule.moving, shared=rule.shared)
-        return schema.empty_table(), NOTHING, undone, removing
+        return _nothing(table.rule), NOTHING, undone, removing
     rows, found = merged(kept, table.rule)
     return rows, found, undone, removing
+
+
+def _renews(file: FileToRead) -> bool | None:
+    copied = parse_copied(file.path) is not None
+    return copied if may_have(file, renews=copied) else None
+
+
+def _nothing(rule: ArrowRule) -> pa.Table:
+    return merged_schema(list(rule.columns), rule.key, moving=rule.moving, shared=rule.shared).empty_table()
 
 
 def _clear(job: Job, tables: Sequence[_SmallTable], *, kept: set[str]) -> None:

@@ -1,0 +1,242 @@
+"""Staged changes of a table that do not fit into memory, in parts that do: all changes of a key are in one part.
+
+Each thread reads files of its own once, and appends each change to the local file of its part. A change that moves a
+row to another key concerns both keys, and may be in two parts; a merge of a part then leaves out the side whose key is
+in the other one (arrow_merge.py). So memory holds a batch for each thread, and disk what the changes take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE, LITERAL, OP, TRUNCATE, UPDATE
+from spark_jobs.arrow_changes import Flags, NotSmallError, StagedRows, converted, each_batch
+
+Hashes = npt.NDArray[np.uint64]
+_COMPRESSION = pa.ipc.IpcWriteOptions(compression="lz4")
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)
+_SHIFT = np.uint64(29)
+
+
+def parts_of_keys(columns: Sequence[pa.Array], parts: int) -> npt.NDArray[np.int64]:
+    """The part of each key, given its columns: the same for values with the same bits."""
+    found: Hashes = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        found = (found ^ _hashes(column)) * _ODD
+        found ^= found >> _SHIFT
+    numbers: npt.NDArray[np.int64] = (found % np.uint64(parts)).astype(np.int64)
+    return numbers
+
+
+def _hashes(column: pa.Array) -> Hashes:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    kind, found = column.type, np.zeros(len(column), np.uint64)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        found = _hashes_of_bytes(column.cast(pa.binary()))
+    elif pa.types.is_boolean(kind):
+        found = np.asarray(column.fill_null(False)).astype(np.uint64)
+    else:
+        words = _words(column)
+        for at in range(words.shape[1]):
+            found = (found ^ words[:, at].astype(np.uint64)) * _ODD
+            found ^= found >> _SHIFT
+    found[np.asarray(column.is_null())] = 0  # whatever their slots hold
+    return found
+
+
+def _words(column: pa.Array) -> npt.NDArray[np.generic]:
+    """The bytes of values of a fixed width, as unsigned numbers of at most 8 bytes."""
+    width = column.type.bit_width // 8
+    word = next(size for size in (8, 4, 2, 1) if width % size == 0)
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return np.zeros((len(column), 1), np.uint8)
+    values = np.frombuffer(buffer, f"u{word}", (column.offset + len(column)) * width // word)
+    return values.reshape(-1, width // word)[column.offset :]
+
+
+def _hashes_of_bytes(column: pa.BinaryArray) -> Hashes:
+    """Of each value, the sum of its bytes, each times a number that its place gives, and its length."""
+    if not len(column):
+        return np.zeros(0, np.uint64)
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32, column.offset + len(column) + 1)[column.offset :].astype(np.int64)
+    lengths = np.diff(ends)
+    values = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8, ends[-1])[ends[0] :]
+    places = (np.arange(len(values)) - np.repeat(ends[:-1] - ends[0], lengths)).astype(np.uint64)
+    mixed = (places + np.uint64(1)) * _OTHER_ODD
+    mixed = (values.astype(np.uint64) + np.uint64(1)) * (mixed ^ (mixed >> _SHIFT))
+    totals = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
+    bounds = ends - ends[0]
+    summed: Hashes = (totals[bounds[1:]] - totals[bounds[:-1]] + lengths.astype(np.uint64)) * _ODD
+    return summed ^ (summed >> _SHIFT)
+
+
+@dataclass(frozen=True, slots=True)
+class PartRule:
+    """What is cut into how many parts. columns, key: as in arrow_merge.ArrowRule. filling: changes lack values that
+    older ones have. befores: the values before a change count even where its key stays."""
+
+    columns: pa.Schema
+    key: Sequence[str]
+    parts: int
+    filling: bool
+    befores: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A stream in the files of parts: whose rows, and their columns as in the staged file."""
+
+    schema: TableSchema
+    renews: bool | None
+    rows: pa.Schema
+
+
+class PartFiles:
+    """The parts of what one thread reads. A context manager: files that are still open are closed.
+
+    In the file of a part, the streams of a staged file follow each other: those with values before, and those without.
+    """
+
+    def __init__(self, directory: Path, rule: PartRule) -> None:
+        self._rule = rule
+        self._paths = [directory / f"{number}.part" for number in range(rule.parts)]
+        self._sinks = [pa.OSFile(str(path), "wb") for path in self._paths]
+        self._written: list[list[_Written]] = [[] for _ in range(rule.parts)]
+
+    def __enter__(self) -> PartFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+    def add(
+        self, source: pq.ParquetFile, schema: TableSchema, renews: bool | None, seqs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Appends the rows of a staged file. Raises NotSmallError for what only a merge of the whole table can do."""
+        names, batches = each_batch(source, schema, seqs)
+        rows = pa.schema([_plain(source.schema_arrow.field(name)) for name in names])
+        gathered: list[pa.RecordBatch] = []
+        for batch in batches:
+            gathered.append(batch)
+            if (
+                sum(one.num_rows for one in gathered) >= _GATHERED_ROWS
+                or sum(one.nbytes for one in gathered) >= _GATHERED_BYTES
+            ):
+                self._append(gathered, _Written(schema, renews, rows))
+                gathered = []
+        if gathered:
+            self._append(gathered, _Written(schema, renews, rows))
+
+    def _append(self, batches: Sequence[pa.RecordBatch], written: _Written) -> None:
+        table = pa.Table.from_batches(batches).cast(written.rows).combine_chunks()
+        for part, rows in self._cut(table, written.schema):
+            if rows.num_rows:
+                try:
+                    with pa.ipc.new_stream(self._sinks[part], rows.schema, options=_COMPRESSION) as stream:
+                        stream.write_table(rows)
+                except OSError as error:
+                    raise NotSmallError(f"its parts are too large for {self._paths[part].parent}: {error}") from error
+                self._written[part].append(written)
+
+    def _cut(self, table: pa.Table, schema: TableSchema) -> list[tuple[int, pa.Table]]:
+        rule = self._rule
+        ops = table.column(OP)
+        if pc.any(pc.equal(ops, TRUNCATE)).as_py():
+            raise NotSmallError("it has a truncate, and its rows take too much memory")
+        has_before = np.asarray(table.column(BEFORE).is_valid())
+        own = [_key_column(table, schema, rule.columns.field(name), before=False) for name in rule.key]
+        was = [_key_column(table, schema, rule.columns.field(name), before=True) for name in rule.key]
+        moves = has_before & np.asarray(pc.equal(ops, UPDATE)) & _differ(own, was)
+        # An exact text may tell keys apart whose values are equal, and so are in one part.
+        moves |= has_before & np.asarray(table.column(LITERAL).is_valid())
+        if rule.filling and moves.any():
+            raise NotSmallError("rows change their keys and lack values, and take too much memory")
+        here, there = parts_of_keys(own, rule.parts), parts_of_keys(was, rule.parts)
+        slim = ~moves & (not rule.befores)
+        without = table.drop_columns([BEFORE])
+        twice = np.flatnonzero(moves & (here != there))
+        found = []
+        found += _spread(without, np.flatnonzero(slim), here[slim], rule.parts)
+        full = np.concatenate([np.flatnonzero(~slim), twice])
+        found += _spread(table, full, np.concatenate([here[~slim], there[twice]]), rule.parts)
+        return found
+
+    def rows_of(self, part: int, take: Callable[[int, int], None]) -> list[StagedRows]:
+        """The changes of a part, after `close`. take: as in Memory.share."""
+        staged = []
+        with pa.OSFile(str(self._paths[part]), "rb") as source:
+            for written in self._written[part]:
+                batches = []
+                for batch in pa.ipc.open_stream(source):
+                    take(batch.num_rows, batch.nbytes)
+                    batches.append(batch)
+                rows = pa.Table.from_batches(batches)
+                if BEFORE not in rows.schema.names:
+                    at = written.rows.get_field_index(BEFORE)
+                    field = written.rows.field(at)
+                    rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
+                staged.append(StagedRows(rows, written.schema, written.renews))
+        return staged
+
+
+_GATHERED_ROWS, _GATHERED_BYTES = 1 << 18, 32 << 20
+"""What is cut at once: each part then has enough of it for a stream of its own."""
+
+
+def _plain(field: pa.Field) -> pa.Field:
+    """A dictionary that changes from batch to batch would be written with each."""
+    return pa.field(field.name, field.type.value_type) if pa.types.is_dictionary(field.type) else field
+
+
+def _key_column(table: pa.Table, schema: TableSchema, field: pa.Field, *, before: bool) -> pa.Array:
+    names = [column.name for column in schema.columns]
+    if field.name not in names:
+        return pa.nulls(table.num_rows, field.type)
+    at = names.index(field.name)
+    if not before:
+        return converted(_whole(table.column(at)), field.type)
+    return converted(pc.struct_field(_whole(table.column(len(names))), [at]), field.type)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _differ(own: Sequence[pa.Array], was: Sequence[pa.Array]) -> Flags:
+    found = np.zeros(len(own[0]), bool)
+    for one, other in zip(own, was, strict=True):
+        equal = np.asarray(pc.equal(one, other).fill_null(False))
+        both_null = np.asarray(pc.and_(one.is_null(), other.is_null()))
+        found |= ~(equal | both_null)
+    return found
+
+
+def _spread(
+    table: pa.Table, rows: npt.NDArray[np.int64], part: npt.NDArray[np.int64], parts: int
+) -> list[tuple[int, pa.Table]]:
+    """Some rows, each in its part."""
+    order = np.argsort(part.astype(np.uint16), kind="stable")
+    cuts = np.cumsum([0, *np.bincount(part, minlength=parts).tolist()])
+    ordered = table.take(pa.array(rows[order]))
+    return [(number, ordered.slice(cuts[number], cuts[number + 1] - cuts[number])) for number in range(parts)]
