@@ -202,9 +202,9 @@ def prepared_destinations(target: Target, destinations: Sequence[Destination], s
     lacking: dict[tuple[int, str], dict[str, Shard]] = {}
     for destination in destinations:
         for shard in destination.shards:
-            at = shard.table.connection, shard.table.database
-            if not is_prepared(shard.facts, survey.ours(*at)):
-                lacking.setdefault(at, {})[shard.facts.table] = shard
+            place = shard.table.connection, shard.table.database
+            if not is_prepared(shard.facts, survey.ours(*place)):
+                lacking.setdefault(place, {})[shard.facts.table] = shard
     if not lacking:
         return list(destinations)
     known: dict[tuple[int, str, str], TableFacts] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,13 @@ from cdc_core.config import Target
 from cdc_core.connections import connect
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target.destination import Survey, open_destination
+from cdc_core.target.destination import (
+    Destination,
+    Survey,
+    checked_destination,
+    open_destination,
+    prepared_destinations,
+)
 from cdc_core.target.facts import database_grants, require_grants, require_table, table_facts
 from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
 from tests.target_rows import Winner, target_table
@@ -191,3 +199,43 @@ def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_the
             table.query(f"ALTER TABLE {database}.t DROP COLUMN _cdc_version")
             found = table_facts(table.connection, database, ["t"])["t"]
             assert not is_prepared(replace(found, key=table.facts.key), ours())
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_meanwhile(
+    server: Any, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"s{number}" for number in range(11)]
+    monkeypatch.setenv("T", server.url)
+    with target_table(server) as table:
+        database = table.facts.database
+        for name in names:
+            table.query(f"CREATE TABLE {database}.{name} (id BIGINT PRIMARY KEY, n INT)")
+        rule = {"database": database, "guard": {"store": store}}
+        target = Target.model_validate({"name": "t", "connections": ["env:T"], "tables": dict.fromkeys(names, rule)})
+        columns = tuple(one for one in SCHEMA.columns if one.name in ("id", "n"))
+
+        def prepared() -> list[Destination]:
+            with Survey(target, names) as survey:
+                checked = [
+                    checked_destination(
+                        target, name, [replace(SCHEMA, table=name, columns=columns)], survey, key=None, ready=True,
+                        writing=True, partial=False, shared=False, pipeline="p",
+                    )
+                    for name in names
+                ]  # fmt: skip
+                both.wait(60)  # both runs have found that everything is lacking
+                return prepared_destinations(target, checked, survey)
+
+        both = threading.Barrier(2)
+        with ThreadPoolExecutor(2) as pool:
+            runs = [future.result() for future in [pool.submit(prepared) for _ in range(2)]]
+        assert runs[0] == runs[1]
+        assert [one.logical for one in runs[0]] == names
+        ours = ours_beside(table.connection, database, names)
+        for one in runs[0]:
+            (shard,) = one.shards
+            assert is_prepared(shard.facts, ours)
+            assert shard.facts.versioned == (store == "row")
+            found = table_facts(table.connection, database, [one.logical])[one.logical]
+            assert shard.facts == replace(found, key=("id",), beside=store == "table")
