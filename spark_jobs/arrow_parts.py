@@ -87,13 +87,13 @@ def _hashes_of_bytes(column: pa.BinaryArray) -> Hashes:
 @dataclass(frozen=True, slots=True)
 class PartRule:
     """What is cut into how many parts. columns, key: as in arrow_merge.ArrowRule. filling: changes lack values that
-    older ones have. befores: the values before a change count even where its key stays."""
+    older ones have. with_before: the values before a change count even where its key stays."""
 
     columns: pa.Schema
     key: Sequence[str]
     parts: int
     filling: bool
-    befores: bool
+    with_before: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class PartFiles:
         if rule.filling and moves.any():
             raise NotSmallError("rows change their keys and lack values, and take too much memory")
         here, there = parts_of_keys(own, rule.parts), parts_of_keys(was, rule.parts)
-        slim = ~moves & (not rule.befores)
+        slim = ~moves & (not rule.with_before)
         without = table.drop_columns([BEFORE])
         twice = np.flatnonzero(moves & (here != there))
         found = []
