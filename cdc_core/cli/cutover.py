@@ -347,7 +347,9 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
         }  # fmt: skip
         hands = _Hands(kept, jobs, CliOutput(as_json=True), itertools.count(1))
         if other is not None:
-            yield Work(parsed, chosen, jobs, context.meta, hands, ExistingWayBack(other), True, os.environ, output.note)
+            quiet, names = CliOutput(as_json=True), [one.name for one in other.sources]
+            existing = ExistingWayBack(other, context.meta, lambda: extract_sources(other, names, None, quiet))
+            yield Work(parsed, chosen, jobs, context.meta, hands, existing, True, os.environ, output.note)
         else:
             new = NewWayBack(jobs[chosen[0].name], _back_file(path))
             yield Work(parsed, chosen, jobs, context.meta, hands, new, False, os.environ, output.note)

@@ -26,9 +26,11 @@ def prepare(work: Work) -> dict[str, Since]:
 
     Raises DataAtRisk (cutover.not_equal), and what verifying raises.
     """
-    found = {}
+    found, disturbed = {}, work.way_back.disturbed()
+    if disturbed:
+        work.told(f"no earlier evidence counts: {disturbed}")
     for target in work.targets:
-        evidence = work.hands.newest_evidence(target.name)
+        evidence = None if disturbed else work.hands.newest_evidence(target.name)
         found[target.name] = verified(work, target) if evidence is None else Since.of_evidence(evidence)
     return found
 

@@ -4,7 +4,7 @@ exists."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,14 @@ from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
-from cdc_core.errors import Refused
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.meta import Meta
+from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Position
+from cdc_core.model.staged import TRUNCATE
 from cdc_core.source.facts import end_position
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.stores import open_stage
 from cdc_core.verify.job import Job
 
 _CARRIED = ("tables", "routes", "targets")
@@ -25,9 +30,14 @@ _CARRIED = ("tables", "routes", "targets")
 
 @dataclass(frozen=True, slots=True)
 class ExistingWayBack:
-    """The pipeline by whose cutover the application came here. It has read its sources all the time."""
+    """The pipeline by whose cutover the application came here. The old tables are its sources.
+
+    extract: reads their log up to now.
+    """
 
     pipeline: Pipeline
+    meta: Meta
+    extract: Callable[[], object]
 
     @property
     def name(self) -> str:
@@ -35,6 +45,22 @@ class ExistingWayBack:
 
     def check(self) -> None:
         """It was checked when it was the way there."""
+
+    def disturbed(self) -> str:
+        """Gates let TRUNCATE and DDL on the old tables pass: their log has these."""
+        try:
+            self.extract()
+        except LockstepError as error:
+            return f"the log of the old tables cannot be read on: {error}"
+        led = self.meta.latest_cutover(self.pipeline.pipeline)
+        reached = led.details.get("reached", {}) if led is not None else {}
+        for source, place in reached.items():
+            for one in self.meta.batches(source):
+                if one.end > Position.from_text(place) and not one.copied:
+                    found = _unlike_rows(manifests.read(open_stage(self.pipeline.stage), source, one.begin))
+                    if found:
+                        return f"the log of the old tables has more than changes of rows: {found}"
+        return ""
 
     def preview(self) -> None:
         return None
@@ -66,6 +92,10 @@ class NewWayBack:
                 )
         if self._file.exists():
             self._existing(self._reverse)
+
+    def disturbed(self) -> str:
+        """Nothing reads the logs of new tables before the application writes to them."""
+        return ""
 
     def preview(self) -> Pipeline | None:
         reverse = self._checked()
@@ -131,6 +161,12 @@ def origins_of(proving: Prover, job: Job) -> list[Origin]:
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]
+
+
+def _unlike_rows(manifest: Manifest) -> str:
+    """What a batch has that no change of a row shows."""
+    emptied = sorted({part.table for part in manifest.parts if part.ops.get(TRUNCATE)})
+    return "; ".join([*(f"{table} was emptied" for table in emptied), *manifest.notes])
 
 
 def _mark(token: str) -> str:

@@ -58,6 +58,10 @@ class WayBack(Protocol):
     def check(self) -> None:
         """Raises Refused (cutover.no_way_back, cutover.way_back_differs)."""
 
+    def disturbed(self) -> str:
+        """Why the rows of the targets may have changed without anybody's log of the sources saying so: for people. ""
+        if nothing is known to speak for it. A full verification from before says nothing then."""
+
     def preview(self) -> Pipeline | None:
         """As `arm` would make it now; None for one that exists already."""
 
