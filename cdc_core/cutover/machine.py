@@ -37,6 +37,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
 from cdc_core.model.position import Position
 from cdc_core.target.fence import admit, raise_fences
+from cdc_core.target.takeover import take_over
 
 
 def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
@@ -155,9 +156,11 @@ def _finished(moving: Moving) -> Cutover:
         pipeline = work.way_back.armed(moving.cutover.details["starts"])
         tables = read(moving.cutover.details["tables"])
         moving.require()
+        sources = [one.name for one in pipeline.sources]
         for target in pipeline.targets:
-            let_in = partial(admit, target, fenced_in(target, tables), pipeline.pipeline, work.pair)
-            patiently(let_in, work.told)
+            named = fenced_in(target, tables)
+            patiently(partial(take_over, target, named, sources), work.told)
+            patiently(partial(admit, target, named, pipeline.pipeline, work.pair), work.told)
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH)

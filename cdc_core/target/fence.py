@@ -127,7 +127,7 @@ def raise_fences(
     note: why, in up to MAX_NOTE characters. told: receives each table as it is fenced. Raises RetryLater (target.busy)
     when a write to a table does not end, and what `fences` raises.
     """
-    for cursor, database, tables in _alone(target, logical):
+    for cursor, database, tables in alone(target, logical):
         cursor.execute(_CREATE.format(database=quote(database)))
         _complete(cursor, database)
         cursor.execute(
@@ -143,7 +143,7 @@ def raise_fences(
 
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
     """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
-    for cursor, database, tables in _alone(target, logical):
+    for cursor, database, tables in alone(target, logical):
         up = [place.table for _, place in tables if place.table in fences_in(cursor, database)]
         if up:
             marks = ", ".join(["%s"] * len(up))
@@ -155,7 +155,7 @@ def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one
 def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: str) -> None:
     """Fences let a pipeline through, and no other. owner: of those that are nobody's. Safe to repeat. Raises as
     raise_fences."""
-    for cursor, database, tables in _alone(target, logical):
+    for cursor, database, tables in alone(target, logical):
         here = fences_in(cursor, database)
         up = [place.table for _, place in tables if place.table in here]
         if up:
@@ -171,7 +171,7 @@ def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: st
 def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
     """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others let it
     through. noted: only fences with notes that begin so. Safe to repeat. Raises as raise_fences."""
-    for cursor, database, tables in _alone(target, logical):
+    for cursor, database, tables in alone(target, logical):
         here = fences_in(cursor, database)
         for _, place in tables:
             fence = here.get(place.table)
@@ -203,7 +203,7 @@ _AT_ONCE = 100
 """Tables whose locks are held together."""
 
 
-def _alone(target: Target, logical: Sequence[str]) -> Iterator[tuple[Any, str, list[tuple[str, ShardTable]]]]:
+def alone(target: Target, logical: Sequence[str]) -> Iterator[tuple[Any, str, list[tuple[str, ShardTable]]]]:
     """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
     tables with their logical names."""
     for connection, tables in _by_server(target, logical):

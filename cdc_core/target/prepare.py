@@ -369,7 +369,8 @@ def _require_store(cursor: Any, facts: TableFacts, there: Ours) -> None:
     versions = versions_table(facts.table)
     if facts.beside and facts.versioned:
         raise _moved(facts, VERSION_COLUMN, "row", f"the column {VERSION_COLUMN}")
-    if not facts.beside and versions in there:
+    # Rows that have the column have had it before: only a way back, let through a fence, keeps others beside it.
+    if not facts.beside and not facts.versioned and versions in there:
         cursor.execute(f"SELECT 1 FROM {quote(facts.database)}.{quote(versions)} LIMIT 1")
         if cursor.fetchone():
             raise _moved(facts, versions, "table", f"the table {versions}")
@@ -380,5 +381,6 @@ def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:
         f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
         where=facts.name,
         code="target.guard_store",
-        remedy=f"set guard.store: {store}; or empty the table, remove its versions ({away}) and replay it",
+        remedy=f"set guard.store: {store}; or empty the table, remove its versions ({away}) and replay it. If the "
+        "pipeline is a way back to this table, the application has left the tables that it reads: stop it",
     )
