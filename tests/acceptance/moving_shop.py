@@ -257,7 +257,7 @@ def settled(made: Shop, there: bool) -> str:
             answer_for(made, pipeline)
         else:
             made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
-        time.sleep(0.3)
+        time.sleep(2)  # most of the time, the lease of the process that was killed has not expired
 
 
 PAIRS = {"mysql9 to mariadb": ("mysql9", "mariadb_target"), "mariadb to mysql9": ("mariadb", "mysql9")}

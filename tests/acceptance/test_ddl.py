@@ -47,6 +47,12 @@ def test_64_shards_are_defined_alike_after_any_kills(
         run(at, *(f"DROP DATABASE {name}{one}" for one in ("", *(f"_{d}" for d in range(8)))))
 
 
+def altered(at: Any, name: str) -> int:
+    """How many shards have the new column."""
+    sql = "SELECT COUNT(*) FROM information_schema.COLUMNS WHERE COLUMN_NAME = 'note' AND TABLE_SCHEMA LIKE "
+    return int(run(at, f"{sql}'{name}\\_%'")[0][0])
+
+
 def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: ForkedCommands, folder: Path) -> None:
     (folder / "shop.yaml").write_text(f"""
 pipeline: shop
@@ -68,13 +74,16 @@ targets:
     planned = lockstep("ddl", "plan", "shop.yaml", "add.sql").document
     assert [one["behind"] for one in planned["tables"][0]["shards"]] == [0] * 64
     chance, direction = random.Random(name), ("run", "shop.yaml", "add.sql")
-    for number in range(4):
+    for number, reached in enumerate(sorted(chance.sample(range(1, 48), 4))):
         arguments = ("ddl", *direction) if number == 0 else ("ddl", "resume", "shop.yaml")
         begun = commands.start(
             *arguments, "--wave", 4, directory=folder, environ=lockstep.environment, log=folder / f"{number}.log"
         )
-        time.sleep(chance.uniform(0.6, 1.6))
+        while altered(at, name) < reached:
+            assert not begun.ended, (folder / f"{number}.log").read_text()
+            time.sleep(0.01)
         begun.kill()
+        assert altered(at, name) < 64
         time.sleep(5.1)  # its lease
     lockstep("ddl", *direction)
     assert lockstep("ddl", "resume", "shop.yaml", code=2).error["code"] == "ddl.nothing_open"

@@ -23,7 +23,7 @@ from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.load import open_session
-from cdc_core.target.prepare import prepare, require_store
+from cdc_core.target.prepare import prepare, require_store, versions_table
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.target_rows import Table, Winner, shop, target_table
@@ -161,6 +161,19 @@ def test_versions_that_are_kept_elsewhere_already_are_not_forgotten(server: Any)
                     judge(table.connection, replace(table.facts, beside=other))
                 assert caught.value.code == "target.guard_store"
                 assert f"guard.store: {store}" in caught.value.remedy
+
+
+def test_versions_that_a_way_back_has_left_beside_a_table_do_not_stop_whoever_has_them_in_the_rows(server: Any) -> None:
+    with target_table(server) as table:
+        beside = replace(table.facts, beside=True)
+        with pytest.raises(Refused):  # of a way back that no fence lets through
+            require_store(table.connection, beside)
+        columns = tuple(one for one in beside.columns if one.name != "_cdc_version")
+        prepare(table.connection, replace(beside, columns=columns))  # of one that is let through
+        versions = f"{table.facts.database}.{versions_table(table.facts.table)}"
+        table.query(f"INSERT INTO {versions} VALUES (1, X'00')")
+        require_store(table.connection, table.facts)
+        assert table.write([shop("u", 1, "a", 1, 10)]).written == 1
 
 
 def test_keys_alone_can_be_written_beside(server: Any) -> None:
