@@ -36,6 +36,8 @@ EVENTS = ("insert", "update", "delete")
 MOST_TABLES = 500
 """Each gate takes a session of the server for a moment."""
 _WAIT_S = 5
+_IDLE_S = 10
+"""After which a server frees the table of a process that was stopped while it closed a gate."""
 _SETTLED_S = 0.05
 BINLOG_PRIVILEGE = 1419
 """The error of an account that may create triggers only where no log is written."""
@@ -98,7 +100,7 @@ def _close(
         with _session(reference, environ, ".".join(place)) as session, session.cursor() as cursor:
             # So that InnoDB's lock is waited for, too: an XA transaction that is prepared, and whose session is gone,
             # holds no other one on MariaDB (locks.py). It would be committed after the gate has closed.
-            cursor.execute("SET SESSION autocommit = 0")
+            cursor.execute(f"SET SESSION autocommit = 0, wait_timeout = {_IDLE_S}")
             told = True
             about_to.release()
             cursor.execute(f"LOCK TABLES {quote(*place)} WRITE")

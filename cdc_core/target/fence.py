@@ -201,12 +201,16 @@ def _note(fences: Mapping[str, Fence], place: ShardTable) -> str | None:
 
 _AT_ONCE = 100
 """Tables whose locks are held together."""
+_IDLE_S = 30
+"""After which a server frees the locks of a process that was stopped."""
 
 
 def alone(target: Target, logical: Sequence[str]) -> Iterator[tuple[Any, str, list[tuple[str, ShardTable]]]]:
     """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
     tables with their logical names."""
     for connection, tables in _by_server(target, logical):
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
         for database in dict.fromkeys(place.database for _, place in tables):
             mine = [(name, place) for name, place in tables if place.database == database]
             for at in range(0, len(mine), _AT_ONCE):

@@ -12,10 +12,11 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.cutover import gates
 from cdc_core.cutover.gates import closed_gates, closing, open_gates
 from cdc_core.cutover.locks import Places, locked
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.target.load import OWN_WRITES
 from tests.databases import drop_database
 
@@ -125,6 +126,30 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     open_gates(places)
     assert closed_gates(places) == frozenset()
     assert write(1) == "written"
+
+
+def test_a_process_that_is_stopped_while_it_closes_a_gate_does_not_keep_the_table(
+    server: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, create, freed = {"env:MOVED": [(database, "a")]}, gates._create, threading.Event()
+
+    def stopped(*arguments: Any) -> None:
+        create(*arguments)
+        freed.wait(60)
+
+    monkeypatch.setattr(gates, "_IDLE_S", 1)
+    monkeypatch.setattr(gates, "_create", stopped)
+    with closing(places, "moved", "t1") as closed:
+        try:
+            # What undoes it waits for the table, and application and readers do.
+            execute(server, "SET SESSION lock_wait_timeout = 20", f"SELECT * FROM {database}.a")
+            open_gates(places)
+            execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
+        finally:
+            freed.set()
+        with pytest.raises(LockstepError):
+            closed()
+    assert closed_gates(places) == frozenset()
 
 
 def test_a_process_that_undoes_late_does_not_open_the_gates_of_another_one(server: Any, database: str) -> None:
