@@ -202,7 +202,7 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
             goes_on(made, application)
 
             # It succeeds, and its answer is lost.
-            made.behave(f"echo new > {made.folder}/.to; mv {made.folder}/.to {made.folder}/to; sleep 60", "hook_s: 0.5")
+            made.behave(f"echo new > {made.folder}/.to; mv {made.folder}/.to {made.folder}/to; sleep 60", "hook_s: 5")
             assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
             (made.folder / "shop_back.yaml").unlink()  # it is to begin where it would have, nevertheless
             goes_on(made, application)

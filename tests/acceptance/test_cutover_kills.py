@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from importlib import import_module
 from operator import attrgetter
@@ -122,11 +122,15 @@ def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
                     made.lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=environ,
                     stdout=said, stderr=said, start_new_session=True,
                 )  # fmt: skip
-                if case.killed == PAUSED:
-                    made.until(lambda: flag.exists() or process.poll() is not None, 180)
-                    settled(made, there=True)
-                    process.send_signal(signal.SIGCONT)
-                process.wait(240)
+                try:
+                    if case.killed == PAUSED:
+                        made.until(lambda: flag.exists() or process.poll() is not None, 180)
+                        settled(made, there=True)
+                        process.send_signal(signal.SIGCONT)
+                    process.wait(240)
+                finally:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
             text = log.read_text(errors="replace")
             assert flag.exists(), f"nothing was killed: {text}"
             state = settled(made, there=True)
