@@ -51,7 +51,7 @@ class ExistingWayBack:
         try:
             self.extract()
         except LockstepError as error:
-            return f"the log of the old tables cannot be read on: {error}"
+            return f"the log of the old tables cannot be read to its end: {error}"
         led = self.meta.latest_cutover(self.pipeline.pipeline)
         reached = led.details.get("reached", {}) if led is not None else {}
         for source, place in reached.items():
