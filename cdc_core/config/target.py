@@ -147,8 +147,8 @@ class TargetTable(Model):
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="a column that the source has and the table lacks: add it, if it allows NULL or has a default, "
-        "before rows that have it are written; or stop the run with the statement that adds it",
+        description="a column that the source has and the table lacks: add it before rows that have it are written, "
+        "with NULL allowed if the table has rows; or stop the run with the statement that adds it",
     )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"

@@ -66,17 +66,23 @@ def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
     """Everything in which an existing table is another than the one that would be created."""
     found: list[Difference] = []
     definition = there.definition
+    key = {one.lower() for one in planned.key}
     for column in planned.columns:
         theirs = definition.by_name.get(column.name.lower())
         if theirs is None:
-            found.append(_missing(column, empty=there.empty))
+            found.append(_missing(column, empty=there.empty, in_key=column.name.lower() in key))
         else:
             found += _column_differences(planned, column, theirs, there)
     known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
+    unique = {name for index in definition.indexes if index.unique for name in index.columns}
     for extra in definition.columns:
         if extra.name.lower() not in known:
             needed = not (extra.nullable or extra.default or extra.generated or extra.counted)
-            found.append(Difference(f"the column {extra.name} is not on the source", stops=needed))
+            free = (
+                _modified(replace(extra, nullable=True), there) if needed and extra.name.lower() not in unique else ""
+            )
+            what = f"the column {extra.name} is not on the source"
+            found.append(Difference(what, stops=needed, alter=free, safe=bool(free)))
     found += _index_differences(planned, definition)
     if definition.engine.lower() != "innodb":
         found.append(Difference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
@@ -85,14 +91,20 @@ def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
     return found
 
 
-def _missing(column: PlannedColumn, *, empty: bool) -> Difference:
-    """A computed default would give the rows that exist another value than they have on the source: they get NULL."""
+def _missing(column: PlannedColumn, *, empty: bool, in_key: bool) -> Difference:
+    """Beside rows that exist, NULL is allowed: changes from before the column have no value for it, and are written as
+    well, until the table is copied again. A computed default would give the rows that exist another value than they
+    have on the source: they get NULL."""
     what = f"the column {column.name} ({column.type}) is missing"
-    loose = column.default not in ("", LITERAL) and not empty
-    if loose and not column.nullable:
-        what += "; it is added with NULL allowed, since the rows that exist have no value for it"
-    safe = empty or column.nullable or column.generated or bool(column.default)
+    strict = not (column.nullable or column.generated)
+    loose = not empty and not in_key and (strict or column.default not in ("", LITERAL))
+    if loose and strict:
+        what += "; it is added with NULL allowed, since changes that are older than it have no value for it"
+    safe = not in_key or empty or column.generated or bool(column.default)
     alter = f"ADD COLUMN {column.loose if loose else column.sql}"
+    if column.derived and not column.generated and not in_key:
+        # Nothing is lost without it, and MariaDB does not log all values of a virtual column.
+        return Difference(what, alter=alter, safe=safe)
     return Difference(what, stops=not column.generated, alter=alter, safe=safe, column=column.name)
 
 
@@ -122,7 +134,8 @@ def _column_differences(
     elif theirs.type != column.type:
         found.append(Difference(f"the column {name} is {_shown(theirs.type)}, not {_shown(column.type)}"))
     if theirs.nullable and not column.nullable and not column.generated:
-        found.append(Difference(f"the column {name} allows NULL", stops=in_key))
+        strict = _modified(replace(theirs, nullable=False), there)
+        found.append(Difference(f"the column {name} allows NULL", stops=in_key, alter=strict))
     if bool(theirs.generated) != column.generated:
         found.append(Difference(f"the column {name} is {'' if theirs.generated else 'not '}generated"))
     if not column.generated and theirs.default != column.default:

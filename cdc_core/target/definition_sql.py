@@ -54,9 +54,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class PlannedColumn:
-    """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a default.
+    """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a computed
+    default.
     source: its type on the source, type: here. default: its kind (target.definition), "" for none.
-    generated: the target computes it."""
+    generated: the target computes it. derived: the source does."""
 
     name: str
     source: ColumnType
@@ -66,6 +67,7 @@ class PlannedColumn:
     loose: str
     default: str = ""
     generated: bool = False
+    derived: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,15 +214,17 @@ class _Plan:
             tail = list(self._attributes(theirs, kind, optional=nullable or bool(default) or generated))
         # MariaDB's generated columns have neither of the two.
         allows = [] if generated and self.dialect.mariadb else ["NULL" if nullable else "NOT NULL"]
+        given = [f"DEFAULT {default}"] if default else []
         return PlannedColumn(
             column.name,
             column.type,
             kind,
             nullable,
-            " ".join([*head, *allows, *([f"DEFAULT {default}"] if default else []), *tail]),
-            " ".join([*head, *(["NULL"] if allows else []), *tail]),
+            " ".join([*head, *allows, *given, *tail]),
+            " ".join([*head, *(["NULL"] if allows else []), *(given if default_kind == LITERAL else []), *tail]),
             default_kind,
             generated,
+            column.generated,
         )
 
     def _attributes(self, theirs: ColumnDefinition, kind: ColumnType, *, optional: bool) -> Iterator[str]:

@@ -236,11 +236,17 @@ def table_problems(
             )
         ]
     found: list[LockstepError] = [*_key_problems(facts, key)] if key else []
+    in_key = {one.lower() for one in key}
     for column in schema.columns:
         if column.name.lower() == VERSION_COLUMN:
             continue  # of a source that is itself a target (loaded_columns)
         there = facts.by_name.get(column.name.lower())
-        problem = _column_problem(facts, column, there, narrower=narrower, partial=partial, mariadb=mariadb)
+        if there is None and column.name.lower() not in in_key:
+            column = replace(column, nullable=True)  # changes that are older than the column are written as well
+        problem = _column_problem(
+            facts, column, there,
+            in_key=column.name.lower() in in_key, narrower=narrower, partial=partial, mariadb=mariadb,
+        )  # fmt: skip
         if problem is not None:
             found.append(problem)
     known = {column.name.lower() for column in schema.columns}
@@ -251,7 +257,7 @@ def table_problems(
                     f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
                     where=name,
                     code="target.column",
-                    remedy=f"give {one.name} a default, or allow nulls",
+                    remedy=_optional(facts, one),
                 )
             )
     if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
@@ -264,6 +270,13 @@ def table_problems(
             )
         )
     return found
+
+
+def _optional(facts: TableFacts, column: TargetColumn) -> str:
+    """How a row becomes possible that does not have a value for the target's own column."""
+    if any(column.name.lower() in unique.columns for unique in facts.unique_keys):
+        return f"give {column.name} a default, or drop it from the target and its unique keys"
+    return f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NULL"
 
 
 def _key_problems(facts: TableFacts, key: Sequence[str]) -> Iterator[Refused]:
@@ -312,6 +325,7 @@ def _column_problem(
     column: Column,
     there: TargetColumn | None,
     *,
+    in_key: bool,
     narrower: bool,
     partial: bool,
     mariadb: bool,
@@ -344,11 +358,18 @@ def _column_problem(
         return None
     kind = there.type if problem == pairs.NULLS else pairs.widened(column.type, there.type, mariadb=mariadb)
     null = "NOT NULL" if not there.nullable and problem != pairs.NULLS else "NULL"
+    remedy = f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}"
+    if problem == pairs.DIFFER and not in_key:
+        remedy += (
+            f". If the server refuses that because of the values that are there: ALTER TABLE {_quoted(facts)} "
+            f"DROP COLUMN {quote(there.name)}, ADD COLUMN {quote(there.name)} {declaration(kind)} NULL, then "
+            "`lockstep snapshot PIPELINE TABLE`, and the next run fills it"
+        )
     return Refused(
         f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
         where=facts.name,
         code="target.type",
-        remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}",
+        remedy=remedy,
     )
 
 

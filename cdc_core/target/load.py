@@ -33,6 +33,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
+from cdc_core.target import server_words
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn
@@ -476,8 +477,28 @@ def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
     )
 
 
-def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
-    """The error for a row that the table rejects. Key columns are shown, shortened; other values are not."""
+_NULLS = frozenset({1048, 1263, 1364})
+"""Null, or no value at all, for a column that is NOT NULL."""
+
+
+def rejected(facts: TableFacts, key: bytes | None, error: pymysql.err.MySQLError) -> DataAtRisk:
+    """row_error of a statement that the server refused."""
+    return row_error(facts, key, server_words.reason(error), null=number_of(error) in _NULLS)
+
+
+def row_error(facts: TableFacts, key: bytes | None, reason: str, *, null: bool = False) -> DataAtRisk:
+    """The error for a row that the table rejects. Key columns are shown, shortened; other values are not. null: it has
+    no value for a column that is NOT NULL here: as the source had it, or from before the source had the column."""
+    if null:
+        return DataAtRisk(
+            f"{'A row' if not key else f'The row with key {shown_key(key)}'} does not fit the target table: {reason}.",
+            where=facts.name,
+            code="target.row_error",
+            remedy="the change is from before the source had the column, or from when it allowed NULL there: if the "
+            "source's column is NOT NULL now, `lockstep snapshot PIPELINE TABLE` copies the table again, and the next "
+            "run writes its rows; else allow NULL in the target's column, too, then run the task again; nothing of "
+            "this shard was written",
+        )
     return DataAtRisk(
         f"{'A row' if not key else f'The row with key {shown_key(key)}'} does not fit the target table: {reason}.",
         where=facts.name,

@@ -31,9 +31,8 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error
-from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, row_error, target_name
+from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
 from cdc_core.target.prepare import MARKS
-from cdc_core.target.server_words import reason
 from cdc_core.target.versions import as_text, table_literal, table_name
 from cdc_core.target.write import ShardWrite, note, states_of
 
@@ -190,7 +189,7 @@ def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str, numbered:
         if not is_row_error(error):
             raise
         if not facts.triggers:
-            raise row_error(facts, None, reason(error)) from None
+            raise rejected(facts, None, error) from None
         cursor.execute(f"SELECT MIN({number}), MAX({number}) FROM {numbered}")
         low, high = (int(value) for value in cursor.fetchone())
         inserted = _insert_parts(cursor, facts, f"{statement} AND {number} BETWEEN", low, high)
@@ -209,7 +208,7 @@ def _insert_parts(cursor: Any, facts: TableFacts, statement: str, low: int, high
             if not is_row_error(error):
                 raise
             if low == high:
-                raise row_error(facts, None, reason(error)) from None
+                raise rejected(facts, None, error) from None
             middle = (low + high) // 2
             ranges += [(middle + 1, high), (low, middle)]
     return inserted

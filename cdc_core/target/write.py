@@ -60,8 +60,8 @@ from cdc_core.target.load import (
     is_absent,
     load,
     open_session,
+    rejected,
     remove,
-    row_error,
     shown_key,
     target_name,
 )
@@ -467,7 +467,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
             raise _UnfitRows(found) from error
         cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found),))
         row = cursor.fetchone()
-        raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
+        raise rejected(write.facts, bytes(row[0]) if row else None, error) from None
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str) -> list[str]:

@@ -33,6 +33,9 @@ from tests.crash.processes import Processes
 from tests.crash.test_random_kills import TABLES, busy, database, succeed
 from tests.forked_commands import ForkedCommands
 
+MANY = int(os.environ.get("LOCKSTEP_KILLS", "50"))
+SEED = os.environ.get("LOCKSTEP_SEED", "")
+"""Of one run of the long tests: several short runs of different seeds are as good as a long one."""
 PARTED = (
     "(id INT PRIMARY KEY, v INT, filler VARCHAR(6000)) "
     "PARTITION BY RANGE (id) (PARTITION p0 VALUES LESS THAN (300), PARTITION p1 VALUES LESS THAN MAXVALUE)"
@@ -129,8 +132,8 @@ def known(pipeline: Pipeline) -> tuple[Any, ...]:
     ("kills", "server"),
     [
         pytest.param(3, "mariadb", marks=pytest.mark.crash_sample),
-        pytest.param(50, "mysql9", marks=pytest.mark.matrix),
-        pytest.param(50, "mariadb", marks=pytest.mark.matrix),
+        pytest.param(MANY, "mysql9", marks=pytest.mark.matrix),
+        pytest.param(MANY, "mariadb", marks=pytest.mark.matrix),
     ],
 )
 @pytest.mark.slow
@@ -139,7 +142,7 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
     server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     source = request.getfixturevalue(server)
-    chance = random.Random(kills)
+    chance = random.Random(f"{kills} {SEED}")
     environ = {**os.environ, "SOURCE": source.url}
     lockstep = partial(succeed, commands, tmp_path, environ)
     with database(source) as cursor:

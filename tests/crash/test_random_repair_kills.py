@@ -22,7 +22,16 @@ import pytest
 
 from cdc_core.config import Pipeline, load
 from tests.crash.processes import Processes
-from tests.crash.test_random_copy_kills import PARTED, ROWS, change_unlogged, settle, staged_equals_source, sweep_all
+from tests.crash.test_random_copy_kills import (
+    MANY,
+    PARTED,
+    ROWS,
+    SEED,
+    change_unlogged,
+    settle,
+    staged_equals_source,
+    sweep_all,
+)
 from tests.crash.test_random_kills import TABLES, busy, database, succeed
 from tests.forked_commands import ForkedCommands
 
@@ -138,8 +147,8 @@ def repair_all(run: Any, lockstep: Any, pipeline: Pipeline) -> None:
     ("kills", "server"),
     [
         pytest.param(2, "mysql9", marks=pytest.mark.crash_sample),
-        pytest.param(50, "mysql9", marks=pytest.mark.matrix),
-        pytest.param(50, "mariadb", marks=pytest.mark.matrix),
+        pytest.param(MANY, "mysql9", marks=pytest.mark.matrix),
+        pytest.param(MANY, "mariadb", marks=pytest.mark.matrix),
     ],
 )
 @pytest.mark.slow
@@ -149,7 +158,7 @@ def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
     server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     source = request.getfixturevalue(server)
-    chance = random.Random(kills)
+    chance = random.Random(f"{kills} {SEED}")
     environ = {**os.environ, "SOURCE": source.url}
     lockstep = partial(succeed, commands, tmp_path, environ)
     run = partial(commands.run, directory=tmp_path, environ=environ)
