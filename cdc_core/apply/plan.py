@@ -171,8 +171,8 @@ def _plan(
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas, ranges)
         if retyped := retyped_table(plan):
             log.warning(
-                "run %s: a column of %s has another type later on; the run ends before that, and the next one goes on",
-                run_id, retyped,
+                "run %s: a column of %s has another type later on; the run ends before that, and the next one "
+                "continues there", run_id, retyped,
             )  # fmt: skip
             open_ = {
                 one.name: before_retyping(view, open_[one.name], one, schemas) for one in targets if one.name in open_

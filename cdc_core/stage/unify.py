@@ -127,6 +127,17 @@ def unified_columns(
     return list(columns.values())
 
 
+def conflict(schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None = None) -> bool:
+    """Whether unified_columns refuses these definitions."""
+    if len(schemas) < 2:
+        return False
+    try:
+        unified_columns("", schemas, current)
+    except Refused:
+        return True
+    return False
+
+
 def unified_schema(table: str, schemas: Sequence[TableSchema]) -> pa.Schema:
     """The schema of all staged changes of a table: unified row columns, `_before`, bookkeeping."""
     columns = unified_columns(table, schemas)

@@ -31,6 +31,7 @@ from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore, PartOutput
 from cdc_core.stage.open_part import OpenPart
 from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
+from cdc_core.stage.unify import conflict
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,16 @@ class BatchWriter:
     def age_s(self) -> float:
         """Seconds since the first block; 0 before it."""
         return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def retypes(self, block: Block) -> bool:
+        """Whether a column of the block's rows has a type without a common one with the batch's rows of the table."""
+        return any(
+            conflict([part.schema, rows.schema])
+            for rows in block.tables
+            if rows.rows.num_rows and (rows.logical, rows.schema.id) not in self._parts
+            for (logical, _), part in self._parts.items()
+            if logical == rows.logical and part.schema.name == rows.schema.name
+        )
 
     def add(self, block: Block) -> None:
         """Takes a block. After any error the batch can only be aborted.

@@ -436,17 +436,21 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
         assert text in told
     altered = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
     assert altered.state == "altered"
-    assert {one.what.split()[2] for one, _ in altered.differences if one.stops} == {"bare"}
-    assert pair.on_target(f"SELECT * FROM {pair.made}.t") == [(1, "y", 1, None, None, None, None, "it's \U0001f600")]
+    assert not [one for one, _ in altered.differences if one.stops]
+    wanted = (1, "y", 1, None, None, None, None, "it's \U0001f600", None)
+    assert pair.on_target(f"SELECT * FROM {pair.made}.t") == [wanted]
     there = known_schema(pair.target, pair.made, "t")
     shown = {column.name: (str(column.type), column.nullable) for column in there.columns}
     assert (shown["s"], shown["n"], shown["small"]) == (("varchar(20)", False), ("bigint", True), ("bigint", True))
     comment = f"SELECT COLUMN_COMMENT FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = '{pair.made}' "
     assert pair.on_target(comment + "AND COLUMN_NAME = 's'") == [("mine",)]
-    # An empty table has no row for which the value of `bare` would be invented.
-    pair.on_target(f"DELETE FROM {pair.made}.t")
-    emptied = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
-    assert not [one for one, _ in emptied.differences if one.stops]
+    # Beside rows that exist, `bare` allows NULL; the statement that ends that is told.
+    (strict,) = [alter for one, alter in altered.differences if "column bare allows NULL" in one.what]
+    assert strict.endswith("NOT NULL")
+    pair.on_target(f"DELETE FROM {pair.made}.t", f"ALTER TABLE {pair.made}.t DROP COLUMN bare")
+    pair.create(pipeline, Actions(alter=True))
+    emptied = known_schema(pair.target, pair.made, "t")
+    assert [column.nullable for column in emptied.columns if column.name == "bare"] == [False]
     again = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
     assert (again.state, again.statements) == ("exists", ())
 
