@@ -123,6 +123,8 @@ def each_copy(rows: DataFrame) -> DataFrame:
 
 
 def copy_identity(merged: T.StructType) -> Column:
-    """Identifies a merged copy among all others of the run, by its values, its batch and its number."""
+    """Identifies a merged copy among all others of the run by its values, its batch and its number, and a truncate, whose
+    values are those of a row of nulls."""
     different = [field for field in merged if field.name not in (OP, TS)]
-    return F.sha2(F.to_json(F.struct(*[_exact(field).alias(f"v{at}") for at, field in enumerate(different)])), 256)
+    values = [_exact(field).alias(f"v{at}") for at, field in enumerate(different)]
+    return F.sha2(F.to_json(F.struct((c(OP) == MergedOp.TRUNCATE).alias("t"), *values)), 256)

@@ -146,7 +146,7 @@ def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_sour
 ) -> None:
     source, target = servers
     run_sql(source, "CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)",
-            "INSERT INTO old.heap VALUES (1, 1), (1, 1), (2, NULL)")  # fmt: skip
+            "INSERT INTO old.heap VALUES (1, 1), (1, 1), (2, NULL), (NULL, NULL)")  # fmt: skip
     run_sql(target, "CREATE DATABASE old", "CREATE TABLE old.heap (id INT, v INT)")
     try:
         lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
@@ -156,12 +156,14 @@ def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_sour
         run_sql(source, "INSERT INTO old.heap VALUES (1, 1), (3, 3)", "DELETE FROM old.heap WHERE id = 2")
         lockstep("run", "shop.yaml", "--staged")  # changes of rows that are not copied yet
         lockstep("run", "shop.yaml")
-        assert rows(target, "old.heap") == rows(source, "old.heap") == [*3 * [(1, 1)], (3, 3)]
+        assert rows(target, "old.heap") == rows(source, "old.heap") == [(None, None), *3 * [(1, 1)], (3, 3)]
         run_sql(source, "DELETE FROM old.heap WHERE id = 1 LIMIT 1")
         lockstep("snapshot", "shop.yaml", "old.heap")  # again, of a table that lacks nothing
         run_sql(source, "INSERT INTO old.heap VALUES (5, 5), (5, 5)")
         lockstep("run", "shop.yaml")
-        assert rows(target, "old.heap") == rows(source, "old.heap") == [(1, 1), (1, 1), (3, 3), (5, 5), (5, 5)]
+        assert rows(target, "old.heap") == rows(source, "old.heap") == [
+            (None, None), (1, 1), (1, 1), (3, 3), (5, 5), (5, 5)
+        ]  # fmt: skip
     finally:
         run_sql(source, "DROP DATABASE old")
         run_sql(target, "DROP DATABASE IF EXISTS old")
