@@ -123,7 +123,7 @@ def each_copy(rows: DataFrame) -> DataFrame:
 
 
 def copy_identity(merged: T.StructType) -> Column:
-    """Identifies a merged copy among all others of the run by its values, its batch and its number, and a truncate, whose
+    """Identifies a merged copy among all others of the run by its values, batch and number, and a truncate, whose
     values are those of a row of nulls."""
     different = [field for field in merged if field.name not in (OP, TS)]
     values = [_exact(field).alias(f"v{at}") for at, field in enumerate(different)]
