@@ -18,6 +18,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import Manifest
 from cdc_core.model.run import PLAN_VERSION, RunPlan, plan_path
+from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.layout import start_path
 from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -49,6 +50,16 @@ def test_a_plan_names_the_files_in_stream_order_with_their_key(line: Line) -> No
     assert orders.rows == 13
     assert set(run.schemas) == {schema("orders").id, schema("items").id}
     assert run.stage_uri == line.pipeline.stage.uri
+
+
+def test_a_run_ends_before_a_type_that_it_could_not_merge_and_the_next_one_begins_there(line: Line) -> None:
+    retyped = TableSchema(
+        "shop", "orders", (schema().columns[0], Column("v", ColumnType("varchar", length=9, charset="utf8mb4")))
+    )
+    later = [manifest(number, schemas=[retyped]) for number in (2, 3)]
+    line.stage(B[0], B[1], *later)
+    assert taken(line.done("r")) == IDS[:2]
+    assert taken(line.done("s")) == IDS[2:4]
 
 
 def test_the_plan_is_on_the_stage_and_its_records_are_the_runs(line: Line) -> None:

@@ -244,6 +244,21 @@ def test_tables_of_one_logical_table_and_definitions_of_one_table_get_parts_of_t
     assert len({part.path for part in manifest.parts}) == 2
 
 
+def test_a_batch_knows_that_rows_have_a_type_that_no_run_could_merge_with_its_own(begin):
+    text, wider = (
+        TableSchema("shop", "orders_0", (ORDERS.columns[0], Column("note", kind)))
+        for kind in (ColumnType("int"), ColumnType("varchar", length=500, charset="utf8mb4"))
+    )
+    other = TableSchema("shop", "orders_1", text.columns)
+    writer = begin()
+    writer.add(transactions([1]))
+    assert not writer.retypes(transactions([2], at(1)))
+    for schema, value, retyped in ((wider, "", False), (text, 1, True), (other, 1, False)):
+        change = Change(schema, "c", {"id": 2, "note": value}, logical=ORDERS.name)
+        assert writer.retypes(block([Made([change])], at(1))) == retyped
+    writer.abort()
+
+
 def test_a_batch_without_rows_is_a_manifest_without_parts(begin, tmp_path):
     writer = begin()
     writer.add(block([Made(kind=EntryKind.UNCAPTURED)], START))
