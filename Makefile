@@ -120,6 +120,10 @@ bench-copy: setup ## how fast a table's existing rows become files, beside other
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.copy $(BENCH_ARGS)
 
+bench-fill: setup ## how fast a table's existing rows fill four shards, beside myloader and LOAD DATA (BENCH_ARGS=--quick as above)
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m benchmarks.fill $(BENCH_ARGS)
+
 bench-start: setup ## a start on 5 M rows in 20 tables while an application writes, until the target is equal (BENCH_ARGS="--rows 1000000")
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible

@@ -1,4 +1,4 @@
-"""The figures as a picture: bars of changes per second, a group for each workload, as SVG."""
+"""The figures as a picture: bars of changes or rows per second, a group for each workload, as SVG."""
 
 from __future__ import annotations
 

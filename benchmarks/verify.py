@@ -169,7 +169,7 @@ def run(rows: int, turns: int, said: Callable[[str], None]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")

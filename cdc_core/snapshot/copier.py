@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import count_rows, from_table, greatest
+from cdc_core.snapshot.second_thread import taking
 from cdc_core.snapshot.sessions import Pair, Sessions
 from cdc_core.snapshot.standby import (
     find_standby,
@@ -146,8 +147,12 @@ def copy_tables(
             # Each reader has its own: the hasher of masked columns is for one.
             capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
             context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
-            with work.failing(), Sessions(config, address, standby) as sessions:
-                _Reader(context, server, sessions, work, throttle, progressed).run()
+            with (
+                work.failing(),
+                ThreadPoolExecutor(1, thread_name_prefix="encode") as encoder,
+                Sessions(config, address, standby) as sessions,
+            ):
+                _Reader(context, server, sessions, encoder, work, throttle, progressed).run()
 
         with ThreadPoolExecutor(max(1, limits.readers if tables else 0)) as pool:
             try:
@@ -221,6 +226,7 @@ class _Reader:
         context: CopyContext,
         server: ServerFacts,
         sessions: Sessions,
+        encoder: Executor,
         work: _Work,
         throttle: Throttle,
         progressed: Progressed,
@@ -228,6 +234,7 @@ class _Reader:
         self._context = context
         self._server = server
         self._sessions = sessions
+        self._encoder = encoder
         self._work = work
         self._throttle = throttle
         self._progressed = progressed
@@ -295,8 +302,9 @@ class _Reader:
                 self._progressed(replace(table.copy, waiting=why))
             self._work.stopped.wait(WAIT_S)
 
-    def _begin(self, schema: TableSchema) -> Extent:
-        """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
+    def _begin(self, schema: TableSchema, counts: bool) -> Extent:
+        """The greatest key that is visible once everything before the end of what is staged is; counts: and a count of
+        rows."""
         if self._sessions.beside:
             require_same_definition(self._sessions.source.control, schema, self._context.source)
         limit: keys.Key = ()
@@ -304,8 +312,11 @@ class _Reader:
         if schema.key:
             with _unchanged(schema), self._view(schema, self._staged_here()) as (at, view):
                 limit, low = greatest(at.reader, schema), view.low
-        empty = bool(schema.key) and not limit
-        rows = 0 if empty else count_rows(self._sessions.tables.control, schema, mariadb=self._server.mariadb)
+        rows: int | None = None
+        if schema.key and not limit:
+            rows = 0
+        elif counts:
+            rows = count_rows(self._sessions.tables.control, schema, mariadb=self._server.mariadb)
         return Extent(limit, low, rows)
 
     def _staged_here(self) -> Checkpoint:
@@ -348,8 +359,9 @@ class _Reader:
             try:
                 if not schema.key:
                     file.add_truncate((planned.number << ROW_BITS) - 1)
-                for batch in TableReader(at.reader, schema).batches(f"{from_table(schema)} {tail}"):
-                    file.add(batch)
+                with taking(file.add, self._encoder) as hand_over:
+                    for batch in TableReader(at.reader, schema).batches(f"{from_table(schema)} {tail}"):
+                        hand_over(batch)
                 if table_schema(at.control, schema.database, schema.table) != schema:
                     raise _RedefinedError
                 parts = file.finish()

@@ -73,19 +73,30 @@ class Profile:
         return whole + self.rows[at] * inside * self.row_bytes[at]
 
 
+def can_have_profile(schema: TableSchema, row_bytes: float) -> bool:
+    """Whether keys can be looked up between the ends, and rows are small enough to look at some of them.
+
+    row_bytes: of a row, about. Raises what `key_columns` raises.
+    """
+    columns = key_columns(schema) if schema.key else ()
+    return bool(columns) and columns[0].type.base in INTEGER_BYTES and _rows_at_a_place(row_bytes) >= _LEAST_ROWS
+
+
+def _rows_at_a_place(row_bytes: float) -> int:
+    return min(_MOST_ROWS, int(_READ_BYTES / (_FIRST_PLACES + _SPLITS) / max(1.0, row_bytes)))
+
+
 def profile_of(reader: TableReader, schema: TableSchema, least: Key, limit: Key, *, row_bytes: float) -> Profile | None:
     """None for a table whose keys cannot be looked up between its ends, or whose rows are too few or too large for it.
 
     row_bytes: of a row, about. Raises what reading raises.
     """
-    columns = key_columns(schema) if schema.key else ()
-    if not columns or columns[0].type.base not in INTEGER_BYTES or not (least and limit):
+    if not can_have_profile(schema, row_bytes) or not (least and limit):
         return None
-    wanted = min(_MOST_ROWS, int(_READ_BYTES / (_FIRST_PLACES + _SPLITS) / max(1.0, row_bytes)))
     first, after = int(least[0]), int(limit[0]) + 1
-    if wanted < _LEAST_ROWS or after - first < _FIRST_PLACES * _MOST_ROWS:
+    if after - first < _FIRST_PLACES * _MOST_ROWS:
         return None
-    look = _Look(reader, schema, columns[0].name, after, wanted)
+    look = _Look(reader, schema, key_columns(schema)[0].name, after, _rows_at_a_place(row_bytes))
     starts = [first + (after - first) * at // _FIRST_PLACES for at in range(_FIRST_PLACES)]
     places = [look.at(start) for start in starts]
     places.append(replace(places[-1], key=after))

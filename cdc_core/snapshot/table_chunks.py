@@ -22,7 +22,7 @@ from cdc_core.results import TableReader
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, computed_end, end_of_chunk, least, size_of
 from cdc_core.snapshot.pace import Pace
-from cdc_core.snapshot.profile import Profile, profile_of
+from cdc_core.snapshot.profile import Profile, can_have_profile, profile_of
 from cdc_core.source.definitions import table_schema
 
 log = logging.getLogger(__name__)
@@ -33,18 +33,23 @@ _RESTARTS = 3
 _PROFILED_CHUNKS, _PROFILED_FIRSTS = 4, 40
 """A table of fewer chunks, and of fewer rows than so many first chunks, gets no profile."""
 
+_COUNTED_FIRSTS = 2 * _PROFILED_FIRSTS
+"""Rows are counted in a table of fewer rows than so many first chunks, by the server's estimate, which may be wrong by
+half. In a larger one a profile tells how many there are, without the scan of an index that a count costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """What is to be copied. limit: the greatest key, () for a table without rows. low: of the read view that shows it,
-    as in TableCopy. rows: how many, None where counting takes too long."""
+    as in TableCopy. rows: how many, None where they are not counted, or counting takes too long."""
 
     limit: keys.Key
     low: Position | None
     rows: int | None
 
 
-Begin = Callable[[TableSchema], Extent]
+Begin = Callable[[TableSchema, bool], Extent]
+"""The definition, and whether rows are to be counted."""
 
 
 class TableChunks:
@@ -213,7 +218,7 @@ class TableChunks:
                 # Chunks that a killed reader left are few: their rows are not counted, and their keys are.
                 self._add_share(known, (), known.planned or ())
             return known
-        extent = begin(schema)
+        extent = begin(schema, size.rows < _COUNTED_FIRSTS * FIRST_ROWS or not can_have_profile(schema, size.row_bytes))
         rows = extent.rows
         copy = TableCopy(
             self._source, schema, extent.limit, rows_estimated=size.rows if rows is None else rows,

@@ -4,9 +4,10 @@ The bytes of a part are a function of its rows alone, however they were cut into
 count or at a weight of rows, dictionaries are numbered by first appearance, chunks are joined before they are
 written. (Only a batch that gathers more than its memory allows ends row groups early.)
 
-Encodings, all of which Spark's vectorised reader and DuckDB read: DELTA_BINARY_PACKED for positions, ordinals, times
-and integer keys; DELTA_BYTE_ARRAY for GTIDs; dictionaries for `_cdc_op`, `_cdc_source`, `_cdc_file`, `_cdc_absent`, and
-for row columns whose first values repeat; PLAIN otherwise. Compression is zstd.
+Encodings, all of which Spark's vectorised reader and DuckDB read: DELTA_BINARY_PACKED for positions, ordinals, times,
+integer keys, and columns of integers or times whose first values follow each other evenly; DELTA_BYTE_ARRAY for GTIDs;
+dictionaries for `_cdc_op`, `_cdc_source`, `_cdc_file`, `_cdc_absent`, and for row columns whose first values repeat;
+PLAIN otherwise. Compression is zstd.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ _SAMPLE_BYTES = 1 << 20
 """This many first values decide whether a column repeats; fewer if they are long."""
 _REPEATS = 8
 """A column is dictionary-encoded when its first values repeat this often on average."""
+_EVEN_BITS = 16
+"""A column is delta-encoded when the steps between its first values differ by at most so many bits on average."""
+_BLOCK = 32
+"""Values of which DELTA_BINARY_PACKED stores the steps in equally many bits."""
 _BUFFER = 1 << 20
 _CODED = (OP, SOURCE, FILE, ABSENT)
 _DELTA = (POS, ROW, SEQ, TS)
@@ -199,6 +204,8 @@ def _canonical(table: pa.Table) -> pa.Table:
     for name in _CODED:
         index = table.schema.get_field_index(name)
         column = table.column(index).chunk(0)
+        if len(column.dictionary) == 1 and column.null_count < len(column):
+            continue
         used = column.indices.dictionary_encode()
         coded = pa.DictionaryArray.from_arrays(used.indices, column.dictionary.take(used.dictionary))
         table = table.set_column(index, table.schema.field(index), coded)
@@ -217,7 +224,7 @@ def _encodings(first: pa.Table, key: tuple[str, ...]) -> tuple[list[str], dict[s
         leaves = (field.name, f"{BEFORE}.{field.name}")
         if _repeats(sample.column(field.name)):
             coded += leaves
-        elif field.name in key and field.type in (pa.int32(), pa.int64()):
+        elif (field.name in key and field.type in (pa.int32(), pa.int64())) or _even(sample.column(field.name)):
             delta |= dict.fromkeys(leaves, "DELTA_BINARY_PACKED")
     return coded, delta
 
@@ -232,6 +239,20 @@ def _repeats(column: pa.ChunkedArray) -> bool:
         column = column.slice(0, max(_LEAST_SAMPLE, len(column) * _SAMPLE_BYTES // max(held, 1)))
     present = len(column) - column.null_count
     return bool(present and pc.count_distinct(column).as_py() * _REPEATS <= present)
+
+
+def _even(column: pa.ChunkedArray) -> bool:
+    """Whether an encoding of steps is small: that of random values would take as much space, and more time."""
+    kind = column.type
+    if not (kind == pa.int64() or pa.types.is_timestamp(kind)):
+        return False
+    steps = np.diff(column.drop_null().combine_chunks().cast(pa.int64()).to_numpy())
+    whole = steps[: len(steps) // _BLOCK * _BLOCK].reshape(-1, _BLOCK)
+    if not len(whole):
+        return False
+    # As floats: the range of 64-bit steps does not fit into 64 bits.
+    ranges = whole.max(axis=1).astype(np.float64) - whole.min(axis=1)
+    return bool(np.log2(ranges + 1).mean() <= _EVEN_BITS)
 
 
 def _with_statistics(schema: pa.Schema, key: tuple[str, ...]) -> list[str]:

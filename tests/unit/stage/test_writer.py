@@ -8,6 +8,7 @@ import datetime
 import errno
 import hashlib
 import os
+import random
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,38 @@ def test_bookkeeping_is_delta_or_dictionary_encoded_and_row_columns_where_it_pay
     assert columns["_cdc_seq"].statistics.min == START.seq
     bookkeeping = sum(c.total_compressed_size for name, c in columns.items() if name.startswith(("_cdc", "_before")))
     assert bookkeeping < 16 * 2000
+
+
+def test_columns_of_even_steps_are_delta_encoded_and_others_are_not(store, begin):
+    rng = random.Random(1)
+    moment, number = ColumnType("datetime", fsp=6), ColumnType("bigint")
+    begun, step = datetime.datetime(2026, 1, 1), datetime.timedelta(milliseconds=1)
+    made = {
+        "even": (
+            moment,
+            [begun + n * step if n % 7 else None for n in range(2000)],
+        ),
+        "jitter": (number, [n * 1_000_000 + rng.randrange(1000) for n in range(2000)]),
+        "wild": (number, [rng.choice((-1, 1)) * rng.randrange(2**62, 2**63) for _ in range(2000)]),
+        "empty": (number, [None] * 2000),
+    }
+    schema = TableSchema("shop", "t", (*ORDERS.columns, *(Column(name, kind) for name, (kind, _) in made.items())))
+    changes = [
+        Change(schema, "c", {"id": n, "note": "x", **{name: values[n] for name, (_, values) in made.items()}})
+        for n in range(2000)
+    ]
+    writer = begin()
+    writer.add(block([Made(changes)], START))
+    path = store.local_path(writer.finish(Checkpoint(at(1))).parts[0].path)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    delta = {name for name in made if "DELTA_BINARY_PACKED" in encodings[name]}
+    assert delta == {"even", "jitter"}
+    read = pq.read_table(path)
+    by_duckdb = duckdb.sql(f"SELECT {', '.join(made)} FROM '{path}' ORDER BY _cdc_row").fetchall()
+    for at_, (name, (_, values)) in enumerate(made.items()):
+        assert read[name].to_pylist() == values
+        assert [row[at_] for row in by_duckdb] == values
 
 
 def test_whether_long_values_repeat_is_judged_by_few_of_them(store, begin):
