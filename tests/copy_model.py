@@ -16,6 +16,7 @@ import random
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -80,6 +81,15 @@ _LITERAL_FIELD = next(one for one in BOOKKEEPING if one.name == LITERAL)
 
 class Killed(BaseException):
     """What a kill is to the code: nothing more runs."""
+
+
+class AtOnce(Executor):
+    """Does all work in the thread that hands it over, so that a run can be repeated."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(fn(*args, **kwargs))
+        return done
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,7 +421,9 @@ class World:
             work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
 
             def reader(sessions: SimpleNamespace) -> Any:
-                return copier._Reader(context, facts, sessions, work, throttle, lambda _: self.move())  # type: ignore[arg-type]
+                return copier._Reader(  # type: ignore[arg-type]
+                    context, facts, sessions, AtOnce(), work, throttle, lambda _: self.move()
+                )
 
             def second() -> None:
                 """Another reader of the same process reads a chunk, unless the first one has just locked the table."""
