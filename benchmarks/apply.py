@@ -28,7 +28,16 @@ from benchmarks.document import keep, machine
 from cdc_core.apply.jobs import ANYWHERE, local_conf
 from cdc_core.config import Pipeline, parse
 from cdc_core.model.merged import SHARD
-from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
+from cdc_core.model.run import (
+    FilterCounts,
+    MergeSet,
+    MergeTable,
+    PlannedFile,
+    RunPlan,
+    TargetRun,
+    counts_path,
+    counts_to_bytes,
+)
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.stores import open_store
@@ -209,7 +218,9 @@ class Bench:
         with LoadFile(self.place, destination.layout_of(shard)) as file:
             for batch in batches:
                 file.add(batch)
-            write_shard(shard.server, ShardWrite("bench", destination.logical, shard.facts), file)
+            write_shard(
+                shard.server, ShardWrite("bench", destination.logical, shard.facts, shard.table.placement), file
+            )
 
     def checksum(self, shards: int) -> tuple[Any, ...]:
         """Of all rows, in whatever tables they are."""
@@ -270,6 +281,8 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
     job.clear(job.filtered(SCHEMA.name))
     write_run(bench.place / "placed.parquet", rows, table.key)
     job.store.put_file(f"{job.filtered(SCHEMA.name)}/part-0.parquet", bench.place / "placed.parquet")
+    counts = FilterCounts(SCHEMA.name, rows.num_rows, 0, 0, 0, 0, 0, ("part-0.parquet",))
+    job.store.put(counts_path(plan.filtered_folder("bench")), counts_to_bytes([counts]))
     return job
 
 

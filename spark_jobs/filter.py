@@ -36,7 +36,7 @@ from cdc_core.model.merged import (
     MergedOp,
     RowClass,
 )
-from cdc_core.model.run import FilterCounts, MergeCounts, MergeTable, counts_from_bytes, counts_path, counts_to_bytes
+from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Sessions
@@ -248,7 +248,7 @@ def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
 
 def _truncates(job: Job) -> dict[str, Truncates]:
     """Those of the run, by table."""
-    counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
+    counts = job.merge_counts.values()
     return {one.table: Truncates(tuple(bytes.fromhex(version) for version in one.truncates)) for one in counts}
 
 
@@ -261,7 +261,7 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
         folders = job.filtered(table.table), job.rejected(table.table)
         for folder in folders:
             job.clear(folder)
-        paths = job.files_in(job.merged(table.table))
+        paths = job.merged_files(table)
         of_table[table.table] = list(range(len(pieces), len(pieces) + len(paths)))
         rows = table.rows // max(len(paths), 1)
         pieces += [Piece(destination, rows, _MergedFile(path, *folders, removing[table.table])) for path in paths]
@@ -283,8 +283,11 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
                 if path not in kept:
                     job.store.delete(path)
         classes = sum((Counter(one.classes) for one in parts), Counter[str]())
+        own = f"{job.filtered(table.table)}/"
         counts[table.table] = FilterCounts(
-            table.table, **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED}
+            table.table,
+            **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED},
+            files=tuple(path.removeprefix(own) for path in sorted(kept) if path.startswith(own)),
         )
     return counts, failed
 

@@ -27,7 +27,18 @@ from cdc_core.apply.plan import keys_apart
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
-from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, files_to_read, table_folder
+from cdc_core.model.run import (
+    FilterCounts,
+    MergeCounts,
+    MergeSet,
+    MergeTable,
+    RunPlan,
+    TargetRun,
+    counts_from_bytes,
+    counts_path,
+    files_to_read,
+    table_folder,
+)
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import SEQ
 from cdc_core.stage.intact import damage
@@ -180,6 +191,36 @@ class Job:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""
         return keys_apart(self.pipeline, table.table, table.key, table.shared_keys, self.schemas(table))
 
+    def merged_files(self, table: MergeTable) -> list[str]:
+        """The merged files that count. Raises DataAtRisk (stage.missing)."""
+        return self._counted(self.merged(table.table), self.merge_counts.get(table.table))
+
+    def filtered_files(self, table: MergeTable) -> list[str]:
+        """The files to write. Raises DataAtRisk (stage.missing)."""
+        return self._counted(self.filtered(table.table), self._filter_counts.get(table.table))
+
+    @cached_property
+    def merge_counts(self) -> dict[str, MergeCounts]:
+        """Of the set's tables, by name."""
+        raw = self.store.get(counts_path(self.plan.merged_folder(self.merge_set.name)))
+        return {one.table: one for one in counts_from_bytes(raw, MergeCounts)}
+
+    @cached_property
+    def _filter_counts(self) -> dict[str, FilterCounts]:
+        raw = self.store.get(counts_path(self.plan.filtered_folder(self.target.name)))
+        return {one.table: one for one in counts_from_bytes(raw, FilterCounts)}
+
+    def _counted(self, folder: str, counts: MergeCounts | FilterCounts | None) -> list[str]:
+        """Each table has some files, if only an empty one."""
+        if counts is not None and counts.files:
+            return [f"{folder}/{name}" for name in counts.files]
+        raise DataAtRisk(
+            "The counts of an earlier task of the run name no files.",
+            where=self.store.location(folder),
+            code="stage.missing",
+            remedy="clear the run from its plan task on",
+        )
+
     def clear(self, folder: str) -> None:
         for info in list(self.store.list(folder + "/")):
             self.store.delete(info.path)
@@ -199,8 +240,9 @@ class Job:
         names = (info.path.removeprefix(folder + "/") for info in self.store.list(folder + "/"))
         return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]
 
-    def read(self, folder: str) -> DataFrame:
-        return self.spark.read.parquet(self.store.spark_uri(folder))
+    def read(self, paths: Iterable[str]) -> DataFrame:
+        """The rows of Parquet files, or of a folder."""
+        return self.spark.read.parquet(*[self.store.spark_uri(path) for path in paths])
 
 
 def _within(rows: DataFrame, ranges: Sequence[tuple[int, int]]) -> DataFrame:

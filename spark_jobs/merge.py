@@ -17,6 +17,7 @@ The columns of a merged row: model/merged.py.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -273,7 +274,7 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     truncates = _truncates(job, table, renewals=True)
     got: dict[str, int] | None = None
     if not truncates:
-        got = _write_winners(job, table, columns, changes)
+        got, folder = _write_winners(job, table, columns, changes)
         truncates = _truncates(job, table) if got["truncates"] else []
     elif any(not may_have(file, renews=True) for file in table.files):
         truncates = _truncates(job, table)
@@ -282,8 +283,9 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         rows = changes.count() if got is None else got["rows"]
         kept = _from_truncates_on(job, table, changes, truncates)
         undone = rows - kept.count()
-        got = _write_winners(job, table, columns, kept)
+        got, folder = _write_winners(job, table, columns, kept)
     rule = truncate_rule(job, table)
+    files = job.files_in(folder)
     return checked(
         table,
         job.plan.run_id,
@@ -292,8 +294,9 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         key_changes=got["key_changes"],
         superseded=got["superseded"],
         lost=got["lost"],
-        winners=job.rows_in(job.merged(table.table)),
+        winners=sum(job.rows_of(files)),
         removing=[rule.version(one) for one in rule.last(truncates)],
+        files=[path.removeprefix(f"{job.merged(table.table)}/") for path in files],
     )
 
 
@@ -334,7 +337,11 @@ def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: D
     return winners(changes, MergeRule(columns, table.key, moving_keys(job, table), sources, fill, job.shared(table)))
 
 
-def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
+def _write_winners(
+    job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame
+) -> tuple[dict[str, int], str]:
+    """What was counted, and the folder of the files: one of this attempt's own. What Spark still does for one that was
+    killed ends with files, or by removing files, in another."""
     if table.key:
         last, kept = _last_of_each(job, table, columns, changes), F.lit(1)
     else:
@@ -351,8 +358,10 @@ def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: 
     )
     rows = observed.drop(*COUNTS)
     rows = rows if table.key else each_copy(rows)
-    rows.write.mode("overwrite").parquet(job.store.spark_uri(job.merged(table.table)))
-    return {name: int(value or 0) for name, value in seen.get.items()}
+    job.clear(job.merged(table.table))
+    folder = f"{job.merged(table.table)}/{uuid.uuid4().hex}"
+    rows.write.parquet(job.store.spark_uri(folder))
+    return {name: int(value or 0) for name, value in seen.get.items()}, folder
 
 
 def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:

@@ -58,8 +58,9 @@ def checked(
     lost: int,
     winners: int,
     removing: Sequence[str],
+    files: Sequence[str],
 ) -> MergeCounts:
-    """The counts of a merged table. undone: changes before a truncate, which `rows` leaves out.
+    """The counts of a merged table. undone: changes before a truncate, which `rows` leaves out. files: as there.
 
     Raises DataAtRisk (spark.absent_values, spark.rows_differ).
     """
@@ -81,4 +82,4 @@ def checked(
             remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
         )
     truncates = tuple(sorted(removing)) if table.key else ()
-    return MergeCounts(table.table, table.rows, key_changes, winners, superseded + undone, truncates)
+    return MergeCounts(table.table, table.rows, key_changes, winners, superseded + undone, truncates, tuple(files))

@@ -82,7 +82,7 @@ def staged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     parts = []
     for table in tables:
-        rows = job.read(job.merged(table.table))
+        rows = job.read(job.merged_files(table))
         if table.key:
             key = F.to_json(F.struct(*[exact(rows.schema[name].dataType, name).alias(name) for name in table.key]))
             if ORIGIN in rows.columns:  # a truncate has no key, and there may be one for each source table
@@ -96,7 +96,7 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 
 def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     def one(table: MergeTable) -> DataFrame:
-        rows = accepted(job, table, job.read(job.filtered(table.table)))
+        rows = accepted(job, table, job.read(job.filtered_files(table)))
         return map_in_arrow(rows, _comparer(job.destination(table, writing=False)), _TARGET_FRAME)
 
     parts = each_table(one, tables)
@@ -125,7 +125,7 @@ def merged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
             assert frame is not None
             parts.append(_coded(frame.toArrow()))
             continue
-        for path in _files(job, job.merged(table.table)):
+        for path in job.merged_files(table):
             with job.store.open_input(path) as source:
                 file = pq.ParquetFile(source)
                 here = set(file.schema_arrow.names)
@@ -190,7 +190,7 @@ def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> pa.Ta
     plain = [table for table in tables if table not in aside]
     pieces = []
     for table, destination in zip(plain, job.destinations(plain, writing=False), strict=True):
-        paths = _files(job, job.filtered(table.table))
+        paths = job.filtered_files(table)
         pieces += [Piece(destination, table.rows // len(paths), path) for path in paths]
     stage = job.pipeline.stage
 
@@ -212,19 +212,6 @@ def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> pa.Ta
         assert frame is not None
         parts.append(_coded(frame.toArrow().select(_compared_schema().names)))
     return pa.concat_tables(parts).unify_dictionaries() if tables else None
-
-
-def _files(job: Job, folder: str) -> list[str]:
-    """Each table has some, if only an empty one. Raises DataAtRisk (stage.missing)."""
-    paths = job.files_in(folder)
-    if not paths:
-        raise DataAtRisk(
-            "The files of an earlier task of the run are missing.",
-            where=job.store.location(folder),
-            code="stage.missing",
-            remedy="clear the run from its plan task on",
-        )
-    return paths
 
 
 def _compared_schema() -> pa.Schema:
@@ -258,8 +245,8 @@ def _coded(rows: pa.Table) -> pa.Table:
 
 def _to_compare(job: Job, table: MergeTable, sample: Sample) -> int:
     if job.rows_in(job.quarantine(table.table)):
-        return accepted(job, table, job.read(job.filtered(table.table))).count()
-    paths = job.files_in(job.filtered(table.table))
+        return accepted(job, table, job.read(job.filtered_files(table))).count()
+    paths = job.filtered_files(table)
     return sum(sample.count(rows) for rows in job.rows_of(paths))
 
 
@@ -297,7 +284,7 @@ def _compared(
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     """The rows that a user's suite judges: their columns and bookkeeping, without nested values."""
     merged = stage == "merged"
-    rows = job.read(job.merged(table.table)) if merged else read_changes(job, table, row_columns(job, table))
+    rows = job.read(job.merged_files(table)) if merged else read_changes(job, table, row_columns(job, table))
     nested = [
         field.name
         for field in rows.schema

@@ -122,6 +122,7 @@ def _counts(job: Job, table: MergeTable, done: _Merged) -> MergeCounts:
         lost=done.found.lost,
         winners=done.winners,
         removing=done.removing,
+        files=[path.rpartition("/")[2] for path in done.paths],
     )
 
 

@@ -125,10 +125,10 @@ def _write_shards(
                     run_id,
                     destination.logical,
                     shard.facts,
-                    destination.rule.freshness,
+                    shard.table.placement,
+                    freshness=destination.rule.freshness,
                     ledger=shards.arrivals,
                     quarantine=destination.quarantine,
-                    placement=shard.table.placement,
                     pipeline=shard.writer,
                 )
                 yield write_shard(shard.server, write, file, transact=transact, session=partial(sessions.of, shard))
@@ -138,7 +138,7 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
     """Writes the tables; what each shard's transaction did. Raises the first error of a table, after all others are
     done."""
     places = {table.table: one for table, one in zip(tables, job.destinations(tables), strict=True)}
-    paths = {table.table: job.files_in(job.filtered(table.table)) for table in tables}
+    paths = {table.table: job.filtered_files(table) for table in tables}
     errors: dict[str, LockstepError] = {}
 
     def all_written(pieces_of: Mapping[str, Sequence[Piece[_Shards]]]) -> dict[str, list[ShardResult]]:
@@ -190,7 +190,7 @@ def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     versions = [decode(one.version) for one in unfit]
     named = [(one.op, at.source, at.seq, at.row, one.reason) for one, at in zip(unfit, versions, strict=True)]
     reasons = F.broadcast(job.spark.createDataFrame(named, _UNFIT))
-    rows = job.read(job.filtered(table.table))
+    rows = job.read(job.filtered_files(table))
     aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))
     aside.write.mode("overwrite").parquet(job.store.spark_uri(folder))
     log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
@@ -203,7 +203,7 @@ def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
     if not job.rows_in(folder):
         return rows
     names = {name: f"_aside{at}" for at, name in enumerate((OP, SOURCE, SEQ, ROW, *table.key))}
-    aside = F.broadcast(job.read(folder).select(*[c(name).alias(alias) for name, alias in names.items()]))
+    aside = F.broadcast(job.read([folder]).select(*[c(name).alias(alias) for name, alias in names.items()]))
     same = (c(OP) == c(names[OP])) | (c(OP) == MergedOp.LEFT_SHARD)
     for name in (SOURCE, SEQ, ROW, *table.key):
         same = same & c(name).eqNullSafe(c(names[name]))

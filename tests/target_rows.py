@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
+from cdc_core.config import ONE_TABLE
 from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
@@ -78,6 +79,7 @@ class Table:
         self,
         *batches: Sequence[Winner],
         run: str = "run",
+        placement: str = ONE_TABLE,
         pause: Callable[[float], None] = lambda _: None,
         transact: Transact | None = None,
         session: Callable[[], SafeConnection] | None = None,
@@ -88,7 +90,7 @@ class Table:
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
-            write = ShardWrite(run, "shop.t", self.facts, **options)
+            write = ShardWrite(run, "shop.t", self.facts, placement, **options)
             done = write_shard(self.server, write, file, transact=transact, pause=pause, session=session)
             self.unfit[:] = done.unfit
             return done.counts

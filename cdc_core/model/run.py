@@ -319,6 +319,7 @@ class MergeCounts:
 
     Each figure is counted on its own, so that rows + key_changes = winners + superseded can fail.
     truncates: the versions (hex) of those winners that make older rows of the target go.
+    files: that count, by name in the table's folder: an attempt that was killed may still add its own.
     """
 
     table: str
@@ -327,11 +328,15 @@ class MergeCounts:
     winners: int
     superseded: int
     truncates: tuple[str, ...] = ()
+    files: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class FilterCounts:
-    """Of one table and target: what happens to each winner. All but the stale ones are written."""
+    """Of one table and target: what happens to each winner. All but the stale ones are written.
+
+    files: those to write, as in MergeCounts.
+    """
 
     table: str
     insert: int
@@ -343,6 +348,7 @@ class FilterCounts:
     """Deletes of a row that the target does not have: only the tombstone is written."""
     stale: int
     """Older than the target's row or tombstone: kept under rejected/."""
+    files: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

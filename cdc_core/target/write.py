@@ -36,7 +36,6 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import ONE_TABLE
 from cdc_core.connections import SafeConnection, Server, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
@@ -104,17 +103,17 @@ class _UnfitRows(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
-    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (a second pass notes only
-    that it was). quarantine: rows that the table rejects are left out, instead of an error. placement: which rows the
-    table is for (ShardTable.placement). pipeline: the one that writes, which a fence may let through."""
+    """What is written where. placement: which rows the table is for (ShardTable.placement). freshness: as in
+    config.TargetTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
+    rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through."""
 
     run_id: str
     logical: str
     facts: TableFacts
+    placement: str
     freshness: str | None = None
     ledger: bool = True
     quarantine: bool = False
-    placement: str = ONE_TABLE
     pipeline: str = ""
 
 

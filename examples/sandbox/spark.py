@@ -121,7 +121,18 @@ class ConnectServer:
     url: str
     directory: Path
     events: Path
+    _process: ServerProcess = field(repr=False)
     _stack: ExitStack = field(repr=False)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the JVM; None if it does not run."""
+        return self._process.pid
+
+    def restart(self) -> None:
+        """Starts it again on the same port. It has forgotten all sessions."""
+        self._process.kill()
+        self._process.start()
 
     @classmethod
     def start(
@@ -161,7 +172,8 @@ class ConnectServer:
             stack.close()
             raise
         # By this name alone pyspark's client sends a token without TLS.
-        return cls(url=f"sc://localhost:{port}", directory=place.path, events=events, _stack=stack)
+        url = f"sc://localhost:{port}"
+        return cls(url=url, directory=place.path, events=events, _process=server, _stack=stack)
 
     def __enter__(self) -> Self:
         return self

@@ -125,7 +125,9 @@ def made_secrets(folder: Path) -> dict[str, str]:
 
 def test_the_compose_set_has_a_green_dag_and_an_equal_target(compose: Compose) -> None:
     api = Api(int(compose.environ["AIRFLOW_PORT"]), compose.environ["AIRFLOW_ADMIN_PASSWORD"])
-    compose.exec("scheduler", "lockstep", "check", "/pipelines/shop.yaml")
+    compose.exec(
+        "scheduler", "lockstep", "check", "/pipelines/shop.yaml", "--spark-master", "spark://spark-master:7077"
+    )
     wait_for(lambda: "cdc_shop" in [dag["dag_id"] for dag in api("dags")["dags"]], compose)
     assert api("importErrors")["total_entries"] == 0
     # The first run starts the copy; a later one applies it.
@@ -149,6 +151,7 @@ def test_the_compose_set_has_a_green_dag_and_an_equal_target(compose: Compose) -
         assert source[0] == rows
         assert digest(compose, "target", shards, columns) == source
     compose.exec("scheduler", "lockstep", "verify", "/pipelines/shop.yaml")
+    assert "Registered app lockstep" in compose.logs("spark-master")
 
 
 def test_no_service_logs_a_secret(compose: Compose) -> None:

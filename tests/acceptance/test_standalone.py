@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 
 from examples.sandbox.spark import Standalone
-from tests.acceptance.test_s3 import command_lines
+from tests.acceptance.test_s3 import command_lines, texts_below
 from tests.foreign_python import foreign_python, install_what_jobs_import
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -87,12 +87,6 @@ def rows_of(source_database: Any) -> Any:
     with source_database.server.connect(source_database.name) as connection, connection.cursor() as cursor:
         cursor.execute(ROWS)
         return cursor.fetchall()
-
-
-def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".jar" and path.stat().st_size < 1 << 26:
-            yield path, path.read_bytes().decode(errors="replace")
 
 
 def test_a_run_on_a_cluster_without_our_environment_ends_with_the_target_equal_and_its_logins_unseen(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """moment: for people. module, function, when, victim, call: see hook/sitecustomize.py; victim also a server of the
-    case: `target`, `meta` (on the target's server), `s3` (the stage is a bucket). after: what remains, and what the
-    next start does with it. sample: part of `make test`."""
+    case: `target`, `meta` (on the target's server), `s3` (the stage is a bucket), `connect`. after: what remains, and
+    what the next start does with it. sample: part of `make test`."""
 
     step: str
     moment: str
@@ -35,6 +35,8 @@ class Case:
 
 SUFFIXES = {"mariadb": "", "mysql9": "-mysql9"}
 """Of a case's name in a report, by the kind of its source."""
+AT_ENDPOINT = "-remote"
+"""The same, where Spark is at a Connect endpoint."""
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 CHUNK = "cdc_core.snapshot.chunk_file"
@@ -179,6 +181,12 @@ CASES = (
     Case("verify", "range compared, not in meta", META_SERVER, META, "Meta.keep_progress", "before",
          "the range is verified again", victim="meta", call=2),
 )  # fmt: skip
+
+
+def at_endpoint() -> list[Case]:
+    """The cases of Spark's jobs, at a Connect endpoint: its server takes the place of the driver's JVM."""
+    steps = ("merge", "filter", "write", "quality")
+    return [replace(case, victim="connect") if case.killed == JVM else case for case in CASES if case.step in steps]
 
 
 def table(outcomes: Mapping[str, str] | None = None) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.crash.cases import SUFFIXES, table
+from tests.crash.cases import AT_ENDPOINT, SUFFIXES, table
 
 _WORDS = {"passed": "equal", "failed": "NOT EQUAL", "error": "NOT EQUAL"}
 
@@ -13,9 +13,17 @@ _WORDS = {"passed": "equal", "failed": "NOT EQUAL", "error": "NOT EQUAL"}
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("-m") == "matrix or crash_sample":
         outcomes = {
-            report.nodeid.partition("[")[2].rstrip("]").removesuffix(SUFFIXES["mysql9"]): _WORDS[outcome]
+            report.nodeid.partition("[")[2]
+            .rstrip("]")
+            .removesuffix(SUFFIXES["mysql9"])
+            .removesuffix(AT_ENDPOINT): _WORDS[outcome]
             for outcome in _WORDS
             for report in terminalreporter.stats.get(outcome, [])
         }
         for line in table(outcomes):
             terminalreporter.write_line(line)
+
+
+def _name(nodeid: str) -> str:
+    """Of the case, wherever it was tested."""
+    return nodeid.partition("[")[2].rstrip("]").removesuffix(SUFFIXES["mysql9"]).removesuffix(AT_ENDPOINT)

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_core.apply.jobs import job_of
+from cdc_core.config import parse
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
+from examples.sandbox.spark import ConnectServer
 from tests.conftest import SourceDatabase, new_database
-from tests.crash.cases import CASES, DRIVER, SUFFIXES, TASK, Case, table
+from tests.crash.cases import AT_ENDPOINT, CASES, DRIVER, SUFFIXES, TASK, Case, at_endpoint, table
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
@@ -60,13 +64,15 @@ spark:
 class Line:
     """A source with changes, an empty target of two shards, meta on its server where a case kills that.
 
-    bucket: the server of the stage where a case kills that; else None, and the stage is a folder."""
+    bucket: the server of the stage where a case kills that; else None, and the stage is a folder. endpoint: the Connect
+    server, if Spark is there; who starts it has told it the case, because its workers inherit its environment."""
 
     commands: ForkedCommands
     folder: Path
     source: SourceDatabase
     target: MariaDb
     bucket: S3Server | None
+    endpoint: ConnectServer | None = None
 
     @property
     def pipeline(self) -> Path:
@@ -84,11 +90,10 @@ class Line:
             environ["PYTHONPATH"] = os.pathsep.join(paths)
             done = self.commands.run(*given, "--json", directory=self.folder, environ=environ)
         else:
-            servers = {"target": self.target, "meta": self.target, "s3": self.bucket}
+            servers = {"target": self.target, "meta": self.target, "s3": self.bucket, "connect": self.endpoint}
             victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
-            order = {"module": case.module, "function": case.function, "when": case.when, "call": case.call}
-            environ["LOCKSTEP_CRASH"] = json.dumps({**order, "victim": victim, "flag": str(self.flag)})
-            environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "hook"), *paths])
+            environ |= armed(case, victim, self.flag)
+            environ["PYTHONPATH"] = os.pathsep.join([environ["PYTHONPATH"], *paths])
             command = [sys.executable, "-m", "cdc_core.cli", *given, "--json"]
             ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
             done = Done(ended.returncode, ended.stdout, ended.stderr)
@@ -99,6 +104,8 @@ class Line:
         self.target.restart()
         if self.bucket is not None:
             self.bucket.restart()
+        if self.endpoint is not None and self.endpoint.pid is None:
+            self.endpoint.restart()
 
     @property
     def flag(self) -> Path:
@@ -186,6 +193,15 @@ class Line:
         with self.target.connect("shards") as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT {COLUMNS} FROM orders_0 UNION ALL SELECT {COLUMNS} FROM orders_1")
             return list(cursor.fetchall())
+
+
+def armed(case: Case, victim: str, flag: Path, **more: str) -> dict[str, str]:
+    """The variables of a process in which, or below which, a case strikes."""
+    order = {"module": case.module, "function": case.function, "when": case.when, "call": case.call, **more}
+    return {
+        "LOCKSTEP_CRASH": json.dumps({**order, "victim": victim, "flag": str(flag)}),
+        "PYTHONPATH": str(Path(__file__).parent / "hook"),
+    }
 
 
 @pytest.fixture
@@ -310,7 +326,57 @@ def test_after_a_kill_the_same_commands_end_equal(
     request: pytest.FixtureRequest,
 ) -> None:
     bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
-    line = line_of(commands, case, source, target, bucket, tmp_path)
+    ends_equal_after(case, line_of(commands, case, source, target, bucket, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=case.id + AT_ENDPOINT, marks=pytest.mark.crash_sample if case.sample else pytest.mark.matrix
+        )
+        for case in at_endpoint()
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_after_a_kill_the_same_commands_end_equal_at_a_connect_endpoint(
+    case: Case,
+    commands: ForkedCommands,
+    source_database: SourceDatabase,
+    target: MariaDb,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
+    line = line_of(commands, case, source_database, target, bucket, tmp_path)
+    with endpoint_of(line, case) as line.endpoint:
+        ends_equal_after(case, line)
+
+
+@contextmanager
+def endpoint_of(line: Line, case: Case, **more: str) -> Iterator[ConnectServer]:
+    """A Connect server to which the line's jobs go from now on. more: of the case's order."""
+    servers = {"target": line.target, "meta": line.target, "s3": line.bucket}
+    victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
+    # In the driver, a case that is about it strikes by the driver's own environment.
+    environ = {} if case.killed in (TASK, DRIVER) or victim == "connect" else armed(case, victim, line.flag, **more)
+    text = line.pipeline.read_text().partition("\n# Who finds")[0] + "\n"
+    conf, jars = {}, ()
+    if line.bucket is not None:
+        environ |= {"AWS_ACCESS_KEY_ID": line.bucket.access_key, "AWS_SECRET_ACCESS_KEY": line.bucket.secret_key}
+        job = job_of("merge", (), parse(text, where="crash"), (), local=True)
+        few = {"spark.hadoop.fs.s3a.attempts.maximum": "2", "spark.hadoop.fs.s3a.retry.limit": "2"}
+        conf, jars = {name: value for name, value in job.conf.items() if ".s3a." in name} | few, job.jars
+    with ConnectServer.start(environ=environ, conf=conf, jars=",".join(jars)) as server:
+        spark = {"session": "remote", "master": server.url, "driver_mib": 0}
+        line.pipeline.write_text(f"{text}spark: {json.dumps(spark)}\n")
+        yield server
+
+
+def ends_equal_after(case: Case, line: Line) -> None:
+    """Something is killed; the same commands then end as they would have."""
     command = {"extract": "extract", "copy": "snapshot", "repair": "repair", "verify": "verify"}.get(case.step, "run")
     if command == "snapshot":
         begin_after_rows(line)

@@ -1,25 +1,30 @@
 """A run that sleeps at a durable step while another takes over and later changes are applied: when it wakes, it changes
-nothing, whether the table has a key or not."""
+nothing, whether the table has a key or not. So does what a Spark Connect endpoint still does for a run that was killed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.spark import ConnectServer
 from tests.crash.cases import COMMIT, META, PLAN, SUBMIT, WRITE
 
 ROOT = Path(__file__).parents[2]
+HOOK = str(Path(__file__).parent / "hook")
 TABLES = {
     "orders": "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))",
     "plain": "(id INT, customer INT, status VARCHAR(20))",
@@ -74,6 +79,13 @@ STEPS = {
     "checked": (*SUBMIT, "after", 4),
     "before the commit": (META, "Meta.commit_run", "before", 1),
 }
+AT_WORKERS = {
+    "merging": ("cdc_core.model.merged", "merged_schema", "before", 1),
+    "filtering": ("cdc_core.target.versions", "versions_of", "after", 1),
+    "before a shard is written": (WRITE, "write_shard", "before", 1),
+    "reading back": ("cdc_core.target.compare", "outcomes", "before", 1),
+}
+"""Steps of Spark's executors."""
 
 
 class Nap:
@@ -87,17 +99,20 @@ class Nap:
         environ = {**os.environ, "SOURCE": self.source.server.url, "TARGET": self.target.url}
         paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
         if step:
-            module, function, when, call = STEPS[step]
-            order = {"module": module, "function": function, "when": when, "call": call}
-            environ["LOCKSTEP_CRASH"] = json.dumps(
-                {**order, "victim": "process", "flag": str(self.flag), "signal": "SIGSTOP"}
-            )
-            paths.insert(0, str(Path(__file__).parent / "hook"))
+            environ |= self.armed(*STEPS[step])
+            paths.insert(0, HOOK)
         return subprocess.Popen(
             [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file), "--json"],
             env={**environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
+
+    def armed(self, module: str, function: str, when: str, call: int) -> dict[str, str]:
+        """The variable that puts a process to sleep."""
+        order = {"module": module, "function": function, "when": when, "call": call}
+        return {
+            "LOCKSTEP_CRASH": json.dumps({**order, "victim": "process", "flag": str(self.flag), "signal": "SIGSTOP"})
+        }
 
     def done(self, *arguments: str) -> Any:
         with self.command(*arguments) as process:
@@ -181,3 +196,76 @@ def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_
     assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
     nap.assert_equal()
     assert nap.done("run", "--staged")["batches"] == 0
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("step", AT_WORKERS)
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, step: str) -> None:
+    """A worker sleeps there while its run is killed, and another run takes over and applies later changes."""
+    environ = {"PYTHONPATH": HOOK, **nap.armed(*AT_WORKERS[step])}
+    # Otherwise the endpoint would end the query by itself, after five minutes.
+    kept = {"spark.connect.execute.manager.detachedTimeout": "2h"}
+    with ConnectServer.start(environ=environ, conf=kept) as server:
+        spark = {"session": "remote", "master": server.url, "driver_mib": 0}
+        nap.file.write_text(f"{nap.file.read_text()}spark: {json.dumps(spark)}\n")
+        nap.done("extract")
+        killed = nap.command("run", "--staged")
+        while not nap.flag.exists():
+            assert killed.poll() is None, killed.communicate()
+            time.sleep(0.2)
+        for one in [killed.pid, *drivers_of(nap.folder)]:
+            os.kill(one, signal.SIGKILL)
+        killed.communicate()
+        nap.source.execute(*LATER)
+        assert nap.done("run")["batches"] > 0
+        nap.assert_equal()
+        nap.source.execute(
+            *TRUNCATING, "INSERT INTO orders VALUES (1, 1, 'last')", "INSERT INTO plain VALUES (1, 1, '')"
+        )
+        nap.done("run")
+        nap.assert_equal()
+        assert jobs_of(server)["Start"] > jobs_of(server)["End"], "what the killed run has asked for is not done yet"
+        (worker,) = [one for one in workers_of(server) if state_of(one) == "T"]
+        os.kill(worker, signal.SIGCONT)
+        while jobs_of(server)["Start"] > jobs_of(server)["End"]:
+            time.sleep(0.2)
+        nap.assert_equal()
+        nap.source.execute(
+            "UPDATE orders SET status = 'over'", "DELETE FROM plain", "INSERT INTO plain VALUES (2, 2, 'x')"
+        )
+        assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
+        nap.assert_equal()
+
+
+def drivers_of(folder: Path) -> list[int]:
+    """The processes that carry out the jobs of a run whose pipeline is in the folder."""
+    return [pid for pid, line in command_lines() if "run_jobs" in line and str(folder) in line]
+
+
+def command_lines() -> Iterator[tuple[int, str]]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+
+
+def workers_of(server: ConnectServer) -> list[int]:
+    """Below the server: the daemon that makes Python workers, and these."""
+    found, seen = [server.pid], 0
+    while seen < len(found):
+        for path in Path(f"/proc/{found[seen]}/task").glob("*/children"):
+            found += map(int, path.read_text().split())
+        seen += 1
+    return found[1:]
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def jobs_of(server: ConnectServer) -> Counter[str]:
+    """How many jobs have begun and ended."""
+    (log,) = server.events.iterdir()
+    return Counter(re.findall(r'"SparkListenerJob(Start|End)"', log.read_text()))

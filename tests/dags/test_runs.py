@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import lockstep
 from tests.dags.airflow_line import Line, ended, fill, now
 
 
@@ -97,6 +98,37 @@ def files_with(text: str, folder: Path) -> list[str]:
     Files may come and go meanwhile."""
     grep = subprocess.run(["grep", "-rlsF", "-e", text, folder], capture_output=True, text=True, check=False)
     return grep.stdout.splitlines()
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_the_retention_dag_compacts_each_closed_window_and_what_is_read_stays(
+    line: Callable[..., Line], source_database: Any, tmp_path: Path
+) -> None:
+    run = line("packed", batch_rows=10, more="retention: {keep: 1d, compact: window}")
+    fill(source_database, 40)
+    run.run(now())
+    time.sleep(61 - time.time() % 60)
+    fill(source_database, 10, first=40)
+    run.run(now())
+    before = rows_of(tmp_path / "stage", source_database.name)
+    assert sorted(row["id"] for row in before) == list(range(50))
+    packing = replace(run, suffix="_retention")
+    assert packing.start(None, dry_run=True).wait(timeout=240) == 0, packing.output[-6000:]
+    assert not list((tmp_path / "stage").glob("compacted/**/*.parquet"))
+    assert packing.start(None).wait(timeout=240) == 0, packing.output[-6000:]
+    assert packing.states() == {task: ["success"] for task in ("purge", "compact", "sweep")}
+    shown, done = [value for task, key, value in packing.xcoms() if (task, key) == ("compact", "return_value")]
+    assert done == shown
+    assert 1 <= done["ranges"] <= done["files"] < done["files_before"]
+    assert len(list((tmp_path / "stage").glob("compacted/**/*.parquet"))) == done["files"]
+    assert rows_of(tmp_path / "stage", source_database.name) == before
+
+
+def rows_of(stage: Path, database: str) -> list[dict[str, Any]]:
+    """All changes of the table, as an analyst reads them."""
+    found: list[dict[str, Any]] = lockstep.open(stage)[f"{database}.t"].changes().to_arrow().to_pylist()
+    return found
 
 
 @pytest.mark.matrix

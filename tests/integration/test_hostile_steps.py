@@ -122,7 +122,9 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
     shard = destination.shards[0]
     with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
         file.add(rows)
-        write_shard(shard.server, ShardWrite("run", "t", shard.facts), file, pause=lambda _: None)
+        write_shard(
+            shard.server, ShardWrite("run", "t", shard.facts, shard.table.placement), file, pause=lambda _: None
+        )
         with translating("read back"), open_session(shard.server, place.database, where="read back") as connection:
             outcomes(connection, shard.facts, rows, destination.layout_of(shard), scratch=Path(folder))
     return []

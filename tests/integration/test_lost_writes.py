@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.apply import lost_writes
-from cdc_core.config import Pipeline, parse
+from cdc_core.config import ONE_TABLE, Pipeline, parse
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta, PlannedRun
 from cdc_core.model.run import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
@@ -69,7 +69,9 @@ class Line:
     def write(self, plan: RunPlan, table: str, *, ledger: bool = True) -> WriteCounts:
         with self.server.connect(self.name) as connection, connection.cursor() as cursor:
             facts = TableFacts(self.name, f"t{table}", (), ())
-            counts = note(cursor, ShardWrite(plan.run_id, table, facts, ledger=ledger), counts_of(self, table))
+            counts = note(
+                cursor, ShardWrite(plan.run_id, table, facts, ONE_TABLE, ledger=ledger), counts_of(self, table)
+            )
             connection.commit()
         self.history.append((plan.run_id, table))
         return counts

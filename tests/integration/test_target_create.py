@@ -142,7 +142,7 @@ def write(pair: Pair, pipeline: config.Pipeline, schema: TableSchema, rows: pa.R
     columns = dict(zip(rows.schema.names, rows.columns, strict=True)) | notes
     with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
         file.add(pa.record_batch(columns))
-        done = write_shard(shard.server, ShardWrite("run", schema.name, shard.facts), file)
+        done = write_shard(shard.server, ShardWrite("run", schema.name, shard.facts, shard.table.placement), file)
     assert done.counts.written == count
     return destination
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_core.config import TargetTable
+from cdc_core.config import ONE_TABLE, TargetTable
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import KEY_CHAIN
 from cdc_core.model.schema import parse_column_type
@@ -83,7 +83,7 @@ def test_values_of_every_type_come_along_to_the_new_key(odd: Table) -> None:
         LoadFile(Path(folder), destination.layout_of(destination.shards[0])) as file,
     ):
         file.add(settled.rows)
-        write_shard(odd.server, ShardWrite("run", "shop.odd", odd.facts), file)
+        write_shard(odd.server, ShardWrite("run", "shop.odd", odd.facts, ONE_TABLE), file)
     assert unequal(odd) == []
     odd.query(f"DELETE FROM {odd.facts.name} WHERE id = 1")
     _, settled = arrived(odd, 8)  # the run again: the row stands under its new key, for the write to take

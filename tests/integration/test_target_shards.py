@@ -87,7 +87,7 @@ def write(destination: Destination, rows: pa.RecordBatch, shards: Sequence[int])
         mine = rows.take(pa.array([at for at, of in enumerate(shards) if of == number], pa.int64()))
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
             file.add(mine)
-            write_shard(shard.server, ShardWrite("run", "shop.t", shard.facts, placement=shard.table.placement), file)
+            write_shard(shard.server, ShardWrite("run", "shop.t", shard.facts, shard.table.placement), file)
             with Sessions() as sessions:
                 layout = destination.layout_of(shard)
                 found += outcomes(sessions.of(shard), shard.facts, mine, layout, scratch=Path(folder))

@@ -262,6 +262,29 @@ def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_th
     line.adds_up(present)
 
 
+def test_files_that_a_killed_attempt_adds_after_the_next_one_has_ended_count_for_nothing(line: Line) -> None:
+    """Nothing ends at once what executors do for a driver that is gone."""
+    line.stage.add("shop.orders", replace(ORDERS, table="orders"), FIRST)
+    plan = line.stage.plan("late", {"shop.orders": ["id"]})
+    merge(line.job(plan, target=None))
+    job = line.job(plan)
+    (table,) = job.tables()
+
+    def add_late(folder: str, paths: Sequence[str]) -> None:
+        for path in paths:
+            name = path.rpartition("/")[2]
+            for place in (f"late-{name}", f"another/{name}"):
+                job.store.put(f"{folder}/{place}", job.store.get(path))
+
+    add_late(job.merged("shop.orders"), job.merged_files(table))
+    apply_filter(line.job(plan))
+    add_late(job.filtered("shop.orders"), job.filtered_files(table))
+    write(line.job(plan))
+    check(line.job(plan))
+    line.adds_up(plan)
+    assert sum(len(rows) for rows in line.rows().values()) == len(FIRST)
+
+
 def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(line: Line) -> None:
     line.run(*FIRST, order("d", 7, 7, "c7", 30))
     plan = line.run(
@@ -603,7 +626,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     apply_filter(job)
     (table,) = job.tables()
     d, t = shard.split(".")
-    paths = job.files_in(job.filtered("shop.orders"))
+    paths = job.filtered_files(table)
     pieces = shard_pieces(job, job.destination(table), paths, arrivals=True, shards=[2 * int(d) + int(t)])
     done, error = together(write_pieces(job, pieces))
     assert error is None

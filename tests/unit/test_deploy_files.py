@@ -66,6 +66,7 @@ def test_the_pipeline_of_the_compose_set_names_what_the_set_exports() -> None:
 
 def test_every_image_of_the_compose_set_is_pinned_by_a_tag() -> None:
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
-    pulled = {one["image"] for one in compose["services"].values() if "build" not in one}
+    images = {one["image"] for one in compose["services"].values()}
+    pulled = {one for one in images if not one.startswith("localhost/")}
     assert len(pulled) == 3
     assert [one for one in pulled if not re.search(r":[\w.-]*\d", one)] == []
