@@ -75,6 +75,7 @@ def test_a_bucket_is_compacted_as_a_directory_is(
         assert len(one.staged.paths("changes/")) == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("removing", [False, True])
 def test_killed_at_any_step_in_a_bucket_nothing_is_lost_or_seen_twice(
     s3_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removing: bool
