@@ -12,10 +12,11 @@ is left out: each is equal, explained by a change that the reader or the target 
     ?       ?        the rows differ, and the stage has never seen the key: nothing says which is wrong
 
 A side is right if its row is one of the states that the key had while the side was read, and unknown ("?") if it is
-not, and the stage does not know the state before. Where the stage has no earlier change, what the first change of the
-key says of the row before it (an insert: none) is one of these states. A side that has none of them is still unknown:
-a target may not have the rows of a table that was not copied. Where one side is unknown, the key is unsettled if a
-change of it was under way, else judged by the other side.
+not, and the stage does not know the state before. Where no earlier change was read, what the first change of the key
+says of the row before it (an insert: none) is one of these states: either the stage has no earlier change, or
+`known_from` has found that this says enough. If the stage lacks rows, a side that has none of these states is still
+unknown: a target may not have the rows of a table that was not copied. Where one side is unknown, the key is unsettled
+if a change of it was under way, else judged by the other side.
 """
 
 from __future__ import annotations
@@ -163,17 +164,26 @@ class Comparison:
         found: pa.Table = self._db.sql("SELECT k FROM differing").to_arrow_table()
         return found.column(0).combine_chunks()
 
-    def known_from(self, lows: Mapping[str, int]) -> int | None:
+    def known_from(self, lows: Mapping[str, int], consumed_before: int) -> int | None:
         """The order key before which no change matters: each key that differs has one from there on that its source row
-        (read at `lows` or later, by source) and its target row must have. None while some key has none."""
-        places = [{"of_source": source, "low": low, "high": low} for source, low in lows.items()]
+        (read at `lows` or later, by source) and its target row must have; or, from there on, all changes that may be
+        under way, of which the first says what the row was before. None while some key has neither.
+
+        consumed_before: changes before this order key were consumed.
+        """
+        places = [{"of_source": source, "low": low, "high": min(low, consumed_before)} for source, low in lows.items()]
         with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
             ((unknown, known),) = self._rows(
-                "SELECT count(*) FILTER (WHERE before_read IS NULL OR applied IS NULL), "
-                "min(least(before_read, applied)) FROM ("
-                "SELECT d.k, max(e.seq) FILTER (WHERE e.sure_seq < b.low) AS before_read, "
-                "max(e.seq) FILTER (WHERE e.consumed) AS applied FROM differing d LEFT JOIN events e ON e.k = d.k "
-                "LEFT JOIN taken b ON b.of_source = e.of_source GROUP BY d.k)"
+                f"""WITH keys AS (
+  SELECT d.k, max(e.seq) FILTER (WHERE e.sure_seq < b.low) AS before_read,
+    max(e.seq) FILTER (WHERE e.consumed) AS applied, any_value(b.high) AS settled,
+    min({_ORDER}) FILTER (WHERE e.seq IS NOT NULL) AS first
+  FROM differing d LEFT JOIN events e ON e.k = d.k LEFT JOIN taken b ON b.of_source = e.of_source GROUP BY d.k),
+known AS (
+  SELECT CASE WHEN before_read IS NOT NULL AND applied IS NOT NULL THEN least(before_read, applied) END AS both_have,
+    CASE WHEN f.k IS NOT NULL AND NOT EXISTS (SELECT 1 FROM events WHERE k IS NULL) THEN settled END AS told
+  FROM keys LEFT JOIN formers f ON f.k = keys.k AND keys.first = {{'seq': f.seq, 'ordinal': f.ordinal}})
+SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(both_have, told)) FROM known"""
             )
         return None if unknown or known is None else int(known)
 
@@ -288,7 +298,8 @@ FROM source_side s JOIN target_side t USING (k)"""
 {side}_states AS (
   SELECT k, v.g AS g, v.partial AS partial, false AS touched FROM {side}_last
   UNION ALL
-  SELECT k, NULL, {"false" if whole else "true"}, false FROM differing WHERE k NOT IN (SELECT k FROM {side}_last)
+  SELECT k, NULL, {"false" if whole else "true"}, false FROM differing
+  WHERE k NOT IN (SELECT k FROM {side}_last) {"AND k NOT IN (SELECT k FROM first)" if whole else ""}
   UNION ALL
   SELECT k, g, false, false FROM first WHERE k NOT IN (SELECT k FROM {side}_last)
   UNION ALL

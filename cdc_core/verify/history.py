@@ -39,6 +39,8 @@ from cdc_core.verify.comparison import EVENT_COLUMNS
 from cdc_core.verify.shape import Shape
 
 _ROWS = 65_536
+_NEVER = (1 << 63) - 1
+"""Behind all order keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ def events(
     consumed: AbstractSet[str],
     *,
     wanted: pa.Array | None = None,
-    known_from: Callable[[], int | None] = lambda: None,
+    known_from: Callable[[int], int | None] = lambda _: None,
 ) -> Iterator[pa.Table]:
     """The staged changes of the table, the newest first: EVENT_COLUMNS.
 
     manifests: of all sources. consumed: ids of the batches that the target had consumed before its rows were read.
-    wanted: the keys whose changes are wanted; None for all. known_from: asked before each file; changes before that
-    order key cannot say more about the wanted keys, if one source table has fed the table. None while they may.
+    wanted: the keys whose changes are wanted; None for all. known_from: asked before each file, with the order key
+    before which all changes were consumed: changes before the one that it returns cannot say more about the wanted
+    keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
     ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
@@ -93,8 +96,10 @@ def events(
     found = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
+    pending = (seq for event in found for seq, consumed_ in event.batches.items() if not consumed_)
+    consumed_before = min(pending, default=_NEVER)
     for event in sorted(found, key=lambda one: one.part.part.max_seq, reverse=True):
-        known = known_from() if alone else None
+        known = known_from(consumed_before) if alone else None
         if known is not None and event.part.part.max_seq < known:
             break
         with open_intact(store, event.part.part) as file:

@@ -276,7 +276,8 @@ class Table:
         lows = {span.source: span.low.seq for span in spans}
         for events in history.events(
             self._job.store, chains, self._shape, consumed,
-            wanted=comparison.differing_keys(), known_from=lambda: comparison.known_from(lows),
+            wanted=comparison.differing_keys(),
+            known_from=lambda consumed_before: comparison.known_from(lows, consumed_before),
         ):  # fmt: skip
             comparison.add_events(events)
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}

@@ -63,10 +63,16 @@ Values = list[str | None]
 
 
 def judged(
-    folder: Path, cases: Sequence[tuple[World, Values, Values]], *, known_from: int | None = None, formers: bool = False
+    folder: Path,
+    cases: Sequence[tuple[World, Values, Values]],
+    *,
+    known_from: int | None = None,
+    formers: bool = False,
+    by_file: int = 0,
 ) -> tuple[Verdict, dict[str, Wrong]]:
     """Each world is a source of its own; findings by `world/key`. known_from: changes before it are not staged.
-    formers: a change says what its row was before."""
+    formers: a change says what its row was before. by_file: so many changes of the only world are read at a time, the
+    newest first, until no earlier one matters."""
     with Comparison(folder, keyed=True) as comparison:
         bounds, events = {}, []
         rows: dict[str, list[tuple[str, str]]] = {"source": [], "target": []}
@@ -101,7 +107,18 @@ def judged(
             keys, texts = pa.array([k for k, _ in there], pa.string()), pa.array([v for _, v in there], pa.string())
             comparison.add(side, keys, texts, pa.array([0] * len(there), pa.int64()))
         comparison.differing()
-        comparison.add_events(pa.Table.from_pylist(events, EVENT_COLUMNS))
+        if by_file:
+            ((world, _, _),) = cases
+            last = max((one["seq"] for one in events), default=-1)
+            while last >= 0:
+                known = comparison.known_from({"s0": world.low}, world.consumed)
+                if known is not None and last < known:
+                    break
+                some = [one for one in events if last - by_file < one["seq"] <= last]
+                comparison.add_events(pa.Table.from_pylist(some, EVENT_COLUMNS))
+                last -= by_file
+        else:
+            comparison.add_events(pa.Table.from_pylist(events, EVENT_COLUMNS))
         verdict = comparison.judge(bounds, whole=known_from is None)
         return verdict, {one.key: one.wrong for one in comparison.findings(1000)}
 
@@ -179,6 +196,47 @@ def test_a_row_that_no_change_explains_is_a_finding_that_accuses_the_right_side(
         assert verdict.unsettled == 0
 
     check()
+
+
+@pytest.mark.parametrize("examples", [25, pytest.param(1000, marks=pytest.mark.matrix)])
+def test_what_is_not_read_because_it_cannot_matter_does_not_matter(
+    tmp_path_factory: pytest.TempPathFactory, examples: int
+) -> None:
+    @settings(max_examples=examples)
+    @given(seed=st.integers(0), by_file=st.sampled_from([1, 2, 3]), where=st.sampled_from([*FAULTS, ""]))
+    def check(seed: int, by_file: int, where: str) -> None:
+        chance = random.Random(seed)
+        world, key = any_world(chance), chance.randrange(KEYS)
+        source, target = sides(world)
+        fault = chance.choice(["fault", None, *"abc"])
+        if where in ("target", "both"):
+            target[key] = fault
+        if where in ("source", "both"):
+            source[key] = fault
+        case = [(world, source, target)]
+        everything = judged(tmp_path_factory.mktemp("c"), case)
+        assert judged(tmp_path_factory.mktemp("c"), case, formers=True, by_file=by_file) == everything
+
+    check()
+
+
+def test_only_what_may_be_under_way_is_read_of_a_row_that_changes(tmp_path: Path) -> None:
+    world = World((Change(0, "a"), Change(1, "x"), Change(2, "x"), Change(0, "b")), 4, 4, (4,) * KEYS, 3, (3,) * KEYS)
+    source, target = sides(world)
+    with Comparison(tmp_path, keyed=True) as comparison:
+        for side, values in (("source", source), ("target", target)):
+            keys = [f"0/{key}" for key, value in enumerate(values) if value is not None]
+            texts = [value for value in values if value is not None]
+            comparison.add(side, pa.array(keys), pa.array(texts), pa.array([0] * len(keys), pa.int64()))
+        comparison.differing()
+        assert comparison.known_from({"s": 4}, 3) is None
+        for former, value in ((False, "b"), (True, "a")):
+            event = {
+                "k": "0/0", "text": value, "place": 0, "gone": False, "partial": False, "of_source": "s",
+                "of_table": "t", "ts": 3, "seq": 3, "ordinal": 0, "sure_seq": 3, "consumed": False, "former": former,
+            }  # fmt: skip
+            comparison.add_events(pa.Table.from_pylist([event], EVENT_COLUMNS))
+        assert comparison.known_from({"s": 4}, 3) == 3
 
 
 def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
