@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -66,6 +67,11 @@ def set_up(tree: Tree) -> None:
         tree.setup()
     except SandboxError as error:
         pytest.skip(f"not tested: {tree.name}: {error}")
+
+
+def pytest_unconfigure() -> None:
+    """Commands that tests have called in this process froze what they had imported; DuckDB would report all of it."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
