@@ -83,7 +83,7 @@ def test_a_merge_in_parts_has_the_rows_and_counts_of_a_merge_at_once(
             at_once, counts, undone, _ = small_tables.merged_rows(job.store, small, take)
         moves = any(one.op == "u" and one.before is not None for one in changes)
         if any(one.op == "t" for one in changes):
-            with pytest.raises(NotSmallError, match="truncate|change their keys and lack values"):
+            with pytest.raises(NotSmallError, match=r"truncate|change their keys and lack values"):
                 small_tables.merge_in_parts(job.store, small, 1 << 30, parts)
             return
         try:
