@@ -47,7 +47,7 @@ from cdc_core.target.truncates import Truncates
 from cdc_core.target.versions import classify_each, versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
-from spark_jobs.job import Job, log, run, run_module
+from spark_jobs.job import Job, leave, log, run
 from spark_jobs.table_tasks import Piece, together
 from spark_jobs.unfinished_writes import end_writes
 
@@ -308,4 +308,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_module("filter")
+    from spark_jobs import filter as this
+
+    leave(this.main())

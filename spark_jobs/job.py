@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TypeVar
 
@@ -313,11 +312,8 @@ def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespac
         raise known from error
 
 
-def run_module(name: str) -> None:
-    """Runs `main` of a module of spark_jobs, which is this process's entry point, and ends the process.
-
-    It is imported by its own name: what it sends to executors they would not find in a module `__main__`.
-    """
-    status: int = import_module(f"spark_jobs.{name}").main()
+def leave(status: int) -> None:
+    """Ends the process of an entry point, which has imported its own `main` by the module's name: executors find no
+    class of a module `__main__`."""
     sys.stdout.flush()
     sys.exit(status)

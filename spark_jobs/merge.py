@@ -56,7 +56,7 @@ from cdc_core.model.version import ORIGIN_BYTES, origin_name
 from cdc_core.stage.intact import require_intact
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c
-from spark_jobs.job import Job, each_table, log, run, run_module
+from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.multiset import NET, batch_of_row, each_copy, nets
@@ -400,4 +400,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_module("merge")
+    from spark_jobs import merge as this
+
+    leave(this.main())

@@ -35,7 +35,7 @@ from cdc_core.words import counted
 from spark_jobs.executor_facts import ExecutorFacts, facts_of, python_version
 from spark_jobs.executors import on_executors
 from spark_jobs.failures import found
-from spark_jobs.job import run_module
+from spark_jobs.job import leave
 from spark_jobs.session import is_remote, open_session, parallelism
 from spark_jobs.shipped_code import code_archive, digest_in
 
@@ -284,4 +284,6 @@ def _is_true(conf: Mapping[str, str], name: str) -> bool:
 
 
 if __name__ == "__main__":
-    run_module("probe")
+    from spark_jobs import probe as this
+
+    leave(this.main())

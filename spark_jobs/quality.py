@@ -48,7 +48,7 @@ from spark_jobs import table_tasks
 from spark_jobs.arrow_changes import in_ranges
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
-from spark_jobs.job import Job, each_table, log, run, run_module
+from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.key_changes import NO_LABEL, exact
 from spark_jobs.merge import read_changes
 from spark_jobs.merge_rules import row_columns
@@ -398,4 +398,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_module("quality")
+    from spark_jobs import quality as this
+
+    leave(this.main())

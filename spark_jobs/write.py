@@ -37,7 +37,7 @@ from cdc_core.target.write import ShardResult, ShardWrite, write_shard
 from spark_jobs import table_tasks
 from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
-from spark_jobs.job import Job, log, run, run_module
+from spark_jobs.job import Job, leave, log, run
 from spark_jobs.multiset import last_batches
 from spark_jobs.table_tasks import Piece, together
 
@@ -226,4 +226,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    run_module("write")
+    from spark_jobs import write as this
+
+    leave(this.main())
