@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,23 @@ from spark_jobs import small_tables
 from spark_jobs.arrow_changes import Memory, NotSmallError
 from spark_jobs.arrow_parts import parts_of_keys
 from spark_jobs.job import Job
-from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, winners
+from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, winners
 from tests.spark.staged_changes import Stage, table_schema
 from tests.spark.test_merge import CASES, model_values, pipeline
 
 HISTORIES = table_schema("shop.items", COLUMNS, KEY)
+
+
+def staged(folder: Path, changes: Sequence[Change], files: int, on_truncate: str, data: st.DataObject) -> Job:
+    """A job that merges the changes, which each source has in so many files, in any order."""
+    stage = Stage(folder)
+    for source in sorted({change.source for change in changes}):
+        mine = data.draw(st.permutations([change for change in changes if change.source == source]))
+        for number in range(min(files, len(mine))):
+            stage.add("shop.items", HISTORIES, mine[number::files])
+    plan = stage.plan("r", {"shop.items": list(KEY)}, on_truncate=on_truncate)
+    spark: Any = None
+    return Job(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -32,14 +45,7 @@ def test_the_merge_in_memory_is_what_the_model_of_history_says(case: str, files:
     drawn, on_truncate = CASES[case]
     changes = data.draw(drawn).changes
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        for source in sorted({change.source for change in changes}):
-            mine = data.draw(st.permutations([change for change in changes if change.source == source]))
-            for number in range(min(files, len(mine))):
-                stage.add("shop.items", HISTORIES, mine[number::files])
-        plan = stage.plan("r", {"shop.items": list(KEY)}, on_truncate=on_truncate)
-        spark: Any = None
-        job = Job(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+        job = staged(Path(folder), changes, files, on_truncate, data)
         small = small_tables._small(job, job.merge_set.tables[0])
         if len({change.source for change in changes}) > 1 and any(change.absent for change in changes):
             assert small is None
@@ -68,14 +74,7 @@ def test_a_merge_in_parts_has_the_rows_and_counts_of_a_merge_at_once(
     drawn, on_truncate = CASES[case]
     changes = data.draw(drawn).changes
     with tempfile.TemporaryDirectory() as folder:
-        stage = Stage(Path(folder))
-        for source in sorted({change.source for change in changes}):
-            mine = data.draw(st.permutations([change for change in changes if change.source == source]))
-            for number in range(min(files, len(mine))):
-                stage.add("shop.items", HISTORIES, mine[number::files])
-        plan = stage.plan("r", {"shop.items": list(KEY)}, on_truncate=on_truncate)
-        spark: Any = None
-        job = Job(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+        job = staged(Path(folder), changes, files, on_truncate, data)
         small = small_tables._small(job, job.merge_set.tables[0])
         assume(small is not None)
         assert small is not None
