@@ -70,7 +70,7 @@ def _latencies(top: int, pieces: Mapping[int, Sequence[float]]) -> Iterator[str]
         )
     line: list[str] = []
     for piece, took_s in pieces.items():
-        move = "L" if line and piece - 1 in pieces else "M"  # without a write there is no median
+        move = "L" if line and piece - 1 in pieces else "M"  # a piece without writes has no median
         line.append(f"{move}{_place((piece + 0.5) * _PIECE_S):.1f} {top + _height(statistics.median(took_s)):.1f}")
     yield f'<path d="{" ".join(line)}" fill="none" stroke="{_MEDIAN}" stroke-width="1.5"/>'
 

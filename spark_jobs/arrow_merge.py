@@ -152,7 +152,7 @@ def _sides(changes: Changes, key: Sequence[str], part: tuple[int, int] | None = 
 
 def _numbered(columns: Sequence[Numbers]) -> Numbers:
     """One number for each different combination."""
-    found = columns[0] + 1  # -1 stands for no value
+    found = columns[0] + 1  # -1: no value
     for codes in columns[1:]:
         span = int(codes.max(initial=0)) + 2
         if int(found.max(initial=0)) >= _MOST // span:
@@ -505,8 +505,8 @@ def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:
     rows = np.flatnonzero(lacks)
     if not len(rows):
         return pa.nulls(count, pa.string()), lacks
-    pattern = _dense(_numbered([flags[rows].astype(np.int64) for flags in unknown.values()]))
-    _, first = np.unique(pattern, return_index=True)
+    numbers = _numbered([flags[rows].astype(np.int64) for flags in unknown.values()])
+    _, first, pattern = np.unique(numbers, return_index=True, return_inverse=True)
     texts = [
         json.dumps([name for name, flags in unknown.items() if flags[row]], ensure_ascii=False, separators=(",", ":"))
         for row in rows[first].tolist()

@@ -52,12 +52,13 @@ class ExistingWayBack:
             self.extract()
         except LockstepError as error:
             return f"the log of the old tables cannot be read to its end: {error}"
-        led = self.meta.latest_cutover(self.pipeline.pipeline)
+        led, store = self.meta.latest_cutover(self.pipeline.pipeline), open_stage(self.pipeline.stage)
         reached = led.details.get("reached", {}) if led is not None else {}
-        for source, place in reached.items():
+        for source, text in reached.items():
+            place = Position.from_text(text)
             for one in self.meta.batches(source):
-                if one.end > Position.from_text(place) and not one.copied:
-                    found = _unlike_rows(manifests.read(open_stage(self.pipeline.stage), source, one.begin))
+                if one.end > place and not one.copied:
+                    found = _unlike_rows(manifests.read(store, source, one.begin))
                     if found:
                         return f"the log of the old tables has more than changes of rows: {found}"
         return ""

@@ -40,7 +40,7 @@ from cdc_core.verify.shape import Shape
 
 _ROWS = 65_536
 _NEVER = (1 << 63) - 1
-"""Behind all order keys."""
+"""After all order keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def events(
     found = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
-    pending = (seq for event in found for seq, consumed_ in event.batches.items() if not consumed_)
+    pending = (seq for event in found for seq, is_consumed in event.batches.items() if not is_consumed)
     consumed_before = min(pending, default=_NEVER)
     for event in sorted(found, key=lambda one: one.part.part.max_seq, reverse=True):
         known = known_from(consumed_before) if alone else None
@@ -151,7 +151,7 @@ def _formers(rows: pa.RecordBatch, keys: pa.Array, shape: Shape, event: _Event) 
         images = before_images(updated)
         stayed = pc.equal(_texts(images, shape.key_or_all, shape, event), of_updated)
         yield from _former(images.filter(stayed), updated.filter(stayed), shape, event, of_updated.filter(stayed))
-        came = pc.invert(stayed)  # from another key: under this one there was no row
+        came = pc.invert(stayed)  # from another key: this one had no row
         yield _table(updated.filter(came), shape, event, gone=True, keys=of_updated.filter(came), former=True)
     inserted, of_inserted = chosen(ops == INSERT)
     yield _table(inserted, shape, event, gone=True, keys=of_inserted, former=True)
