@@ -2,8 +2,9 @@
 
     lockstep          `lockstep snapshot` into an empty stage: the start of the log, chunks, Parquet (zstd) with all
                       bookkeeping columns and hashes, fsync, manifest and meta (SQLite)
-    mydumper          INSERT statements, uncompressed, split by `--rows` where several threads read
-    mysqldump         one thread, INSERT statements (on MariaDB: mariadb-dump)
+    mydumper          INSERT statements, split by `--rows` where several threads read; as they are, and
+                      compressed by its own `--compress` (gzip)
+    mysqldump         one thread, INSERT statements (on MariaDB: mariadb-dump); as they are, and through `zstd -1`
     rivet-cli         `rivet run` of one table into Parquet, one thread, or its chunks in parallel
     pymysql+pyarrow   SSCursor, and ParquetWriter with zstd
 
@@ -15,9 +16,11 @@ this machine does not have is left out, and said so. All must bring every row.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -166,13 +169,13 @@ def lockstep(readers: int) -> Way:
 def _statements(folder: Path) -> int:
     """Rows in files of INSERT statements: `(` begins each, and no value has a line break."""
     count = 0
-    for path in folder.glob("dump/*.sql"):
-        with path.open("rb") as file:
+    for path in folder.glob("dump/*.sql*"):
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             count += sum(line.startswith((b"(", b",(")) or b"VALUES(" in line or b"VALUES (" in line for line in file)
     return count
 
 
-def mydumper(server: SqlServer, threads: int, rows: int) -> Way | None:
+def mydumper(server: SqlServer, threads: int, rows: int, *options: str) -> Way | None:
     program = shutil.which("mydumper")
     if program is None:
         return None
@@ -182,32 +185,38 @@ def mydumper(server: SqlServer, threads: int, rows: int) -> Way | None:
         return [
             program, f"--host={server.host}", f"--port={server.port}", f"--user={server.user}",
             f"--password={server.password}", f"--database={DATABASE}", f"--tables-list={TABLE}",
-            f"--threads={threads}", f"--outputdir={folder}/dump", "--less-locking", *split,
+            f"--threads={threads}", f"--outputdir={folder}/dump", "--less-locking", *split, *options,
         ]  # fmt: skip
 
     return Way(command, _statements)
 
 
-def mysqldump(server: SqlServer) -> Way | None:
+def mysqldump(server: SqlServer, *, compressed: bool = False) -> Way | None:
     if isinstance(server, MariaDb):
         program: tuple[str, ...] | None = (f"{MariaDb.fetch()}/bin/mariadb-dump",)
     else:
         program = MySql.client("mysqldump")
-    if program is None:
+    if program is None or (compressed and shutil.which("zstd") is None):
         return None
 
     def command(folder: Path) -> Sequence[str]:
         (folder / "dump").mkdir()
-        return [
+        dump = [
             *program, "--no-defaults", f"--host={server.host}", f"--port={server.port}", f"--user={server.user}",
             "--protocol=TCP", f"--password={server.password}", "--single-transaction", "--quick",
-            "--extended-insert", f"--result-file={folder}/dump/all.sql", DATABASE, TABLE,
+            "--extended-insert", DATABASE, TABLE,
         ]  # fmt: skip
+        through = " | zstd -1 -q" if compressed else ""
+        return ["bash", "-c", f"set -o pipefail; {shlex.join(dump)}{through} > dump/all.sql{'.zst' * compressed}"]
 
-    # One statement has many rows in a line; a row ends with a parenthesis that no value has.
-    return Way(command, lambda folder: (folder / "dump/all.sql").read_bytes().count(b"),(") + (
-        folder / "dump/all.sql"
-    ).read_bytes().count(b"INSERT INTO"))  # fmt: skip
+    def rows(folder: Path) -> int:
+        if compressed:
+            subprocess.run(["zstd", "-d", "-q", "dump/all.sql.zst"], cwd=folder, check=True)
+        # One statement has many rows in a line; a row ends with a parenthesis that no value has.
+        text = (folder / "dump/all.sql").read_bytes()
+        return text.count(b"),(") + text.count(b"INSERT INTO")
+
+    return Way(command, rows)
 
 
 def rivet_run(program: Path, threads: int, rows: int) -> Way:
@@ -271,9 +280,12 @@ def ways(server: SqlServer, rows: int, threads: Sequence[int], *, slow: bool) ->
         readers = f"{count} reader" if count == 1 else f"{count} readers"
         found[f"lockstep, {readers}"] = lockstep(count)
         found[f"mydumper, {readers}"] = mydumper(server, count, rows)
+        found[f"mydumper --compress, {readers}"] = mydumper(server, count, rows, "--compress")
         if program is not None:
             found[f"rivet-cli, {readers}"] = rivet_run(program, count, rows)
-    found["mariadb-dump" if isinstance(server, MariaDb) else "mysqldump"] = mysqldump(server)
+    dump = "mariadb-dump" if isinstance(server, MariaDb) else "mysqldump"
+    found[dump] = mysqldump(server)
+    found[f"{dump} \\| zstd -1"] = mysqldump(server, compressed=True)
     if slow:
         found["PyMySQL SSCursor + pyarrow"] = pymysql_pyarrow()
     for name, way in found.items():
