@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +28,6 @@ from cdc_core.stage.compacting import compact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-
-LISTED = 1000
-"""Objects in an answer of a bucket."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +77,6 @@ def removal(load: Load) -> Cost:
 def opening(load: Load, *, compacted: bool) -> int:
     """GETs of a reader that opens the stage and then a table that changed in every batch."""
     return 2 if compacted else 2 * load.batches
-
-
-def listings(load: Load) -> int:
-    """Requests of a bucket that list the manifests of the day."""
-    return ceil(load.batches / LISTED)
 
 
 _COUNTED = ("put", "put_if_absent", "put_file", "open_output", "get", "open_input", "delete", "stat")

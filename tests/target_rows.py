@@ -15,9 +15,10 @@ import pymysql
 
 from cdc_core.config import ONE_TABLE
 from cdc_core.connections import SafeConnection, Server, parse_url
+from cdc_core.errors import combined
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
-from cdc_core.target.facts import TableFacts, table_facts
+from cdc_core.target.facts import TableFacts, table_facts, table_problems
 from cdc_core.target.load import Layout, LoadFile, Unfit, set_session
 from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.write import ShardWrite, Transact, write_shard
@@ -27,6 +28,12 @@ SHOP = (
     "n INT, kept VARCHAR(10) NULL, UNIQUE KEY code (code))"
 )
 COLUMNS: Mapping[str, pa.DataType] = {"id": pa.int64(), "code": pa.string(), "n": pa.int32()}
+
+
+def require_table(*arguments: Any, **named: Any) -> None:
+    """Raises what table_problems finds in a table, at once."""
+    if problems := table_problems(*arguments, **named):
+        raise combined(problems)
 
 
 @dataclass(frozen=True)

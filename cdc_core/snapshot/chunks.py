@@ -15,8 +15,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot.keys import Key, after, literals, numbered, ordered, selected, up_to
 from cdc_core.source.facts import as_text, explained, query
 
-MAX_CHUNK_ROWS = 1 << 24
-"""The ordinal of a row in its chunk has 24 bits."""
 _LEAST_ROWS, _MOST_ROWS = 1, 4_000_000
 FIRST_ROWS = 10_000
 """Of the chunks before the first was read, at most."""

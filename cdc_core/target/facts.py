@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote, sensible
-from cdc_core.errors import LockstepError, Refused, combined
+from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target import pairs
@@ -186,27 +186,6 @@ def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
             code="target.binlog_format",
             remedy="SET GLOBAL binlog_format = ROW (or MIXED) on the target, and binlog_format=ROW in its option file",
         )
-
-
-def require_table(
-    facts: TableFacts | None,
-    schema: TableSchema,
-    key: Sequence[str],
-    *,
-    name: str,
-    freshness: str | None = None,
-    narrower: bool = False,
-    partial: bool = False,
-    mariadb: bool = False,
-) -> TableFacts:
-    """The table, if changes of `schema` can be written to it. Raises everything that table_problems finds, at once."""
-    problems = table_problems(
-        facts, schema, key, name=name, freshness=freshness, narrower=narrower, partial=partial, mariadb=mariadb
-    )
-    if problems:
-        raise combined(problems)
-    assert facts is not None
-    return facts
 
 
 def table_problems(

@@ -61,11 +61,6 @@ def shard_count(sharding: Sharding | None) -> int:
     return sharding.whole_count if sharding.former is None else sharding.whole_count // sharding.former.of
 
 
-def shard_of(value: int | str | bytes, sharding: Sharding) -> int:
-    """The shard of one key value. Raises Refused (target.shard_key)."""
-    return int(shards_of(pa.array([value]), sharding)[0])
-
-
 def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
     """The shard of each value of a column. Raises Refused for nulls and for types that the function does not take, and
     DataAtRisk (target.foreign_row)."""

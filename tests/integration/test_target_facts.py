@@ -21,9 +21,9 @@ from cdc_core.target.destination import (
     open_destination,
     prepared_destinations,
 )
-from cdc_core.target.facts import database_grants, require_grants, require_table, table_facts
+from cdc_core.target.facts import database_grants, require_grants, table_facts
 from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
-from tests.target_rows import Winner, target_table
+from tests.target_rows import Winner, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
 SCHEMA = TableSchema(

@@ -11,8 +11,8 @@ import pytest
 from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target.facts import loaded_columns, require_grants, require_table, table_facts
-from tests.target_rows import Winner, target_table
+from cdc_core.target.facts import loaded_columns, require_grants, table_facts
+from tests.target_rows import Winner, require_table, target_table
 
 COLUMNS = {"id": pa.int64(), "a": pa.int64(), "g": pa.int64()}
 INVISIBLE_TOO = (

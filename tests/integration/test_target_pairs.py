@@ -19,11 +19,11 @@ from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.target import pairs
 from cdc_core.target.compare import outcomes
-from cdc_core.target.facts import create_table, declaration, require_table, table_facts
+from cdc_core.target.facts import create_table, declaration, table_facts
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.versions import tombstones_name
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Table, Winner, record_batch, target_table
+from tests.target_rows import Table, Winner, record_batch, require_table, target_table
 
 POINT = bytes(4) + struct.pack("<BIdd", 1, 1, 1.5, -2.5)
 U = dt.UTC

@@ -13,10 +13,14 @@ from pydantic import ValidationError
 
 from cdc_core.config import Sharding, Target
 from cdc_core.errors import DataAtRisk, Refused, UsageError
-from cdc_core.target.sharding import shard_of, shard_tables, shards_of
+from cdc_core.target.sharding import shard_tables, shards_of
 
 MOD = Sharding(key="id", databases=2, tables=4)
 HASH = Sharding(key="id", function="hash", databases=2, tables=4)
+
+
+def shard_of(value: int | str | bytes, sharding: Sharding) -> int:
+    return int(shards_of(pa.array([value]), sharding)[0])
 
 
 @pytest.mark.parametrize(("value", "shard"), [(0, 0), (7, 7), (8, 0), (-1, 7), (-8, 0), (-9, 7), (2**62 + 3, 3)])
