@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from cdc_core.apply.layouts import planned_layouts
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
-from cdc_core.apply.retyped import before_retyping, retyped_table
+from cdc_core.apply.retyped import before_new_key, before_retyping, retyped_table
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
@@ -168,6 +168,13 @@ def _plan(
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         if most_rows is not None:
             open_ = {name: _oldest(view, ids, most_rows) for name, ids in open_.items()}
+        whole = open_
+        open_ = {one.name: before_new_key(view, whole[one.name], one, schemas) for one in targets if one.name in whole}
+        if open_ != whole:
+            log.warning(
+                "run %s: the key of a table changes later on; the run ends before that, and the next one continues "
+                "there", run_id,
+            )  # fmt: skip
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas, ranges)
         if retyped := retyped_table(plan):
             log.warning(

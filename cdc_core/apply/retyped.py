@@ -1,6 +1,7 @@
-"""Where a run ends because a column's type changed: rows of both types have no common one, so that one run cannot merge
-them. It takes the batches from before, and the next run the others; between the two the target's column may be altered.
-The extractor ends a batch there (BatchWriter.retypes).
+"""Where a run ends because a column's type or the key of a table changed: rows of both types have no common one, and
+rows under two keys are not the same rows, so that one run cannot merge them. It takes the batches from before, and the
+next run the others; between the two the target's table may be altered. The extractor ends a batch there
+(BatchWriter.redefines).
 
 Pure functions. Keeps true: each source's chosen batches are the first of those that are open.
 """
@@ -8,7 +9,7 @@ Pure functions. Keeps true: each source's chosen batches are the first of those 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from cdc_core.config import Target
 from cdc_core.meta import PlanView
@@ -33,6 +34,30 @@ def before_retyping(
     view: PlanView, ids: frozenset[str], target: Target, schemas: Mapping[str, TableSchema]
 ) -> frozenset[str]:
     """The batches before the first one that has a type without a common one with theirs; all if it is the first."""
+    return _before(view, ids, target, schemas, lambda table, known: conflict(known))
+
+
+def before_new_key(
+    view: PlanView, ids: frozenset[str], target: Target, schemas: Mapping[str, TableSchema]
+) -> frozenset[str]:
+    """The batches before the first one that has another key of a source table than they have; all if it is the first.
+    Tables whose key the target's rules name have that one all along."""
+
+    def new_key(table: str, known: Sequence[TableSchema]) -> bool:
+        rule = target.table(table)
+        return rule is not None and not rule.key and len({one.key for one in known}) > 1
+
+    return _before(view, ids, target, schemas, new_key)
+
+
+def _before(
+    view: PlanView,
+    ids: frozenset[str],
+    target: Target,
+    schemas: Mapping[str, TableSchema],
+    ends: Callable[[str, Sequence[TableSchema]], bool],
+) -> frozenset[str]:
+    """ends: whether these definitions of one source table, which feeds this logical one, cannot be in one run."""
     seen: dict[tuple[str, str], dict[str, TableSchema]] = defaultdict(dict)
     batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in ids]
     batches.sort(key=lambda batch: batch.window_start_us)  # stable: within a source, the order of the stream stays
@@ -45,7 +70,7 @@ def before_retyping(
             known = seen[file.table, schema.name]
             if schema.id not in known:
                 known[schema.id] = schema
-                if conflict(list(known.values())):
+                if ends(file.table, list(known.values())):
                     return frozenset(taken) or ids
         taken.add(batch.batch_id)
     return ids

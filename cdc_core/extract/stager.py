@@ -135,8 +135,8 @@ class Stager:
             self._writer.window = self._window
 
     def _append(self, block: Block, watermark_us: int) -> None:
-        if self._writer is not None and not self._inside_transaction and self._writer.retypes(block):
-            self.commit()  # no run could merge a batch with both types
+        if self._writer is not None and not self._inside_transaction and self._writer.redefines(block):
+            self.commit()  # no run could merge a batch with both definitions
         if self._writer is None:
             self._writer = BatchWriter(
                 self._store,

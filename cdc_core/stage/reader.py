@@ -12,8 +12,9 @@ import re
 import tempfile
 import uuid
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -32,6 +33,7 @@ from cdc_core.stage.fold import state_schema, state_sql
 from cdc_core.stage.horizon import removed
 from cdc_core.stage.intact import fetch, open_intact, require_intact
 from cdc_core.stage.layout import parse_compacted
+from cdc_core.stage.needed import needed_parts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.unify import (
@@ -53,6 +55,11 @@ _MARK = "\u2402"
 _READ_OTHERWISE = (
     "read the view of its changes (the name with _changes appended), or a target, or accept the rows that are there "
     "with --partial"
+)
+
+_SINCE_THE_CHANGE = (
+    "read the state of the table (the view without a suffix), which is from after the change; or read the files of "
+    "before and after the change separately (`lockstep stage ls --files`)"
 )
 
 
@@ -115,7 +122,8 @@ def state_batches(
 
 def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
     """The schema of `table_state`; no file is opened."""
-    _, parts = _parts_by(manifests, table, as_of)
+    _, described = _parts_by(manifests, table, as_of)
+    parts = needed_parts(described, manifests, table, as_of)
     return state_schema(unified_columns(table, _definitions(parts), latest_definitions(parts)))
 
 
@@ -219,7 +227,8 @@ def by_key_batches(
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """`changes`, each a change of one key (`by_key_sql`), in order. Raises Refused (stage.key) without a key."""
-    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, until) as table_files:
+    with _duckdb() as connection, _opened(store, manifests, table, until) as opened:
+        table_files = _of_history(connection, opened, table, key)
         if not table_files.key:
             raise Refused(
                 f"{table} has no key, so it has no changes by key.",
@@ -323,16 +332,18 @@ def sql(
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
         for table in named:
-            table_files = stack.enter_context(_table_files(connection, store, manifests, table, None, as_of))
+            opened = stack.enter_context(_opened(store, manifests, table, as_of))
+            state = _of_state(connection, opened, table, None)
             reasons = {"stage.purged": purged.get(table, ""), "stage.partial": "; ".join(lacking.get(table, ()))}
             _views(
                 connection,
                 table,
                 view_names[table],
-                table_files,
+                state,
+                _history_or_refusal(connection, opened, table),
                 next((pair for pair in reasons.items() if pair[1]), None),
             )
-            files += [file for group in table_files.groups for file in group.files]
+            files += [file for group in opened.groups for file in group.files]
         _confine(connection, files)
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
@@ -435,6 +446,10 @@ def _refused(said: str) -> Refused | None:
     if said.count(_MARK) < 3:
         return None
     _, code, what, *_ = said.split(_MARK)
+    if code in ("stage.schema_conflict", "stage.key"):
+        return Refused(
+            f"The changes cannot be read as those of one table: {what}.", code=code, remedy=_SINCE_THE_CHANGE
+        )
     if code == "stage.purged":
         return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
     return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=_READ_OTHERWISE)
@@ -479,51 +494,109 @@ def _state(
     as_of: AsOf | None,
     dropped: bool = False,
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
-    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, as_of, dropped) as table_files:
+    with _duckdb() as connection, _opened(store, manifests, table, as_of, history=False) as opened:
+        table_files = _of_state(connection, opened, table, key, dropped)
         yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The parts of a moment, in local files. described: those whose definitions the table has then.
+    needed, needed_described: those that its state needs. emptied: from unify."""
+
+    parts: Sequence[StagedPart]
+    described: Sequence[StagedPart]
+    needed: Sequence[StagedPart]
+    needed_described: Sequence[StagedPart]
+    groups: tuple[FileGroup, ...]
+    needed_groups: tuple[FileGroup, ...]
+
+
 @contextmanager
-def _table_files(
-    connection: duckdb.DuckDBPyConnection,
-    store: ObjectStore,
-    manifests: Sequence[Manifest],
-    table: str,
-    key: Sequence[str] | None,
-    as_of: AsOf | None,
-    dropped: bool = False,
-) -> Iterator[TableFiles]:
-    """Those of the moment. They are local as long as the context lasts."""
+def _opened(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None, *, history: bool = True
+) -> Iterator[_Opened]:
+    """The files are local as long as the context lasts. history: whether also those that the state does not need."""
     parts, described = _parts_by(manifests, table, as_of)
+    needed, needed_described = (needed_parts(one, manifests, table, as_of) for one in (parts, described))
+    if not history:
+        parts, described = needed, needed_described
     later = _later(manifests, as_of)
     if as_of is not None:
         manifests = as_of.cut(manifests)
-    definitions = latest_definitions(described)
-    every = _definitions(described)
     emptied = emptied_columns(manifests, as_of)
+    in_state = {one.part.path for one in needed}
 
     def condition(part: StagedPart) -> str:
         return "true" if as_of is None else as_of.condition_of(_end_seq(part, later))
 
     with ExitStack() as stack:
         with unless_removed(store, _begins(manifests), [one.part.path for one in parts]):
-            groups = stack.enter_context(_local_files(store, parts, condition, emptied))
-        if key is None:
-            chosen = key_of(table, definitions, groups)
-        else:
-            chosen = tuple(key)
-            for group in groups:
-                check_key(table, chosen, group.schema)
-        yield TableFiles(
-            groups=groups,
-            columns=tuple(unified_columns(table, every, None if dropped else definitions)),
-            all_columns=tuple(unified_columns(table, every)),
-            key=chosen,
-            literals=_has_literals(connection, groups),
-            absent=any(one.part.absent_rows for one in parts),
-            truncated=any(one.part.ops.get("t") for one in parts),
-            several_sources=len({one.source for one in parts}) > 1,
-        )
+            groups = stack.enter_context(_local_files(store, parts, condition, emptied, in_state))
+        yield _Opened(
+            parts, described, needed, needed_described,
+            tuple(group for group, _ in groups), tuple(group for group, for_state in groups if for_state),
+        )  # fmt: skip
+
+
+def _of_state(
+    connection: duckdb.DuckDBPyConnection,
+    opened: _Opened,
+    table: str,
+    key: Sequence[str] | None,
+    dropped: bool = False,
+) -> TableFiles:
+    """What its state is folded from. Raises Refused (stage.schema_conflict, stage.key)."""
+    return _described(
+        connection, opened.needed, opened.needed_described, opened.needed_groups, table, key, dropped=dropped
+    )
+
+
+def _of_history(
+    connection: duckdb.DuckDBPyConnection, opened: _Opened, table: str, key: Sequence[str] | None
+) -> TableFiles:
+    """Every change. Raises Refused (stage.schema_conflict, stage.key)."""
+    return _described(connection, opened.parts, opened.described, opened.groups, table, key)
+
+
+def _history_or_refusal(
+    connection: duckdb.DuckDBPyConnection, opened: _Opened, table: str
+) -> TableFiles | tuple[str, str]:
+    """Code and reason where the changes cannot be read as one table, although the state perhaps can."""
+    try:
+        return _of_history(connection, opened, table, None)
+    except Refused as error:
+        return error.code, error.what.removesuffix(".")
+
+
+def _described(
+    connection: duckdb.DuckDBPyConnection,
+    parts: Sequence[StagedPart],
+    described: Sequence[StagedPart],
+    groups: tuple[FileGroup, ...],
+    table: str,
+    key: Sequence[str] | None,
+    *,
+    dropped: bool = False,
+) -> TableFiles:
+    definitions = latest_definitions(described)
+    every = _definitions(described)
+    if key is None:
+        chosen = key_of(table, definitions, groups)
+    else:
+        chosen = tuple(key)
+        for group in groups:
+            check_key(table, chosen, group.schema)
+    return TableFiles(
+        groups=groups,
+        columns=tuple(unified_columns(table, every, None if dropped else definitions)),
+        all_columns=tuple(unified_columns(table, every)),
+        key=chosen,
+        literals=_has_literals(connection, groups),
+        absent=any(one.part.absent_rows for one in parts),
+        truncated=any(one.part.ops.get("t") for one in parts),
+        several_sources=len({one.source for one in parts}) > 1,
+    )
 
 
 def _has_literals(connection: duckdb.DuckDBPyConnection, groups: Sequence[FileGroup]) -> bool:
@@ -543,10 +616,11 @@ def _local_files(
     parts: Sequence[StagedPart],
     condition: Callable[[StagedPart], str],
     emptied: Mapping[tuple[str, str], Mapping[str, int]],
-) -> Iterator[tuple[FileGroup, ...]]:
-    """condition: on the changes of a part that count."""
+    in_state: Collection[str],
+) -> Iterator[tuple[tuple[FileGroup, bool], ...]]:
+    """Groups, each with whether its paths are `in_state`. condition: on the changes of a part that count."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        groups: dict[tuple[str, str, str], tuple[TableSchema, list[str]]] = {}
+        groups: dict[tuple[str, str, str, bool], tuple[TableSchema, list[str]]] = {}
         in_place: list[Part] = []
         for number, one in enumerate(parts):
             local = store.local_path(one.part.path)
@@ -557,12 +631,13 @@ def _local_files(
                 in_place.append(one.part)
             # Two sources may have tables of one definition, and order keys of their own.
             of = one.source if (one.source, one.schema.name) in emptied else ""
-            groups.setdefault((one.schema.id, of, condition(one)), (one.schema, []))[1].append(str(local))
+            group = one.schema.id, of, condition(one), one.part.path in in_state
+            groups.setdefault(group, (one.schema, []))[1].append(str(local))
         require_intact(store, in_place)
         try:
             yield tuple(
-                FileGroup(schema, tuple(files), counting, emptied.get((source, schema.name), {}))
-                for (_, source, counting), (schema, files) in groups.items()
+                (FileGroup(schema, tuple(files), counting, emptied.get((source, schema.name), {})), for_state)
+                for (_, source, counting, for_state), (schema, files) in groups.items()
             )
         except duckdb.Error:
             _require_there([file for _, files in groups.values() for file in files])
@@ -580,21 +655,21 @@ def _views(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     view_names: Sequence[str],
-    table_files: TableFiles,
+    state_files: TableFiles,
+    history: TableFiles | tuple[str, str],
     refused: tuple[str, str] | None,
 ) -> None:
-    """refused: code and reason why the state must not be read; None where it may."""
-    state = state_sql(table_files)
-    if refused is not None:
-        # In a join, so that it is raised for a state without rows too.
-        reason = text(_MARK + _MARK.join(refused) + _MARK)
-        failing = f"SELECT CASE WHEN error({reason}) IS NULL THEN 1 END AS readable"
-        state = f"SELECT state.* FROM ({failing}) AS gate, ({state}) AS state WHERE gate.readable = 1"
+    """refused: code and reason why the state must not be read; None where it may. history: for the other views; or why
+    they must not be read."""
+    state = state_sql(state_files)
+    bodies = {"": state if refused is None else _refusing(state, refused)}
+    shown, why = (state_files, history) if isinstance(history, tuple) else (history, None)
+    others = {"_changes": changes_sql(shown.groups, shown.all_columns)}
+    if shown.key:
+        others["_by_key"] = by_key_sql(shown)
+    bodies |= others if why is None else {suffix: _refusing(body, why) for suffix, body in others.items()}
     database, dot, short = table.partition(".")
     in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
-    bodies = {"_changes": changes_sql(table_files.groups, table_files.all_columns), "": state}
-    if table_files.key:
-        bodies["_by_key"] = by_key_sql(table_files)
     for suffix, body in bodies.items():
         names = [quoted(view_names[0] + suffix)]
         if in_schema and len(view_names) > 1:
@@ -602,6 +677,14 @@ def _views(
             names.append(f"{quoted(database)}.{quoted(short + suffix)}")
         for name in names:
             connection.execute(f"CREATE VIEW {name} AS {body}")
+
+
+def _refusing(body: str, refused: tuple[str, str]) -> str:
+    """The query, which raises an error with the code and reason when it is read."""
+    # In a join, so that it is raised for a state without rows too.
+    reason = text(_MARK + _MARK.join(refused) + _MARK)
+    failing = f"SELECT CASE WHEN error({reason}) IS NULL THEN 1 END AS readable"
+    return f"SELECT answer.* FROM ({failing}) AS gate, ({body}) AS answer WHERE gate.readable = 1"
 
 
 _RESERVED_SCHEMAS = frozenset({"main", "temp", "system", "information_schema", "pg_catalog"})

@@ -217,6 +217,7 @@ def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refuse
         f"The column {column!r} has types without an exact common one: {text}.",
         where=table,
         code="stage.schema_conflict",
-        remedy="read or apply the batches before the change and those after it separately, re-sync the table, or "
-        "route the source tables to different logical tables",
+        remedy="for its state, copy the table again (`lockstep snapshot`): it is then read from the copy on; apply the "
+        "batches before the change and those after it separately; route source tables that differ to different "
+        "logical tables",
     )

@@ -109,10 +109,11 @@ class BatchWriter:
         """Seconds since the first block; 0 before it."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
-    def retypes(self, block: Block) -> bool:
-        """Whether a column of the block's rows has a type without a common one with the batch's rows of the table."""
+    def redefines(self, block: Block) -> bool:
+        """Whether the block's rows have another key than the batch's rows of the table, or a column with a type without
+        a common one with theirs."""
         return any(
-            conflict([part.schema, rows.schema])
+            part.schema.key != rows.schema.key or conflict([part.schema, rows.schema])
             for rows in block.tables
             if rows.rows.num_rows and (rows.logical, rows.schema.id) not in self._parts
             for (logical, _), part in self._parts.items()

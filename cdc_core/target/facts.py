@@ -214,11 +214,13 @@ def table_problems(
                 remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
             )
         ]
-    found: list[LockstepError] = [*_key_problems(facts, key)] if key else []
+    new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
+    found: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
+    settled = frozenset() if new_key is None else new_key.columns
     in_key = {one.lower() for one in key}
     for column in schema.columns:
-        if column.name.lower() == VERSION_COLUMN:
-            continue  # of a source that is itself a target (loaded_columns)
+        if column.name.lower() == VERSION_COLUMN or column.name.lower() in settled:
+            continue  # the former of a source that is itself a target (loaded_columns)
         there = facts.by_name.get(column.name.lower())
         if there is None and column.name.lower() not in in_key:
             column = replace(column, nullable=True)  # changes that are older than the column are written as well
@@ -230,7 +232,8 @@ def table_problems(
             found.append(problem)
     known = {column.name.lower() for column in schema.columns}
     for one in facts.columns:
-        if one.name.lower() not in known and not one.optional and one.name != VERSION_COLUMN:
+        unknown = one.name.lower() not in known and one.name.lower() not in settled
+        if unknown and not one.optional and one.name != VERSION_COLUMN:
             found.append(
                 Refused(
                     f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
@@ -258,22 +261,67 @@ def _optional(facts: TableFacts, column: TargetColumn) -> str:
     return f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NULL"
 
 
-def _key_problems(facts: TableFacts, key: Sequence[str]) -> Iterator[Refused]:
+@dataclass(frozen=True, slots=True)
+class _NewKey:
+    """How a table whose primary key came from the source gets the source's new one. columns: that the clauses add, or
+    that need no value afterwards. emptied: its rows have no values for the key."""
+
+    former: str
+    clauses: str
+    columns: frozenset[str]
+    emptied: bool
+
+
+def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mariadb: bool) -> _NewKey | None:
+    """None for a table that has the key, and for one whose primary key is its own: it gives that a value itself."""
+    primary = next((unique for unique in facts.unique_keys if unique.name == "PRIMARY"), None)
+    if _has_key(facts, key) or primary is None:
+        return None
+    source = {column.name.lower(): column for column in schema.columns}
+    gone = [facts.by_name[one] for one in sorted(primary.columns) if one in facts.by_name and one not in source]
+    if any(column.optional for column in gone) or not primary.plain:
+        return None
+    added = [source[one.lower()] for one in key if one.lower() in source and one.lower() not in facts.by_name]
+    clauses = [
+        *(f"ADD COLUMN {column_definition(column, mariadb=mariadb)}" for column in added),
+        f"DROP PRIMARY KEY, ADD PRIMARY KEY ({', '.join(map(quote, key))})",
+        *(f"MODIFY {quote(column.name)} {column.declared} NULL" for column in gone),
+    ]
+    return _NewKey(
+        former=", ".join(column for column, _ in primary.parts),
+        clauses=", ".join(clauses),
+        columns=frozenset([*(one.name.lower() for one in added), *(one.name.lower() for one in gone)]),
+        emptied=bool(added),
+    )
+
+
+def _has_key(facts: TableFacts, key: Sequence[str]) -> bool:
     wanted = frozenset(one.lower() for one in key)
-    if not any(unique.plain and unique.columns == wanted for unique in facts.unique_keys):
-        yield Refused(
-            f"{facts.name} has no unique key over exactly ({', '.join(key)}).",
-            where=facts.name,
-            code="target.key",
-            remedy=f"ALTER TABLE {_quoted(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})",
-        )
-    for column in facts.columns:
-        if column.name.lower() in wanted and column.nullable:
+    return any(unique.plain and unique.columns == wanted for unique in facts.unique_keys)
+
+
+def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) -> Iterator[Refused]:
+    if not _has_key(facts, key):
+        what = f"{facts.name} has no unique key over exactly ({', '.join(key)})"
+        remedy = f"ALTER TABLE {_quoted(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})"
+        if new is not None:
+            what += f"; its primary key is ({new.former})"
+            remedy = f"ALTER TABLE {_quoted(facts)} {new.clauses}"
+            if new.emptied:
+                remedy = (
+                    f"the rows there have no values for the new key: if all of them come from this source, "
+                    f"TRUNCATE TABLE {_quoted(facts)}; {remedy}; and copy the table again (`lockstep snapshot`), "
+                    "unless its copy is pending"
+                )
+        yield Refused(f"{what}.", where=facts.name, code="target.key", remedy=remedy)
+    for one in key:
+        column = facts.by_name.get(one.lower())
+        if column is not None and column.nullable:
             yield Refused(
                 f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",
                 where=facts.name,
                 code="target.key",
-                remedy=f"make {column.name} NOT NULL",
+                remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NOT NULL",
             )
 
 

@@ -298,8 +298,8 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
             f"{name} has the key ({', '.join(found)}); the key of {facts.name} is now ({', '.join(wanted)}).",
             where=facts.name,
             code="target.key",
-            remedy=f"restore the former key; or drop {facts.database}.{name}, if no batch from before the change of "
-            "the key will be replayed into the table",
+            remedy=f"if no batch from before the change of the key will be replayed into the table, "
+            f"DROP TABLE {quote(facts.database)}.{quote(name)}; otherwise restore the former key",
         )
     with tables_locked(cursor, [facts.name]):
         _redeclare(cursor, facts, name, declared, unique, definition)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from cdc_core.config import Target
 from cdc_core.connections import connect
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.target.destination import (
     Destination,
     Survey,
@@ -21,7 +23,7 @@ from cdc_core.target.destination import (
     open_destination,
     prepared_destinations,
 )
-from cdc_core.target.facts import database_grants, require_grants, table_facts
+from cdc_core.target.facts import database_grants, require_grants, table_facts, table_problems
 from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
 from tests.target_rows import Winner, require_table, target_table
 
@@ -77,6 +79,41 @@ def test_a_table_that_cannot_take_every_row_is_refused_with_the_statement_that_m
     assert caught.value.code == code
     assert next(iter(changed)) in caught.value.what
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("shape", "remedy"),
+    [
+        ("id BIGINT PRIMARY KEY, n INT", "DROP PRIMARY KEY, ADD PRIMARY KEY (`n`)"),
+        ("id BIGINT NOT NULL, n INT, old INT PRIMARY KEY", "ADD PRIMARY KEY (`n`), MODIFY `old` int(11) NULL"),
+        ("id BIGINT PRIMARY KEY", "TRUNCATE TABLE"),
+        ("id BIGINT, n INT NOT NULL, own INT AUTO_INCREMENT PRIMARY KEY", "ADD UNIQUE KEY (`n`)"),
+        ("id BIGINT, n INT NOT NULL", "ADD UNIQUE KEY (`n`)"),
+    ],
+)
+def test_a_table_gets_the_new_key_of_its_source_by_the_statements_of_the_error(
+    server: Any, shape: str, remedy: str
+) -> None:
+    columns = (Column("id", ColumnType("bigint")), Column("n", ColumnType("int"), False, 1))
+    wanted = TableSchema("shop", "keyed", columns)
+
+    def problems() -> list[LockstepError]:
+        facts = table_facts(connection, "rekeyed", ["keyed"])
+        return table_problems(facts["keyed"], wanted, wanted.key, name="rekeyed.keyed")
+
+    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE rekeyed")
+        try:
+            cursor.execute(f"CREATE TABLE rekeyed.keyed ({shape})")
+            first, *others = problems()
+            assert first.code == "target.key"
+            assert remedy.replace("int(11)", "int") in first.remedy.replace("int(11)", "int")
+            for problem in (first, *others):
+                for statement in re.findall(r"(?:ALTER|TRUNCATE) TABLE .*?(?=;|$)", problem.remedy):
+                    cursor.execute(statement)
+            assert problems() == []
+        finally:
+            cursor.execute("DROP DATABASE rekeyed")
 
 
 def test_wider_types_and_columns_that_only_the_target_has_are_taken(server: Any) -> None:

@@ -33,6 +33,7 @@ from cdc_core.stage.reader import (
     export,
     sql,
     state_batches,
+    state_columns,
     table_state,
 )
 from cdc_core.stage.stores import open_store
@@ -312,6 +313,43 @@ def test_types_without_a_common_one_are_refused_by_every_reader(store):
         with pytest.raises(Refused) as caught:
             read(store, batches, "shop.orders")
         assert caught.value.code == "stage.schema_conflict"
+
+
+def test_a_state_begins_after_the_last_truncate_where_types_or_keys_before_it_exclude_those_of_now(store, tmp_path):
+    other = TableSchema(
+        "shop", "orders", (replace(NOTE, name="code", nullable=False, key_part=1), replace(ID, key_part=None))
+    )
+    text = TableSchema("shop", "orders", (replace(ID, type=ColumnType("varchar", length=5)), NOTE))
+    for name, schema, row, kept in (
+        ("type", text, {"id": "x", "note": ""}, ("x",)),
+        ("key", other, {"code": "c", "id": 7}, ("c",)),
+    ):
+        before, first = [Made([insert(1), insert(2)])], [Made([Change(schema, "c", row)])]
+        gone, again = [Made([truncate(schema)])], [Made([Change(schema, "c", row)])]
+        batches = stage(store, before, first, gone, again)
+        column = schema.key[0]
+        assert rows(table_state(store, batches, "shop.orders"), column) == [kept]
+        assert state_columns(batches, "shop.orders") == table_state(store, batches, "shop.orders").schema
+        assert export(store, batches, "shop.orders", tmp_path / name) == 1
+        assert sql(store, {"shop": batches}, f'SELECT "{column}" FROM shop.orders').to_pylist() == [{column: kept[0]}]
+        for suffix in ("changes", "by_key"):
+            with pytest.raises(Refused, match="separately") as caught:
+                sql(store, {"shop": batches}, f"SELECT count(*) FROM shop.orders_{suffix}")
+            assert caught.value.code == f"stage.{'key' if name == 'key' else 'schema_conflict'}"
+        assert rows(table_state(store, batches, "shop.orders", as_of=AsOf(position=at(1))), "id") == [(1,), (2,)]
+        assert rows(table_state(store, batches, "shop.orders", as_of=AsOf(position=at(3))), column) == []
+        for moment in (AsOf(position=at(2)), AsOf(time_us=batches[0].window_end_us)):  # of a time nothing is certain
+            with pytest.raises(Refused) as caught:
+                table_state(store, batches, "shop.orders", as_of=moment)
+            assert caught.value.code in ("stage.schema_conflict", "stage.key")
+
+
+def test_a_truncate_of_another_source_table_takes_no_definition_away(store):
+    text = TableSchema("shop", "orders_1", (replace(ID, type=ColumnType("varchar", length=5)), NOTE))
+    batches = stage(store, [Made([insert(1)])], [Made([truncate(text, logical="shop.orders")])])
+    with pytest.raises(Refused) as caught:
+        table_state(store, batches, "shop.orders")
+    assert caught.value.code == "stage.schema_conflict"
 
 
 def test_a_table_that_is_not_staged_is_refused_with_the_names_that_are(store):

@@ -285,10 +285,10 @@ def test_a_batch_knows_that_rows_have_a_type_that_no_run_could_merge_with_its_ow
     other = TableSchema("shop", "orders_1", text.columns)
     writer = begin()
     writer.add(transactions([1]))
-    assert not writer.retypes(transactions([2], at(1)))
+    assert not writer.redefines(transactions([2], at(1)))
     for schema, value, retyped in ((wider, "", False), (text, 1, True), (other, 1, False)):
         change = Change(schema, "c", {"id": 2, "note": value}, logical=ORDERS.name)
-        assert writer.retypes(block([Made([change])], at(1))) == retyped
+        assert writer.redefines(block([Made([change])], at(1))) == retyped
     writer.abort()
 
 

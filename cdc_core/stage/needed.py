@@ -1,0 +1,48 @@
+"""Which parts the state of a table is folded from: none that is older than a change `t`, after which no older row of
+its source table counts (a TRUNCATE of the source, or a copy that takes the place of older rows). What is left may have
+one definition where the whole history has several that exclude each other.
+
+Pure functions. Keeps true: a part is left out only if all of its changes are older than a `t` that counts; where the
+manifests do not say so for certain, it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.unify import StagedPart, definition_of
+
+SourceTable = tuple[str, str]
+"""A source, and the name of a table there."""
+
+
+def needed_parts(
+    parts: Sequence[StagedPart], manifests: Iterable[Manifest], table: str, as_of: AsOf | None
+) -> list[StagedPart]:
+    """Those of the parts of a logical table that its state needs, in the same order. manifests: those of the parts."""
+    emptied = _emptied(manifests, table, as_of)
+    return [one for one in parts if one.part.max_seq >= emptied.get((one.source, one.schema.name), 0)]
+
+
+def _emptied(manifests: Iterable[Manifest], table: str, as_of: AsOf | None) -> dict[SourceTable, int]:
+    """By source table, an order key that is not after its last `t` of the moment."""
+    found: dict[SourceTable, int] = {}
+    for manifest in manifests:
+        for part in manifest.parts:
+            if part.table == table and part.ops.get("t"):
+                name = definition_of(manifest, part).name
+                if as_of is None or _counts(manifest, part, name, as_of):
+                    of = manifest.source, name
+                    found[of] = max(part.min_seq, found.get(of, 0))
+    return found
+
+
+def _counts(manifest: Manifest, part: Part, name: str, as_of: AsOf) -> bool:
+    """Whether every `t` of the part had happened by the moment, for certain."""
+    if as_of.position is not None:
+        return as_of.includes(part.max_seq, 0)
+    # The time of a copy's `t` is that from which on its table is whole; a TRUNCATE may be late for its batch's window.
+    coverage = manifest.coverage.get(name) if manifest.copied else None
+    return coverage is not None and as_of.includes(part.max_seq, coverage.ts_us)
