@@ -117,8 +117,8 @@ def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
             f"The key column {lacking[0]!r} is not in every definition of the table.",
             where=f"{table}: {schema.name} as of definition {schema.id}",
             code="stage.key",
-            remedy="give a key that all staged definitions have, or copy the table again (`lockstep snapshot`): its state "
-            "is then read from the copy on",
+            remedy="give a key that all staged definitions have, or copy the table again (`lockstep snapshot`): its "
+            "state is then read from the copy on",
         )
 
 
