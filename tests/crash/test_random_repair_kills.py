@@ -22,17 +22,19 @@ import pytest
 
 from cdc_core.config import Pipeline, load
 from tests.crash.processes import Processes
-from tests.crash.test_random_copy_kills import (
+from tests.crash.random_kills import (
     MANY,
-    PARTED,
     ROWS,
     SEED,
+    busy,
     change_unlogged,
+    database,
+    filled,
     settle,
     staged_equals_source,
+    succeed,
     sweep_all,
 )
-from tests.crash.test_random_kills import TABLES, busy, database, succeed
 from tests.forked_commands import ForkedCommands
 
 SHARDS = {
@@ -163,11 +165,7 @@ def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
     lockstep = partial(succeed, commands, tmp_path, environ)
     run = partial(commands.run, directory=tmp_path, environ=environ)
     with database(source) as cursor, copy_database(cursor):
-        cursor.execute("CREATE TABLE numbers (seq INT PRIMARY KEY)")
-        cursor.executemany("INSERT INTO numbers VALUES (%s)", range(8000))
-        for table, columns in {**TABLES, "parted": PARTED}.items():
-            cursor.execute(f"CREATE TABLE {table} {columns}")
-            cursor.execute(f"INSERT INTO {table} {ROWS[table]}")
+        filled(cursor)
         routes = ", ".join(f"{{match: 'kills\\.{table}', to: {table}}}" for table in ROWS)
         (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path, tables="|".join(ROWS), routes=routes))
         pipeline = load(tmp_path / "kills.yaml")

@@ -1,0 +1,208 @@
+"""What happens to servers, disks and tables while they are copied: the call ends in an error that a repeat of it ends,
+and then the stage has the rows of the source, each chunk once."""
+
+from __future__ import annotations
+
+import random
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.apply.retention import purge
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Meta
+from cdc_core.snapshot import copier, pace
+from cdc_core.snapshot.chunk_file import ChunkFile
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.layout import SNAPSHOT
+from examples.sandbox.mariadb import MariaDb
+from tests.integration.line import Line
+from tests.integration.one_server import ONE_SERVER
+from tests.integration.source_origin import Origin
+from tests.integration.test_snapshot import at_source, in_stage, read, stage
+
+MIB = 1 << 20
+
+
+def with_table(make_line: Callable[..., Line], definition: str, *statements: str, **options: str) -> Line:
+    """A pipeline that begins after the rows of its one table `t`, and reads it with one reader."""
+    first = make_line(**options)
+    first.origin.execute(f"CREATE TABLE t ({definition})", *statements)
+    line = make_line(**options)
+    limits = line.pipeline.snapshot.model_copy(update={"readers": 1})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
+    line.drain()
+    return line
+
+
+def asked(origin: Origin, query: str) -> list[tuple[Any, ...]]:
+    with origin.session() as run:
+        return list(run(query))
+
+
+def whole_once(line: Line, table: str = "t") -> None:
+    """The stage has the table, each chunk once and no file besides."""
+    line.drain()
+    stage(line)
+    assert in_stage(line, table) == at_source(line, table)
+    chunks = [chunk for one in line.chain for chunk in one.chunks]
+    assert len({one.number for one in chunks}) == len(chunks)
+    assert manifests.verify(line.store, "shop", deep=True) == []
+
+
+@contextmanager
+def at_first(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, happens: Callable[[], None]) -> Iterator[list[int]]:
+    """Before the first call of a method something happens; yields a list that is not empty once it has."""
+    before, met = getattr(of, name), list[int]()
+
+    def wrapped(*arguments: Any, **more: Any) -> Any:
+        if not met:
+            met.append(1)
+            happens()
+        return before(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of, name, wrapped)
+        yield met
+
+
+@ONE_SERVER
+def test_a_reader_that_is_killed_at_the_server_inside_a_chunk_of_large_rows_reads_the_chunk_again(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows of 24 MiB are one chunk, which ends in the middle the first time."""
+    control = make_line().origin
+    [[limit]] = asked(control, "SELECT @@GLOBAL.max_allowed_packet")
+    control.execute_on_server(f"SET GLOBAL max_allowed_packet = {256 * MIB}")
+    try:
+        line = with_table(
+            make_line, "id INT PRIMARY KEY, b LONGBLOB",
+            *(f"INSERT INTO t VALUES ({n}, REPEAT('{n}', {24 * MIB}))" for n in range(3)),
+        )  # fmt: skip
+
+        def kill() -> None:
+            found = [row for row in asked(control, "SHOW FULL PROCESSLIST") if "`t`" in str(row[7])]
+            assert len(found) == 1, found
+            control.execute(f"KILL {found[0][0]}")
+
+        with at_first(monkeypatch, ChunkFile, "add", kill) as met, pytest.raises(RetryLater):
+            read(line)
+        assert met
+        read(line)
+        whole_once(line)
+    finally:
+        control.execute_on_server(f"SET GLOBAL max_allowed_packet = {limit}")
+
+
+@pytest.mark.matrix
+def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 40)
+    with MariaDb.start(server_id=61) as server:
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE restarted")
+        origin = Origin(server, "restarted")
+        line = with_table(
+            lambda **options: Line(origin, tmp_path, **options), "id INT PRIMARY KEY, v INT",
+            *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(200)),
+        )  # fmt: skip
+        read_before: list[int] = []
+        chunk = copier._Reader._read
+
+        def third_restarts(self: Any, table: Any, copy: Any, planned: Any) -> None:
+            read_before.append(planned.number)
+            if len(read_before) == 3:
+                server.restart()
+            chunk(self, table, copy, planned)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(copier._Reader, "_read", third_restarts)
+            with pytest.raises(RetryLater):
+                read(line)
+        origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
+        with Meta.open(line.pipeline.meta.url) as meta:
+            kept = {one.chunk.number for one in meta.chunks("shop")}
+        assert set(read_before[:2]) <= kept
+        read(line)
+        whole_once(line)
+
+
+@ONE_SERVER
+def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operating system refuses files of more than 1 MiB, as a full disk would."""
+    chance = random.Random(3)
+    line = with_table(
+        make_line, "id INT PRIMARY KEY, b MEDIUMBLOB",
+        *(f"INSERT INTO t VALUES ({n}, X'{chance.randbytes(300_000).hex()}')" for n in range(12)),
+    )  # fmt: skip
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(RetryLater) as caught:
+            read(line)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.code == "stage.unwritable"
+    assert list(line.store.list(SNAPSHOT)) == []
+    read(line)
+    whole_once(line)
+    listed = {info.path for info in line.store.list(SNAPSHOT)}
+    assert listed == {part.path for one in line.chain if one.copied for part in one.parts}
+
+
+@ONE_SERVER
+def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 7)
+    line = with_table(make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(40)))
+    calls: list[int] = []
+    chunk = copier._Reader._read
+
+    def beside_a_purge(self: Any, table: Any, copy: Any, planned: Any) -> None:
+        calls.append(planned.number)
+        line.origin.execute(f"UPDATE t SET v = v + 1 WHERE id % 3 = {planned.number % 3}")
+        line.drain()
+        with Meta.open(line.pipeline.meta.url) as meta:
+            purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        chunk(self, table, copy, planned)
+
+    monkeypatch.setattr(copier._Reader, "_read", beside_a_purge)
+    read(line)
+    assert len(calls) > 4
+    whole_once(line)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+    line.origin.execute("UPDATE t SET v = 0 WHERE id = 1")
+    line.drain()
+    assert manifests.verify(line.store, "shop", deep=True) == []
+
+
+@ONE_SERVER
+def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_name(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
+    line = with_table(
+        make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(30)),
+        more=", on_unlogged_change: resync",
+    )  # fmt: skip
+
+    def rename() -> None:
+        line.origin.execute("RENAME TABLE t TO u", "INSERT INTO u VALUES (99, 99)")
+
+    with at_first(monkeypatch, copier._Reader, "_read", rename), suppress(RetryLater):
+        read(line)
+    for _ in range(2):
+        line.drain()
+        read(line)
+        line.drain()
+        stage(line)
+    assert in_stage(line, "u") == at_source(line, "u")
+    with Meta.open(line.pipeline.meta.url) as meta:
+        assert (meta.chunks("shop"), meta.copies("shop")) == ((), ())
