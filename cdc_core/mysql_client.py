@@ -89,6 +89,7 @@ class SafeConnection(pymysql.Connection):
     _rfile: Any
     _auth_plugin_name: str
     _connect_attrs: dict[str, str]
+    _closed: bool
     _force_close: Callable[[], None]
     _read_timeout: float | None
     ctx: ssl.SSLContext
@@ -119,6 +120,11 @@ class SafeConnection(pymysql.Connection):
         # PyMySQL would take Latin-1; both servers hash what the client sends, which is UTF-8 everywhere else.
         options["password"] = password.encode() if isinstance(password, str) else password
         super().__init__(ssl=made, **options)
+
+    def close(self) -> None:
+        """Does nothing if it is closed already: an error of closing it twice would hide the one that has closed it."""
+        if not self._closed:
+            super().close()
 
     def __del__(self) -> None:
         self._force_close()

@@ -267,6 +267,7 @@ def _look(
             break
         old.append(manifest)
     ready, held_by = committed(meta, pipeline, old)
+    held_by = _needed_by_copies(meta, source, ready) or held_by
     held_by = _whole_ranges(store, source, ready) or held_by
     while ready and ready[-1].copied:
         ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
@@ -283,6 +284,18 @@ def _look(
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready
+
+
+def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
+    """Leaves out what a copy that is not staged yet needs: a row that it has read may have changed since. Why the next
+    batch stays then."""
+    chunks = [one.chunk for one in meta.chunks(source)]
+    chunks += [chunk for manifest in meta.decided_copied(source) for chunk in manifest.chunks]
+    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies(source) if copy.low is not None]
+    if not begins or not ready or ready[-1].end.position <= min(begins):
+        return ""
+    ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
+    return f"a copy that began at {min(begins)} is not staged yet"
 
 
 def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -167,3 +168,71 @@ def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_sour
     finally:
         run_sql(source, "DROP DATABASE old")
         run_sql(target, "DROP DATABASE IF EXISTS old")
+
+
+def test_two_copies_of_a_pipeline_at_once_copy_each_row_once(source_database: Any, lockstep: Any) -> None:
+    name = source_database.name
+    source_database.execute(
+        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9), filler VARCHAR(400))",
+        "INSERT INTO orders VALUES (1, 'old', REPEAT('f', 400))",
+        *(
+            f"INSERT INTO orders SELECT order_id + {1 << n}, status, filler FROM orders WHERE order_id <= {1 << n}"
+            for n in range(13)
+        ),
+    )
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep("extract", "shop.yaml")
+    both = [
+        subprocess.Popen(
+            lockstep.command("snapshot", "shop.yaml", "--json"), cwd=lockstep.directory, env=lockstep.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [one.communicate() for one in both]
+    codes = sorted(one.returncode for one in both)
+    assert codes in ([0, 0], [0, 75]), said
+    if codes == [0, 75]:
+        assert any("snapshot.running" in out for out, _ in said), said
+    assert lockstep("snapshot", "shop.yaml").document["sources"] == []
+    counted = f'SELECT count(*), count(DISTINCT order_id) FROM "{name}.orders"'
+    assert lockstep("stage", "sql", "shop.yaml", counted).document["rows"] == [[8192, 8192]]
+    staged = f'SELECT count(*) FROM "{name}.orders_changes"'
+    assert lockstep("stage", "sql", "shop.yaml", staged).document["rows"] == [[8192]]
+    assert lockstep("stage", "verify", "shop.yaml").document["problems"] == []
+
+
+@pytest.mark.matrix
+def test_a_target_that_is_down_at_the_beginning_of_a_run_gets_everything_from_a_later_one(
+    source_database: Any, lockstep: Any
+) -> None:
+    """Its rows are copied and staged meanwhile; of two targets the other one is written."""
+    name = source_database.name
+    source_database.execute(
+        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))", "INSERT INTO orders VALUES (1, 'old')"
+    )
+    with MySql.start(server_id=62) as down, MySql.start(server_id=63) as up:
+        for server in (down, up):
+            with closing(server.connect()) as connection, connection.cursor() as cursor:
+                cursor.execute("SET PERSIST local_infile = ON")
+        lockstep.environ |= {"SHOP": source_database.server.url, "DOWN": down.url, "UP": up.url}
+        init = ("--source", "env:SHOP", "--include", rf"{name}\..*", "--target", "env:DOWN", "--target", "env:UP")
+        lockstep("init", "shop", *init)
+
+        def rows(server: MySql) -> list[tuple[Any, ...]]:
+            with closing(server.connect()) as connection, connection.cursor() as cursor:
+                cursor.execute(f"SELECT order_id, status FROM {name}.orders ORDER BY 1")
+                return list(cursor.fetchall())
+
+        down.stop()
+        failed = lockstep("run", "shop.yaml", code=75)
+        assert failed.error["code"] == "connection.unreachable"
+        assert state(lockstep, f"{name}.orders") == [[1, "old"]]
+        source_database.execute("INSERT INTO orders VALUES (2, 'new')")
+        assert lockstep("run", "shop.yaml", code=75).error["code"] == "connection.unreachable"
+        assert rows(up) == [(1, "old"), (2, "new")]
+        down.restart()
+        lockstep("run", "shop.yaml")
+        assert rows(down) == rows(up) == [(1, "old"), (2, "new")]
+        lockstep("verify", "shop.yaml", "--target", "target1")
