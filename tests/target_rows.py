@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.config import ONE_TABLE
+from cdc_core.config import ONE_TABLE, Target, parse
 from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.errors import combined
 from cdc_core.model.run import WriteCounts
@@ -150,3 +150,23 @@ def target_table(
         facts = prepare(connection, replace(found, key=tuple(key), beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
         cursor.execute(f"DROP DATABASE {database}")
+
+
+def target_of(table: Table) -> Target:
+    """Of a pipeline `shop` whose logical table `shop.t` goes to the table. TARGET is the URL of its server."""
+    facts, store = table.facts, "table" if table.facts.beside else "row"
+    pipeline = parse(
+        f"""
+pipeline: shop
+sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file:///nowhere"}}
+meta: {{url: "sqlite:////nowhere/meta.db"}}
+targets:
+  - name: shards
+    connections: ["env:TARGET"]
+    tables: {{shop.t: {{database: "{facts.database}", table: "{facts.table}", guard: {{store: {store}}}}}}}
+""",
+        where="test",
+    )
+    return pipeline.target("shards")

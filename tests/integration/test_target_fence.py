@@ -9,13 +9,14 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
-from cdc_core.config import Target, parse
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.target import fence
 from cdc_core.target.fence import FENCES, admit, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
-from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_table
+from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
 
 LOG = "CREATE TABLE {name} (word VARCHAR(20), n INT)"
 BY_KEY = (SHOP, COLUMNS, ("id",))
@@ -29,27 +30,9 @@ def server(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=[BY_KEY, BY_COUNT], ids=["key", "no key"])
 def table(server: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    monkeypatch.setenv("FENCED", server.url)
+    monkeypatch.setenv("TARGET", server.url)
     with target_table(server, *request.param) as made:
         yield made
-
-
-def target_of(table: Table) -> Target:
-    pipeline = parse(
-        f"""
-pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file:///nowhere"}}
-meta: {{url: "sqlite:////nowhere/meta.db"}}
-targets:
-  - name: shards
-    connections: ["env:FENCED"]
-    tables: {{shop.t: {{database: "{table.facts.database}", table: "{table.facts.table}"}}}}
-""",
-        where="test",
-    )
-    return pipeline.target("shards")
 
 
 def put(table: Table, number: int, pipeline: str = "shop") -> None:
@@ -148,6 +131,20 @@ def test_once_a_fence_is_raised_no_write_commits_any_more(table: Table) -> None:
         assert [error.code for error in refused] == ["target.fenced"] * len(tasks)
         assert rows(table) == fenced
         lower_fences(target, ["shop.t"])
+
+
+def test_a_process_that_is_stopped_while_it_raises_a_fence_does_not_keep_the_table(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = target_of(table)
+    monkeypatch.setattr(fence, "_IDLE_S", 1)
+    stopped = fence.alone(target, ["shop.t"])
+    next(stopped)  # it has the lock
+    put(table, 1)
+    raise_fences(target, ["shop.t"], "by another process")
+    with pytest.raises((LockstepError, pymysql.err.MySQLError)):
+        next(stopped)
+    assert rows(table) == [1]
 
 
 def test_a_table_of_fences_that_cannot_be_read_is_not_taken_for_none(table: Table) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from cdc_core.config import Target, parse
 from cdc_core.model.version import Version, encode
 from cdc_core.target.prepare import tombstones_table
 from cdc_core.target.takeover import take_over
-from tests.target_rows import Table, shop, target_table
+from tests.target_rows import Table, shop, target_of, target_table
 
 AHEAD_US = 4_000_000_000_000_000
 OTHER = {"source": "other", "ts": AHEAD_US}
@@ -24,28 +23,9 @@ def server(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(params=["row", "table"])
 def table(server: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
-    monkeypatch.setenv("TAKEN_OVER", server.url)
+    monkeypatch.setenv("TARGET", server.url)
     with target_table(server, store=request.param) as made:
         yield made
-
-
-def target_of(table: Table) -> Target:
-    facts, store = table.facts, "table" if table.facts.beside else "row"
-    pipeline = parse(
-        f"""
-pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file:///nowhere"}}
-meta: {{url: "sqlite:////nowhere/meta.db"}}
-targets:
-  - name: shards
-    connections: ["env:TAKEN_OVER"]
-    tables: {{shop.t: {{database: "{facts.database}", table: "{facts.table}", guard: {{store: {store}}}}}}}
-""",
-        where="test",
-    )
-    return pipeline.target("shards")
 
 
 def test_what_another_pipeline_has_deleted_with_a_clock_ahead_can_be_inserted(table: Table) -> None:
