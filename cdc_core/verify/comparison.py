@@ -101,6 +101,8 @@ were read. A null key: of all keys, a TRUNCATE."""
 _BOUNDS = pa.schema([("of_source", pa.string()), ("low", pa.int64()), ("high", pa.int64())])
 _HASH = f"unhex(left(sha256(concat(text, '{SEPARATOR}', place)), 32))"
 _MEMORY = "512MB"
+_TABLES, _EVENTS = 256, 16_384
+"""Of events that are kept by one statement."""
 _ORDER = "{'seq': seq, 'ordinal': ordinal}"
 
 
@@ -119,6 +121,7 @@ class Comparison:
             },
         )  # fmt: skip
         self._db.execute("SET python_enable_replacements = false")
+        self._waiting: list[pa.Table] = []
         self.clear()
 
     def __enter__(self) -> Comparison:
@@ -131,6 +134,7 @@ class Comparison:
 
     def clear(self) -> None:
         """Forgets all rows and events: the next ones are of another range of keys."""
+        self._waiting.clear()
         for side in ("source", "target"):
             self._db.execute(f"CREATE OR REPLACE TABLE {side}_rows (k VARCHAR, g BLOB)")
         self._db.execute(
@@ -171,6 +175,7 @@ class Comparison:
 
         consumed_before: changes before this order key were consumed.
         """
+        self._keep_events()
         places = [{"of_source": source, "low": low, "high": min(low, consumed_before)} for source, low in lows.items()]
         with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
             ((unknown, known),) = self._rows(
@@ -197,7 +202,16 @@ SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(
 
     def add_events(self, events: pa.Table) -> None:
         """Those of keys that differ are kept. events: EVENT_COLUMNS. Call `differing` before."""
-        with self._taken(events):
+        # Many staged files have few changes: a statement for each of them would take longer than all of their rows.
+        if events.num_rows:
+            self._waiting.append(events)
+        if len(self._waiting) >= _TABLES or sum(one.num_rows for one in self._waiting) >= _EVENTS:
+            self._keep_events()
+
+    def _keep_events(self) -> None:
+        if not self._waiting:
+            return
+        with self._taken(pa.concat_tables(self._waiting)):
             self._db.execute(
                 f"INSERT INTO events SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, gone, partial, of_source, "
                 "of_table, ts, seq, ordinal, sure_seq, consumed FROM taken "
@@ -207,6 +221,7 @@ SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(
                 f"INSERT INTO formers SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, of_source, of_table, seq, "
                 "ordinal FROM taken WHERE former AND k IN (SELECT k FROM differing)"
             )
+        self._waiting.clear()
 
     def judge(self, bounds: Mapping[str, tuple[int, int]], *, whole: bool) -> Verdict:
         """Judges every key that differs, after all events were added.
@@ -214,6 +229,7 @@ SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(
         bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
         whole: the stage knows every row, so that a key without a change has no row.
         """
+        self._keep_events()
         places = [{"of_source": source, "low": low, "high": high} for source, (low, high) in bounds.items()]
         with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
             self._db.execute("INSERT INTO bounds SELECT of_source, low, high FROM taken")
