@@ -25,6 +25,7 @@ from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
 from tests.databases import drop_database
 from tests.forked_commands import ForkedCommands
+from tests.forked_drivers import ADDRESS, forked_drivers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -135,6 +136,13 @@ def commands() -> Iterator[ForkedCommands]:
     """Runs `lockstep` without loading it each time."""
     with ForkedCommands() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def drivers() -> Iterator[dict[str, str]]:
+    """Variables with which a command of `commands` does not load the libraries of a run each time."""
+    with forked_drivers() as address:
+        yield {ADDRESS: address}
 
 
 @pytest.fixture(scope="session")

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import cdc_core
 from cdc_core.binlog.warm import warm
 from cdc_core.cli import main
+from tests import forked_drivers
+
+HOOK = Path(__file__).parent / "crash" / "hook" / "sitecustomize.py"
 
 # Two that do something when imported, and those that load DuckDB, which reports frozen objects as leaks at exit.
 _LEFT = {"__main__", "migrations", "reader", "staged"}
@@ -46,7 +51,21 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = ["lockstep", *order["arguments"]]
+    if address := os.environ.get(forked_drivers.ADDRESS):
+        forked_drivers.install(address)
+    if "LOCKSTEP_CRASH" in os.environ:
+        arm()
     main()
+
+
+def arm() -> None:
+    """As in a process that has the hook on its PYTHONPATH (crash/hook/sitecustomize.py)."""
+    spec = importlib.util.spec_from_file_location("crash_hook", HOOK)
+    assert spec is not None
+    assert spec.loader is not None
+    hook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hook)
+    hook.arm_loaded()
 
 
 if __name__ == "__main__":

@@ -69,5 +69,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                     random_ends[what[0], what[1], what[2], what[3]] += int(count)
                 elif key == "ended":
                     ended[name] = value if outcome == "passed" else "NOT AS EXPECTED"
-    for line in [*cutover_cases.table(ended), "", *cutover_cases.random_table(random_ends)]:
+    tables = [line for one in cutover_cases.DIRECTIONS for line in (*cutover_cases.table(one, ended), "")]
+    for line in [*tables, *cutover_cases.random_table(random_ends)]:
         terminalreporter.write_line(line)

@@ -13,9 +13,11 @@ ROLLED_BACK, SWITCHED, EITHER = "rolled back", "switched", "either"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """moment: for people. module, function, when, call: see tests/crash/hook/sitecustomize.py. killed: of VICTIMS.
-    ends: where the application writes then. sample: part of `make test`."""
+    """direction: of DIRECTIONS. moment: for people. module, function, when, call, given: see
+    tests/crash/hook/sitecustomize.py. killed: of VICTIMS. ends: where the application writes then. sample: part of
+    `make test`."""
 
+    direction: str
     step: str
     moment: str
     killed: str
@@ -24,11 +26,12 @@ class Case:
     when: str
     ends: str
     call: int = 1
+    given: str = ""
     sample: bool = False
 
     @property
     def id(self) -> str:
-        return f"{self.step}: {self.killed}, {self.moment}".replace(" ", "_")
+        return f"{self.direction}, {self.step}: {self.killed}, {self.moment}".replace(" ", "_")
 
 
 COMMAND, PAUSED = "the command", "the command, paused"
@@ -36,36 +39,67 @@ SOURCE, TARGET, META = "the source", "the target", "the meta database"
 VICTIMS = (COMMAND, PAUSED, SOURCE, TARGET, META)
 """PAUSED: stopped until another process has ended the cutover, then continued."""
 
+THERE, BACK = "there", "back"
+DIRECTIONS = (THERE, BACK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    step: str
+    moment: str
+    module: str
+    function: str
+    when: str
+    call: int = 1
+    given: str = ""
+
+
 _CUTOVER = "cdc_core.cutover"
-_MOMENTS = (
-    ("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
-    ("stop", "the tables are locked", f"{_CUTOVER}.locks", "_lock", "after", 1),
-    ("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before", 1),
-    ("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before", 1),
-    ("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after", 1),
-    ("arm", "a gate is closed", f"{_CUTOVER}.gates", "_create", "after", 1),
-    ("arm", "the gates are closed", f"{_CUTOVER}.hold", "written_since", "before", 1),
-    ("switch", "before the switch command is called", f"{_CUTOVER}.hooks", "_run", "before", 1),
-    ("switch", "the switch command has ended", f"{_CUTOVER}.hooks", "_run", "after", 1),
-    ("switch", "the answer is written down", f"{_CUTOVER}.machine", "answered", "before", 1),
-    ("switched", "before the way back is let in", f"{_CUTOVER}.machine", "_finished", "before", 1),
+_HOLD = (
+    _Moment("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
+    _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "_lock", "after"),
+    _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before"),
+    _Moment("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before"),
+    _Moment("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after"),
+    _Moment("arm", "a gate is closed", f"{_CUTOVER}.gates", "_create", "after"),
+    _Moment("arm", "the gates are closed", f"{_CUTOVER}.hold", "written_since", "before"),
 )
+_SWITCH = (
+    _Moment("switch", "before the switch command is called", f"{_CUTOVER}.hooks", "_run", "before"),
+    _Moment("switch", "the switch command has ended", f"{_CUTOVER}.hooks", "_run", "after"),
+    _Moment("switch", "the answer is written down", f"{_CUTOVER}.machine", "answered", "before"),
+    _Moment("switched", "before the way back is let in", f"{_CUTOVER}.machine", "_finished", "before"),
+)
+_MOMENTS = {
+    THERE: (*_HOLD, *_SWITCH),
+    BACK: (
+        *_HOLD,
+        _Moment("arm", "before the gates of the old tables are opened", f"{_CUTOVER}.machine", "open_gates", "before"),
+        _Moment("arm", "the gates of the old tables are opened", f"{_CUTOVER}.machine", "open_gates", "after"),
+        *_SWITCH,
+        _Moment("switched", "the way there is let in", f"{_CUTOVER}.machine", "admit", "after"),
+        _Moment("switched", "the cutover there has ended", f"{_CUTOVER}.moving", "Moving.end_other", "after"),
+        _Moment("switched", "before its end is written down", "cdc_core.meta.meta", "Meta.move_cutover", "before",
+                given="COMPLETE"),
+    ),
+}  # fmt: skip
 _SAMPLE = {
-    ("a gate is closed", SOURCE),
-    ("before the switch command is called", PAUSED),
+    (THERE, "a gate is closed", SOURCE),
+    (THERE, "before the switch command is called", PAUSED),
+    (BACK, "the gates of the old tables are opened", COMMAND),
 }
-_SWITCHES = {"the switch command has ended", "the answer is written down", "before the way back is let in"}
-
-
 _LATE = {("a gate is closed", TARGET), ("the gates are closed", TARGET), ("the gates are closed", SOURCE)}
 """Nothing needs these servers for a moment then."""
 
 
-def _ends(moment: str, killed: str) -> str:
-    if moment in _SWITCHES:
+def _ends(at: _Moment, killed: str) -> str:
+    moment = at.moment
+    if at.step == "switched" or moment in ("the switch command has ended", "the answer is written down"):
         return SWITCHED
     if killed in (COMMAND, PAUSED):
         return ROLLED_BACK
+    if at.function == "open_gates":  # at the server of the target
+        return ROLLED_BACK if killed == TARGET and at.when == "before" else SWITCHED
     if moment == "before a run":  # it is tried again; what compares rows has lost its sessions at the source
         return ROLLED_BACK if killed == SOURCE else SWITCHED
     if moment == "before the switch command is called":
@@ -74,20 +108,25 @@ def _ends(moment: str, killed: str) -> str:
 
 
 CASES = tuple(
-    Case(step, moment, killed, module, function, when, _ends(moment, killed), call, (moment, killed) in _SAMPLE)
-    for step, moment, module, function, when, call in _MOMENTS
+    Case(direction, at.step, at.moment, killed, at.module, at.function, at.when, _ends(at, killed), at.call, at.given,
+         (direction, at.moment, killed) in _SAMPLE)
+    for direction in DIRECTIONS
+    for at in _MOMENTS[direction]
     for killed in VICTIMS
-)
+)  # fmt: skip
 
 
-def table(outcomes: Mapping[str, str] | None = None) -> list[str]:
-    """The cases as lines of Markdown, one for each moment; outcomes: by id."""
+def table(direction: str, outcomes: Mapping[str, str] | None = None) -> list[str]:
+    """The cases of a direction as lines of Markdown, one for each moment; outcomes: by id."""
     cells = {
         (one.step, one.moment, one.killed): one.ends if outcomes is None else outcomes.get(one.id, "not run")
         for one in CASES
+        if one.direction == direction
     }
     heads = ["step", "when", *VICTIMS]
-    rows = [[step, moment, *(cells[step, moment, killed] for killed in VICTIMS)] for step, moment, *_ in _MOMENTS]
+    rows = [
+        [at.step, at.moment, *(cells[at.step, at.moment, killed] for killed in VICTIMS)] for at in _MOMENTS[direction]
+    ]
     return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]
 
 

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ class Application:
         self.longest_s = 0.0
         self.errors: list[Exception] = []
         self._stop = threading.Event()
+        self._turns = [threading.Lock() for _ in range(3)]
         self._threads = [threading.Thread(target=self._write, args=(at,)) for at in range(3)]
 
     def __enter__(self) -> Application:
@@ -79,6 +80,14 @@ class Application:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """It writes nothing during the block, and every write has its answer."""
+        with ExitStack() as held:
+            for turn in self._turns:
+                held.enter_context(turn)
+            yield
 
     @property
     def count(self) -> int:
@@ -98,12 +107,13 @@ class Application:
                 turn += 1
                 table = TABLES[turn % 2]
                 key = number + 3 * (turn * 7 % 50 if turn % 10 else 10_000 + turn)
-                before_s = time.monotonic()
-                while not self._put(sessions, table, key, turn):
-                    time.sleep(0.01)
-                self.longest_s = max(self.longest_s, time.monotonic() - before_s)
-                self.written[table][key] = turn
-                self._count += 1
+                with self._turns[number]:
+                    before_s = time.monotonic()
+                    while not self._put(sessions, table, key, turn):
+                        time.sleep(0.01)
+                    self.longest_s = max(self.longest_s, time.monotonic() - before_s)
+                    self.written[table][key] = turn
+                    self._count += 1
                 time.sleep(self._pause_s)
         except pymysql.err.MySQLError as error:
             self.errors.append(error)
@@ -251,12 +261,12 @@ def settled(made: Shop, there: bool) -> str:
     while True:
         assert time.monotonic() < end_s
         state = json.loads(made.lockstep("cutover", "status", pipeline).out).get("state")
-        if state in (None, "ROLLED_BACK", "COMPLETE", "BACK", "WATCH"):
+        if state in (None, "ROLLED_BACK", "COMPLETE", "BACK") or (state == "WATCH" and there):
             return str(state)
         if state == "SWITCHING":
             answer_for(made, pipeline)
         else:
-            made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
+            made.lockstep("cutover", "resume" if state in ("SWITCHED", "WATCH") else "abort", pipeline, code=None)
         time.sleep(2)  # most of the time, the lease of the process that was killed has not expired
 
 

@@ -2,6 +2,9 @@
 
 The moment is a state of the cutover, and a random time after it came there. What follows is what a person would do:
 resume or abort, and an answer to the question where the application writes.
+
+Each cutover has a number, from which all choices come. A file keeps what was seen of each, so that runs add up: the
+next one begins with the next number.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,8 +33,20 @@ NOTHING, HOOK = "nothing", "the switch command"
 VICTIMS = (COMMAND, PAUSED, HOOK, SOURCE, TARGET, META)
 STATES = ("PREPARED", "CHASE", "STOPPED", "DRAINED", "PROVED", "ARMED", "SWITCHING", "SWITCHED")
 PATIENCE_S = 300.0
-_LOOK_S = 0.002
+_LOOK_S, _FAR_S = 0.003, 0.03
+"""How often to look at the state: just before the wanted one, which may be short, and earlier."""
+_BEFORE = {STATES[at]: STATES[max(0, at - 1) : at + 1] for at in range(len(STATES))}
 _LEAKS = ("nanobind:", " - ", "See https://nanobind")
+
+
+_PAIRS = tuple((victim, state) for victim in VICTIMS for state in STATES if victim != HOOK)
+_STRIKES = (*_PAIRS, *[(HOOK, "SWITCHING")] * 3, *[(NOTHING, "")] * 3)
+
+
+def strike_of(number: int) -> tuple[str, str]:
+    """Victim and state of a cutover: all come before any comes again."""
+    round_, turn = divmod(number, len(_STRIKES))
+    return random.Random(round_).sample(_STRIKES, len(_STRIKES))[turn]
 
 
 class MetaReader:
@@ -87,6 +102,10 @@ class MetaReader:
         steps = [step for (text,) in self.surely(query, pipeline) for step in json.loads(text)]
         return {state: (then - at) / 1e6 for (state, at), (_, then) in itertools.pairwise(steps)}
 
+    def end_leases(self, pid: int) -> None:
+        """As if the leases of a process that was killed, or is paused, had expired."""
+        self.surely("UPDATE lease SET expires_us = 0 WHERE holder LIKE %s RETURNING source", f"%:{pid}")
+
     def lease_is_free(self) -> bool:
         query = (
             "SELECT count(*) FROM lease WHERE source LIKE 'cutover:%%' "
@@ -97,10 +116,11 @@ class MetaReader:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """One cutover. state: in which the victim was struck; "" if the cutover had ended before. answers: what people said
-    to end it."""
+    """One cutover. servers: source and target. state: in which the victim was struck; "" if the cutover had ended
+    before. answers: what people said to end it."""
 
-    turn: int
+    number: int
+    servers: str
     direction: str
     victim: str
     state: str
@@ -110,28 +130,58 @@ class Struck:
     log: str = ""
 
 
+class Log:
+    """A file with a line of JSON for each cutover."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, servers: str) -> list[Struck]:
+        """What was seen with these servers, in earlier runs as well."""
+        if not self._path.is_file():
+            return []
+        lines = map(json.loads, self._path.read_text(encoding="utf-8").splitlines())
+        known = {one.name for one in fields(Struck)}
+        return [
+            Struck(**{name: value for name, value in line.items() if name in known})
+            for line in lines
+            if line["servers"] == servers
+        ]
+
+    def add(self, one: Struck, writes: int) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(one) | {"writes": writes}) + "\n")
+
+
 class RandomCutovers:
-    """chance: whence all choices come. shop: its meta database is the one of `meta`, a server that can be struck."""
+    """servers: their name. made: its meta database is the one of `meta`, a server that can be struck. dwelled_s: how
+    long the last cutover was in each state; kept up to date."""
 
-    def __init__(self, chance: random.Random, made: Shop, commands: ForkedCommands, meta: Any, reader: MetaReader):
-        self._chance, self._made, self._commands, self._reader = chance, made, commands, reader
+    def __init__(
+        self,
+        servers: str,
+        made: Shop,
+        commands: ForkedCommands,
+        meta: Any,
+        reader: MetaReader,
+        dwelled_s: dict[str, float],
+    ) -> None:
+        self._named, self._made, self._commands, self._reader = servers, made, commands, reader
         self._servers = {SOURCE: made.source, TARGET: made.target, META: meta}
-        self._dwelled_s: dict[str, float] = {}
-        self._plan: list[tuple[str, str]] = []
+        self._dwelled_s = dwelled_s
+        self._chance = random.Random()
 
-    def _next(self) -> tuple[str, str]:
-        """Victim and state: all pairs come before any comes again."""
-        if not self._plan:
-            pairs = [(victim, state) for victim in VICTIMS for state in STATES if victim != HOOK]
-            self._plan = [*pairs, *[(HOOK, "SWITCHING")] * 3, *[(NOTHING, "")] * 3]
-            self._chance.shuffle(self._plan)
-        return self._plan.pop()
+    @property
+    def knows_states(self) -> bool:
+        return bool(self._dwelled_s)
 
-    def one(self, turn: int, application: Application) -> Struck:
-        """Leads the application to the other place, or tries to. When it returns, the cutover has ended."""
+    def one(self, number: int, application: Application) -> Struck:
+        """Leads the application to the other place, or tries to. When it returns, the cutover has ended. number: below
+        0, nothing is struck."""
         made, began_s = self._made, time.monotonic()
         _until(self._reader.lease_is_free)  # of a process that could not give it back
-        victim, wanted = (NOTHING, "") if turn == 0 else self._next()
+        self._chance.seed(number)
+        victim, wanted = strike_of(number) if number >= 0 else (NOTHING, "")
         there = made.place_of_application() == "old"
         pipeline = made.name if there else f"{made.name}_back"
         former = self._reader.cutover(pipeline)
@@ -162,8 +212,8 @@ class RandomCutovers:
         # A forked process reports what the modules of its parent have left.
         said = [line for line in log.read_text(errors="replace").splitlines() if not line.startswith(_LEAKS)]
         return Struck(
-            turn, "there" if there else "back", victim, state, SWITCHED if switched else ROLLED_BACK, answers,
-            time.monotonic() - began_s, "\n".join(said)[-3000:],
+            number, self._named, "there" if there else "back", victim, state,
+            SWITCHED if switched else ROLLED_BACK, answers, time.monotonic() - began_s, "\n".join(said)[-3000:],
         )  # fmt: skip
 
     def _struck(
@@ -179,13 +229,15 @@ class RandomCutovers:
                 found = now
                 if now[1] == wanted:
                     break
-            time.sleep(_LOOK_S)
+            near = now is not None and now != former and now[1] in _BEFORE.get(wanted, ())
+            time.sleep(_LOOK_S if near else _FAR_S)
         self._wait(started, self._chance.uniform(0, self._dwelled_s.get(wanted, 0.1)))
         found = self._reader.cutover(pipeline) or found
         if started.ended or found is None:
             return "", ()
         if victim == COMMAND:
             os.kill(started.pid, signal.SIGKILL)
+            self._reader.end_leases(started.pid)
         elif victim == PAUSED:
             return found[1], self._paused(started, pipeline)
         elif victim == HOOK:
@@ -212,6 +264,8 @@ class RandomCutovers:
             if self._chance.random() < 0.25:
                 time.sleep(self._chance.uniform(0.1, 1.5))
             else:
+                if self._chance.random() < 0.7:  # the others wait until it has expired
+                    self._reader.end_leases(started.pid)
                 _until(self._reader.lease_is_free)
                 if self._reader.state(pipeline) in OPEN:
                     answers = (self._ended_by_hand(pipeline),)

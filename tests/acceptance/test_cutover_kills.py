@@ -9,13 +9,14 @@ import json
 import os
 import random
 import signal
-import subprocess
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +27,8 @@ import pytest
 
 from tests.acceptance.cutover_cases import (
     CASES,
+    COMMAND,
+    DIRECTIONS,
     EITHER,
     META,
     PAUSED,
@@ -33,6 +36,7 @@ from tests.acceptance.cutover_cases import (
     SOURCE,
     SWITCHED,
     TARGET,
+    THERE,
     Case,
 )
 from tests.acceptance.cutover_cases import table as table_of_cases
@@ -46,11 +50,10 @@ from tests.acceptance.moving_shop import (
     settled,
     shop,
 )
-from tests.acceptance.random_cutovers import NOTHING, MetaReader, RandomCutovers, Struck, ends_of
+from tests.acceptance.random_cutovers import NOTHING, Log, MetaReader, RandomCutovers, ends_of
 from tests.forked_commands import ROOT, ForkedCommands
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
-HOOK = ROOT / "tests" / "crash" / "hook"
 
 
 @contextmanager
@@ -64,6 +67,12 @@ def meta_of(postgres: Any, made: Shop) -> Iterator[None]:
     made.behave()
     made.lockstep("meta", "upgrade", "shop.yaml")
     yield
+
+
+def end_leases(made: Shop, pid: int) -> None:
+    """As if the leases of a process that was killed had expired."""
+    with psycopg.connect(made.lockstep.environ["META"].replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute("UPDATE lease SET expires_us = 0 WHERE holder LIKE %s", (f"%:{pid}",))
 
 
 @contextmanager
@@ -90,6 +99,49 @@ def restarting(server: Any, flag: Path) -> Iterator[None]:
         watching.join()
 
 
+@contextmanager
+def writing(lockstep: Any, servers: tuple[Any, Any], postgres: Any) -> Iterator[tuple[Shop, Application]]:
+    """A shop and its application, which writes to the old tables."""
+    with shop(lockstep, *servers) as made, meta_of(postgres, made):
+        made.behave("true", "attempts: 1")
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            yield made, application
+
+
+class Stations:
+    """A shop for each pair of servers whose application is led back in one case after the other."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[Any, Any], tuple[ExitStack, tuple[Shop, Application]]] = {}
+
+    @contextmanager
+    def one(self, lockstep: Any, servers: tuple[Any, Any], postgres: Any) -> Iterator[tuple[Shop, Application]]:
+        """The application writes to the new tables. After a case that failed, the next one gets a new shop."""
+        stack, station = self._open.pop(servers, None) or (ExitStack(), None)
+        try:
+            made, application = station or stack.enter_context(writing(lockstep, servers, postgres))
+            if made.place_of_application() == "old":
+                assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+                goes_on(made, application)
+            yield made, application
+        except BaseException:
+            stack.close()
+            raise
+        self._open[servers] = stack, (made, application)
+
+    def close(self) -> None:
+        for stack, _ in self._open.values():
+            stack.close()
+
+
+@pytest.fixture(scope="module")
+def stations() -> Iterator[Stations]:
+    with closing(Stations()) as made:
+        yield made
+
+
 @FROM_MARIADB
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -100,55 +152,71 @@ def restarting(server: Any, flag: Path) -> Iterator[None]:
     ],
 )
 def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
-    lockstep: Any, servers: tuple[Any, Any], postgres: Any, case: Case, record_property: Callable[[str, str], None]
+    lockstep: Any,
+    commands: ForkedCommands,
+    drivers: dict[str, str],
+    servers: tuple[Any, Any],
+    postgres: Any,
+    stations: Stations,
+    tmp_path_factory: pytest.TempPathFactory,
+    case: Case,
+    record_property: Callable[[str, str], None],
 ) -> None:
-    with shop(lockstep, *servers) as made, meta_of(postgres, made):
-        made.behave("true", "attempts: 1")
-        lockstep("run", "shop.yaml")
-        flag = made.folder / "struck"
-        killed = {SOURCE: made.source, TARGET: made.target, META: postgres}.get(case.killed)
-        with made.application() as application:
-            goes_on(made, application)
-            order = {
-                "module": case.module, "function": case.function, "when": case.when, "call": case.call,
-                "victim": "process" if killed is None else str(killed.pid), "flag": str(flag),
-                "signal": "SIGSTOP" if case.killed == PAUSED else "SIGKILL",
-            }  # fmt: skip
-            environ = {**made.lockstep.environment, "LOCKSTEP_CRASH": json.dumps(order)}
-            environ["PYTHONPATH"] = os.pathsep.join([str(HOOK), environ["PYTHONPATH"]])
-            log = made.folder / "command.log"
-            with restarting(killed, flag), log.open("wb") as said:
-                process = subprocess.Popen(
-                    made.lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=environ,
-                    stdout=said, stderr=said, start_new_session=True,
-                )  # fmt: skip
-                try:
-                    if case.killed == PAUSED:
-                        made.until(lambda: flag.exists() or process.poll() is not None, 180)
-                        settled(made, there=True)
-                        process.send_signal(signal.SIGCONT)
-                    process.wait(240)
-                finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-            text = log.read_text(errors="replace")
-            assert flag.exists(), f"nothing was killed: {text}"
-            state = settled(made, there=True)
-            if case.killed == PAUSED and made.place_of_application() == "new" and state == "ROLLED_BACK":
-                # The command was called although a person had said that nothing was switched: no write gets through
-                # there, until somebody leads the application back.
-                made.until(lambda: application.refused > 0)
-                made.lead("old")
-            goes_on(made, application)
+    there = case.direction == THERE
+    of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ={})  # it outlives the case
+    for one in (lockstep, of_its_own):
+        one.environ |= drivers
+    opened = writing(lockstep, servers, postgres) if there else stations.one(of_its_own, servers, postgres)
+    with opened as (made, application):
+        source, target = (made.source, made.target) if there else (made.target, made.source)
+        killed = {SOURCE: source, TARGET: target, META: postgres}.get(case.killed)
+        flag = Path(tempfile.mkdtemp(dir=made.folder)) / "struck"
+        order = {
+            "module": case.module, "function": case.function, "when": case.when, "call": case.call,
+            "given": case.given, "victim": "process" if killed is None else str(killed.pid), "flag": str(flag),
+            "signal": "SIGSTOP" if case.killed == PAUSED else "SIGKILL",
+        }  # fmt: skip
+        environ = {**made.lockstep.environment, "LOCKSTEP_CRASH": json.dumps(order)}
+        with restarting(killed, flag):
+            started = commands.start(
+                "cutover", "run" if there else "back", "shop.yaml", directory=made.folder, environ=environ,
+                log=made.folder / "command.log",
+            )  # fmt: skip
+            try:
+                if case.killed == PAUSED:
+                    made.until(lambda: flag.exists() or started.ended, 180)
+                    settled(made, there=there)
+                    os.kill(started.pid, signal.SIGCONT)
+                made.until(lambda: started.ended, 240)
+            finally:
+                started.kill()
+        if case.killed == COMMAND:
+            end_leases(made, started.pid)
+        text = started.log.read_text(errors="replace")
+        assert flag.exists(), f"nothing was killed: {text}"
+        state = settled(made, there=there)
+        former, latter = ("old", "new") if there else ("new", "old")
+        if case.killed == PAUSED and made.place_of_application() == latter and state == "ROLLED_BACK":
+            # The command was called although a person had said that nothing was switched: no write gets through
+            # there, until somebody leads the application back.
+            refused = application.refused
+            made.until(lambda: application.refused > refused)
+            made.lead(former)
+        goes_on(made, application)
         assert not application.errors, (application.errors, text)
-        ended = SWITCHED if state == "WATCH" else ROLLED_BACK
-        equal_on_both_sides(made, application, switched=state == "WATCH")
+        switched = state == ("WATCH" if there else "COMPLETE")
+        with application.still():
+            equal_on_both_sides(made, application, switched=switched == there)
+        if not there:  # the cutover by which the application came to the new tables
+            assert made.cutover("status", "shop.yaml")["state"] == ("BACK" if switched else "WATCH")
+        ended = SWITCHED if switched else ROLLED_BACK
         record_property("ended", ended)
         assert case.ends in (ended, EITHER), text
 
 
 def equal_on_both_sides(made: Shop, application: Application, *, switched: bool) -> None:
-    """The application's tables have all that it wrote; and what Lockstep carries from there makes the others equal."""
+    """The application's tables have all that it wrote; and what Lockstep carries from there makes the others equal.
+    switched: it writes to the new tables."""
     assert made.place_of_application() == ("new" if switched else "old")
     for table in TABLES:
         assert (made.new if switched else made.old)(table) == application.written[table] | REST
@@ -163,43 +231,66 @@ def equal_on_both_sides(made: Shop, application: Application, *, switched: bool)
 def test_random_cutovers_there_and_back_lose_no_write(
     lockstep: Any,
     commands: ForkedCommands,
+    drivers: dict[str, str],
     servers: tuple[Any, Any],
     postgres: Any,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
     record_property: Callable[[str, str], None],
 ) -> None:
     """LOCKSTEP_CUTOVERS of them; as many as fit into LOCKSTEP_CUTOVERS_S if that is given. LOCKSTEP_CUTOVERS_LOG: a
-    file that gets a line of JSON for each."""
-    seed = int(os.environ.get("LOCKSTEP_SEED", random.randrange(1 << 30)))
-    wanted = int(os.environ.get("LOCKSTEP_CUTOVERS", "20"))
+    file that gets a line of JSON for each, and with which a later run continues. LOCKSTEP_CUTOVERS_FROM: the number of
+    the first."""
+    named = request.node.callspec.params["servers"]
+    log = Log(Path(os.environ.get("LOCKSTEP_CUTOVERS_LOG", tmp_path_factory.mktemp("log") / "cutovers")))
+    known = [one.number for one in log.read(named)]
+    drawn = max(known) + 1 if known else random.randrange(1 << 30)
+    first = int(os.environ.get("LOCKSTEP_CUTOVERS_FROM", drawn))
+    numbers = deque(range(first, first + int(os.environ.get("LOCKSTEP_CUTOVERS", "20"))))
     end_s = time.monotonic() + float(os.environ.get("LOCKSTEP_CUTOVERS_S", "inf"))
-    noted = os.environ.get("LOCKSTEP_CUTOVERS_LOG", os.devnull)
-    found: list[Struck] = []
-    with (
-        shop(lockstep, *servers) as made,
-        meta_of(postgres, made),
-        MetaReader(lockstep.environ["META"]) as reader,
-    ):
-        made.behave("sleep 0.3", "attempts: 1, hook_s: 10", budget_s=60, max_lag_s=60)
-        lockstep("run", "shop.yaml")
-        with made.application(pause_s=0.05) as application:
-            goes_on(made, application)
-            cutovers = RandomCutovers(random.Random(seed), made, commands, postgres, reader)
-            while len(found) < wanted and time.monotonic() < end_s:
-                one = cutovers.one(len(found), application)
-                found.append(one)
-                with Path(noted).open("a") as file:
-                    file.write(json.dumps({"seed": seed, **asdict(one), "writes": application.count}) + "\n")
-                assert not application.errors, (application.errors, seed, one)
-                goes_on(made, application)
-                assert one.victim != NOTHING or one.ended == SWITCHED, (seed, one)
-                there = (one.direction == "there") == (one.ended == SWITCHED)
-                assert made.place_of_application() == ("new" if there else "old"), (seed, one)
-                keeps_all(made, application, (seed, one))
-        assert not application.errors
-        equal_on_both_sides(made, application, switched=made.place_of_application() == "new")
+    dwelled_s: dict[str, float] = {}
+    while numbers and time.monotonic() < end_s:
+        some = [numbers.popleft() for _ in range(min(len(numbers), _IN_ONE_SHOP))]
+        of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ=dict(drivers))
+        with (
+            shop(of_its_own, *servers) as made,
+            meta_of(postgres, made),
+            MetaReader(of_its_own.environ["META"]) as reader,
+        ):
+            made.behave("sleep 0.3", "attempts: 1, hook_s: 5", budget_s=15, max_lag_s=60)
+            of_its_own("run", "shop.yaml")
+            cutovers = RandomCutovers(named, made, commands, postgres, reader, dwelled_s)
+            one_after_the_other(some, cutovers, made, log, end_s)
+    found = log.read(named)
     for ending, count in ends_of(found).items():
         record_property("ended", "|".join((*ending, str(count))))
-    print(f"seed {seed}: {len(found)} cutovers, longest write {application.longest_s:.1f} s")
+    print(f"{len(found)} cutovers so far; the next number is {found[-1].number + 1}")
+
+
+_IN_ONE_SHOP = 40
+"""Verifications of a way back from shards read all that it has staged."""
+
+
+def one_after_the_other(numbers: Sequence[int], cutovers: RandomCutovers, made: Shop, log: Log, end_s: float) -> None:
+    """In one shop, with one application."""
+    with made.application(pause_s=0.05) as application:
+        goes_on(made, application)
+        # Nothing is struck in the first of all: it says how long each state lasts.
+        for number in numbers if cutovers.knows_states else (-1, *numbers):
+            if time.monotonic() > end_s:
+                break
+            before = application.count
+            one = cutovers.one(number, application)
+            assert not application.errors, (application.errors, one)
+            goes_on(made, application)
+            assert one.victim != NOTHING or one.ended == SWITCHED, one
+            there = (one.direction == "there") == (one.ended == SWITCHED)
+            assert made.place_of_application() == ("new" if there else "old"), one
+            keeps_all(made, application, one)
+            if number >= 0:
+                log.add(one, application.count - before)
+    assert not application.errors
+    equal_on_both_sides(made, application, switched=made.place_of_application() == "new")
 
 
 def keeps_all(made: Shop, application: Application, case: object) -> None:
@@ -214,7 +305,9 @@ def keeps_all(made: Shop, application: Application, case: object) -> None:
 
 def test_the_table_of_the_document_is_that_of_the_cases() -> None:
     document = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert "\n".join(table_of_cases()) in document, "\n".join(table_of_cases())
+    for direction in DIRECTIONS:
+        lines = "\n".join(table_of_cases(direction))
+        assert lines in document, lines
 
 
 def test_the_functions_at_which_something_is_killed_exist() -> None:

@@ -2,10 +2,12 @@
 
 LOCKSTEP_CRASH is a JSON of module, function (a dotted name in it), when (before | after), victim (process: the one that
 calls; parent: its parent, which is the JVM of a Spark driver; or a pid), flag (a file that is made when it happens),
-call (which of a process's calls it is, from 1 on) and signal (SIGKILL if there is none).
+call (which of a process's calls it is, from 1 on), given (only calls that have this text as an argument count) and
+signal (SIGKILL if there is none).
 """
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import itertools
@@ -34,7 +36,8 @@ def dying(function):
 
     @functools.wraps(function)
     def call(*args, **rest):
-        due = next(calls) == ORDER["call"]
+        given = ORDER.get("given")
+        due = (not given or given in (*args, *rest.values())) and next(calls) == ORDER["call"]
         if due and ORDER["when"] == "before":
             crash()
         result = function(*args, **rest)
@@ -65,6 +68,17 @@ def arm(module):
     *path, name = ORDER["function"].split(".")
     owner = functools.reduce(getattr, path, module)
     setattr(owner, name, dying(getattr(owner, name)))
+
+
+def arm_loaded():
+    """In a process that has loaded the program: wherever the function was imported by its name."""
+    module = importlib.import_module(ORDER["module"])
+    real = getattr(module, ORDER["function"], None)
+    arm(module)
+    for other in list(sys.modules.values()):
+        for name, value in list(vars(other).items()) if other.__name__.startswith("cdc_core.") else ():
+            if real is not None and value is real:
+                setattr(other, name, getattr(module, ORDER["function"]))
 
 
 def arm_script(module):
