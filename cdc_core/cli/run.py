@@ -34,7 +34,7 @@ from cdc_core.cli.output import CliOutput
 from cdc_core.cli.repeat import repeat
 from cdc_core.cli.snapshot import copy_pending
 from cdc_core.cli.status import ledger_document, ledger_table
-from cdc_core.errors import UsageError
+from cdc_core.errors import RetryLater, UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.run import RunContext, RunResult
+    from cdc_core.target.make import MadeTable
 
 
 log = logging.getLogger(__name__)
@@ -173,15 +174,21 @@ def _after_extract(
 
 
 def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
-    """Also tables of which no row is staged; those of the run's plan are made by the run itself."""
+    """Also tables of which no row is staged; those of the run's plan are made by the run itself, which also finds a
+    target that does not answer: that does not keep it from the others."""
     from cdc_core.meta import Meta
     from cdc_core.target_tables import create_missing
 
     creating = [one for one in map(pipeline.target, targets) if one.on_missing_table == "create"]
     if not creating:
         return
+    made: list[MadeTable] = []
     with Meta.open(pipeline.meta.url) as meta:
-        made = create_missing(meta, pipeline, creating, os.environ)
+        for target in creating:
+            try:
+                made += create_missing(meta, pipeline, [target], os.environ)
+            except RetryLater as error:
+                output.note(f"{target.name}: no table is made: {error.what}")
     for one in made:
         if one.error is not None:
             output.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
