@@ -41,13 +41,14 @@ def before_new_key(
     view: PlanView, ids: frozenset[str], target: Target, schemas: Mapping[str, TableSchema]
 ) -> frozenset[str]:
     """The batches before the first one that has another key of a source table than they have; all if it is the first.
-    Tables whose key the target's rules name have that one all along."""
+    Tables whose key the target's rules name have that one all along. Tables of two sources that have different keys are
+    refused by the plan: nothing is to come that makes them equal."""
 
     def new_key(table: str, known: Sequence[TableSchema]) -> bool:
         rule = target.table(table)
         return rule is not None and not rule.key and len({one.key for one in known}) > 1
 
-    return _before(view, ids, target, schemas, new_key)
+    return _before(view, ids, target, schemas, new_key, by_source=True)
 
 
 def _before(
@@ -56,9 +57,12 @@ def _before(
     target: Target,
     schemas: Mapping[str, TableSchema],
     ends: Callable[[str, Sequence[TableSchema]], bool],
+    *,
+    by_source: bool = False,
 ) -> frozenset[str]:
-    """ends: whether these definitions of one source table, which feeds this logical one, cannot be in one run."""
-    seen: dict[tuple[str, str], dict[str, TableSchema]] = defaultdict(dict)
+    """ends: whether these definitions of one source table, which feeds this logical one, cannot be in one run.
+    by_source: tables of one name in two sources are two."""
+    seen: dict[tuple[str, str, str], dict[str, TableSchema]] = defaultdict(dict)
     batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in ids]
     batches.sort(key=lambda batch: batch.window_start_us)  # stable: within a source, the order of the stream stays
     taken: set[str] = set()
@@ -67,7 +71,7 @@ def _before(
             if target.table(file.table) is None:
                 continue
             schema = schemas[file.schema_id]
-            known = seen[file.table, schema.name]
+            known = seen[batch.source if by_source else "", file.table, schema.name]
             if schema.id not in known:
                 known[schema.id] = schema
                 if ends(file.table, list(known.values())):

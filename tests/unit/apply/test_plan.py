@@ -62,6 +62,16 @@ def test_a_run_ends_before_a_type_that_it_could_not_merge_and_the_next_one_begin
     assert taken(line.done("s")) == IDS[2:4]
 
 
+def test_a_run_ends_before_another_key_of_a_source_table_and_the_next_one_begins_there(line: Line) -> None:
+    rekeyed = [manifest(number, schemas=[schema(key=("id", "v"))]) for number in (2, 3)]
+    line.stage(B[0], B[1], *rekeyed)
+    named = line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}})
+    assert taken(named.plan("n")) == IDS[:4]  # the key does not change there
+    for name, key, ids in (("r", ("id",), IDS[:2]), ("s", ("id", "v"), IDS[2:4])):
+        run = line.done(name)
+        assert (taken(run), run.merge_sets[0].tables[0].key) == (ids, key)
+
+
 def test_the_plan_is_on_the_stage_and_its_records_are_the_runs(line: Line) -> None:
     line.stage(B[0])
     run = line.plan("manual__2026-11-21T04:00:00+00:00", airflow_run_id="manual__2026-11-21T04:00:00+00:00")
@@ -332,7 +342,7 @@ def test_a_table_without_a_key_is_counted_where_the_target_says_so_and_names_no_
     assert plan.load(line.meta, line.store, "r") == plan_of
     named = line.with_targets({"name": "t", "tables": {"*": {**rule, "key": ["id"]}}})
     assert named.plan("r").merge_set("0").tables[0].key == ("id",)
-    line.stage(manifest(1, schemas=[schema(key=("id",))]))
+    line.stage(manifest(1, schemas=[schema("orders_1", key=("id",))]))
     error = refusal(lambda: counted.plan("r"))
     assert (error.code, "shop.orders: none" in error.what) == ("plan.key_differs", True)
 
@@ -362,7 +372,7 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
 
 
 def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:
-    line.stage(B[0], manifest(1, schemas=[schema(key=("id", "v"))]))
+    line.stage(B[0], manifest(1, schemas=[schema("orders_1", key=("id", "v"))]))
     error = refusal(lambda: line.plan("r"))
     assert (type(error), error.code) == (Refused, "plan.key_differs")
     assert taken(line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}}).plan("r")) == IDS[:2]
