@@ -2,13 +2,14 @@
 
 A value is known by its place in `values` of its column: the rows after come first, then, as far away as there are
 changes, the rows before. Exact texts and names of absent values are Python objects, because few rows have them.
+Most changes keep their keys, and then the values before of other columns decide nothing: those are not read.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -27,6 +28,7 @@ from cdc_core.model.staged import (
     FILE,
     GTID,
     LITERAL,
+    LITERAL_TYPE,
     OP,
     POS,
     ROW,
@@ -34,13 +36,13 @@ from cdc_core.model.staged import (
     SOURCE,
     TRUNCATE,
     TS,
+    UPDATE,
     staged_schema,
 )
 from cdc_core.model.version import origin_name
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
-_NOTES = (OP, TS, SOURCE, SEQ, ROW, LITERAL, ABSENT)
 _UNUSED = frozenset({FILE, POS, GTID})
 _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 """Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
@@ -111,42 +113,121 @@ class StagedRows:
     renews: bool | None
 
 
+@dataclass(frozen=True, slots=True)
+class BeforeRule:
+    """Which values before a change are needed: of these columns, and of all of them where a row changes its key.
+    every: of all columns in any case. columns: of the row, as unified."""
+
+    columns: pa.Schema
+    key: Sequence[str]
+    moving: Sequence[str]
+    every: bool
+
+    def needed(
+        self, source: pq.ParquetFile, schema: TableSchema, seqs: Sequence[tuple[int, int]] = ()
+    ) -> Collection[str] | None:
+        """Of a staged file; None: all."""
+        if self.every or any(
+            np.any(key_changes(pa.Table.from_batches([batch]), schema, self))
+            for batch in each_batch(source, schema, seqs, only=(OP, LITERAL, *self.key), before=self.key)[1]
+        ):
+            return None
+        return (*self.key, *self.moving)
+
+
+def key_changes(rows: pa.Table, schema: TableSchema, rule: BeforeRule) -> Flags:
+    """Which staged rows move to another key, or may."""
+    has_before = _whole(rows.column(BEFORE)).is_valid()
+    if not has_before.true_count:
+        return np.zeros(rows.num_rows, bool)
+    ops = rows.column(OP)
+    moves = np.asarray(_whole(pc.equal(ops, UPDATE))) & _differ(
+        [key_column(rows, rule.columns.field(name), before=False) for name in rule.key],
+        [key_column(rows, rule.columns.field(name), before=True) for name in rule.key],
+    )
+    # An exact text may tell keys apart whose values are equal.
+    moves |= np.asarray(_whole(rows.column(LITERAL)).is_valid())
+    found: Flags = moves & np.asarray(has_before)
+    return found
+
+
+def key_column(rows: pa.Table, field: pa.Field, *, before: bool) -> pa.Array:
+    """The values of a column, as unified; nulls where the rows do not have it."""
+    if not before:
+        own = rows.schema.get_field_index(field.name)
+        return pa.nulls(rows.num_rows, field.type) if own < 0 else converted(_whole(rows.column(own)), field.type)
+    was = _whole(rows.column(BEFORE))
+    own = was.type.get_field_index(field.name)
+    if own < 0:
+        return pa.nulls(rows.num_rows, field.type)
+    return converted(pc.struct_field(was, [own]), field.type)
+
+
+def _differ(own: Sequence[pa.Array], was: Sequence[pa.Array]) -> Flags:
+    found = np.zeros(len(own[0]), bool)
+    for one, other in zip(own, was, strict=True):
+        equal = np.asarray(pc.equal(one, other).fill_null(False))
+        both_null = np.asarray(pc.and_(one.is_null(), other.is_null()))
+        found |= ~(equal | both_null)
+    return found
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
 def read_rows(
     source: pq.ParquetFile,
     schema: TableSchema,
     renews: bool | None,
     take: Callable[[int, int], None],
+    rule: BeforeRule,
     seqs: Sequence[tuple[int, int]] = (),
 ) -> StagedRows:
     """The columns that a merge needs. take: as in Memory.share; what it raises ends the reading. seqs: as in
     FileToRead."""
-    names, found = each_batch(source, schema, seqs)
+    read, found = each_batch(source, schema, seqs, before=rule.needed(source, schema, seqs))
     batches = []
     for batch in found:
         take(batch.num_rows, batch.nbytes)
         batches.append(batch)
-    rows = pa.Table.from_batches(batches, schema=pa.schema([source.schema_arrow.field(name) for name in names]))
+    rows = pa.Table.from_batches(batches, schema=read)
     if renews is None and TRUNCATE in rows.column(OP).unique().to_pylist():
         raise NotSmallError("a file of copied rows has a truncate among them")
     return StagedRows(rows, schema, renews)
 
 
 def each_batch(
-    source: pq.ParquetFile, schema: TableSchema, seqs: Sequence[tuple[int, int]] = ()
-) -> tuple[list[str], Iterator[pa.RecordBatch]]:
-    """(the columns that a merge needs, batches of them). Raises NotSmallError. seqs: as in FileToRead."""
+    source: pq.ParquetFile,
+    schema: TableSchema,
+    seqs: Sequence[tuple[int, int]] = (),
+    *,
+    only: Collection[str] | None = None,
+    before: Collection[str] | None = None,
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """(the columns that a merge needs, batches of them). seqs: as in FileToRead. only: of these columns, and the values
+    before. before: whose values before are read; None: those of all columns. Raises NotSmallError."""
     whole = staged_schema(schema)
     if source.schema_arrow.names != whole.names:
         raise NotSmallError("a file has other columns than its definition")
-    names = [name for name in whole.names if name not in _UNUSED]
+    names = [name for name in whole.names if name not in _UNUSED and (only is None or name in (*only, BEFORE, SEQ))]
+    read = {name: source.schema_arrow.field(name) for name in names}
+    inside = [field.name for field in read[BEFORE].type]
+    paths = {name: [name] for name in names}
+    if before is not None:
+        chosen = [name for name in inside if name in before] or inside[:1]
+        paths[BEFORE] = [f"{BEFORE}.{name}" for name in chosen]
+        read[BEFORE] = pa.field(BEFORE, pa.struct([read[BEFORE].type.field(name) for name in chosen]))
+    wanted = [path for name in names for path in paths[name]]
 
     def batches() -> Iterator[pa.RecordBatch]:
         for group in range(source.num_row_groups):
             size = _batch_rows(source.metadata.row_group(group), schema)
-            for batch in source.iter_batches(size, row_groups=[group], columns=names):
+            for batch in source.iter_batches(size, row_groups=[group], columns=wanted):
                 yield batch.filter(pa.array(in_ranges(batch.column(SEQ).to_numpy(), seqs))) if seqs else batch
 
-    return names, batches()
+    return pa.schema(list(read.values())), batches()
 
 
 def in_ranges(seqs: Numbers, ranges: Sequence[tuple[int, int]]) -> Flags:
@@ -188,17 +269,26 @@ class Coded:
     codes: Numbers
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> Coded:
-        plain = _combined(column.cast(pa.string()))
-        texts = sorted({text for text in plain.unique().to_pylist() if text is not None}, key=str.encode)
-        return cls(texts, _filled(pc.index_in(plain, pa.array(texts, pa.string()))))
+    def of(cls, chunks: Sequence[pa.Array]) -> Coded:
+        number: dict[str, int] = {}
+        parts = [np.zeros(0, np.int64)]
+        for chunk in chunks:
+            if chunk.null_count == len(chunk):
+                parts.append(np.full(len(chunk), -1))
+                continue
+            coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+            texts = coded.dictionary.to_pylist()
+            codes = [-1 if text is None else number.setdefault(text, len(number)) for text in texts]
+            parts.append(np.array([*codes, -1], np.int64)[_filled(coded.indices)])
+        return cls.numbered(list(number), np.concatenate(parts))
 
     @classmethod
     def numbered(cls, given: Sequence[str], codes: Numbers) -> Coded:
-        """From texts in any order, some perhaps twice or unused, and their numbers."""
-        texts = sorted({given[code] for code in np.unique(codes).tolist()}, key=str.encode)
+        """From texts in any order, some perhaps twice or unused, and their numbers; -1: null."""
+        used = np.flatnonzero(np.bincount(codes + 1, minlength=len(given) + 1)[1:])
+        texts = sorted({given[code] for code in used.tolist()}, key=str.encode)
         number = {text: at for at, text in enumerate(texts)}
-        return cls(texts, np.array([number.get(text, -1) for text in given], np.int64)[codes])
+        return cls(texts, np.array([*(number.get(text, -1) for text in given), -1], np.int64)[codes])
 
 
 @dataclass(slots=True)
@@ -228,7 +318,7 @@ class Changes:
     def lacks(self, name: str) -> Flags:
         """Which changes lack a column (or with BEFORE_MARK, its value before)."""
         table = np.array([*(name in names for names in self.lacking), False])
-        return np.isin(self.lack, np.flatnonzero(table))
+        return table[self.lack]
 
     def literal(self, place: int, name: str) -> str | None:
         """The exact text of the value at a place of a column."""
@@ -236,8 +326,13 @@ class Changes:
         return self.literals.get(change, {}).get(mark + name)
 
     def codes_of_values(self, name: str) -> Numbers:
-        """Of each value of a column: equal for equal values; -1: null."""
-        return _filled(self.values[name].dictionary_encode().indices)
+        """Of each value of a column: equal for equal values; -1: null. They may not be altered."""
+        values = self.values[name]
+        if pa.types.is_integer(values.type):
+            low, high = (one.as_py() for one in pc.min_max(values).values())
+            if low is not None and high - low < _NEAR and high < 1 << 63:
+                return _filled(pc.subtract(values.cast(pa.int64()), pa.scalar(low, pa.int64())))
+        return _filled(values.dictionary_encode().indices)
 
     def codes(self, name: str) -> Numbers:
         """Of each value of a column: equal for values that a key or a shard treats as equal; -1: null.
@@ -249,6 +344,7 @@ class Changes:
         codes = self.codes_of_values(name)
         if not self.literals:
             return codes
+        codes = codes.copy()
         by_text = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
         empty = np.asarray(pc.fill_null(pc.equal(values, ""), False)) if pa.types.is_string(kind) else None
         if by_text or empty is not None:
@@ -261,6 +357,10 @@ class Changes:
         return codes
 
 
+_NEAR = 1 << 30
+"""Integers no farther apart are numbers by themselves. Those of two columns together still fit into 64 bits."""
+
+
 def changes_of(files: Sequence[StagedRows], columns: pa.Schema) -> Changes:
     """The rows of all files, with the row's columns as unified. Raises NotSmallError for a value that Arrow does not
     convert."""
@@ -269,30 +369,26 @@ def changes_of(files: Sequence[StagedRows], columns: pa.Schema) -> Changes:
         values = {field.name: _values(files, field) for field in columns}
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise NotSmallError(str(error)) from error
-    notes = pa.concat_tables([_plain(one.rows.select(_NOTES)) for one in files])
-    count = notes.num_rows
     counts = [one.rows.num_rows for one in files]
-    source = Coded.of(notes.column(SOURCE))
+    count = sum(counts)
+    source = Coded.of(_chunks(files, SOURCE))
     names = [one.schema.name for one in files]
     table = Coded.numbered(names, np.repeat(np.arange(len(files)), counts))
     origins = [origin_name(text, name) for text in source.texts for name in table.texts]
     origin = Coded.numbered(origins, source.codes * len(table.texts) + table.codes)
-    literal = _combined(notes.column(LITERAL))
+    literal = pa.chunked_array(_chunks(files, LITERAL), LITERAL_TYPE)
     literals = {int(at): dict(literal[int(at)].as_py()) for at in np.flatnonzero(np.asarray(pc.is_valid(literal)))}
     lacking: list[frozenset[str]] = []
     lack = _lack([one.rows.column(ABSENT) for one in files], [one.schema for one in files], lacking)
-    before = pa.chunked_array(
-        [chunk for one in files for chunk in one.rows.column(BEFORE).is_valid().chunks], pa.bool_()
-    )
     return Changes(
         count,
         values,
-        np.asarray(_combined(pa.chunked_array(before, pa.bool_()))).astype(bool),
-        Coded.of(notes.column(OP)),
-        _filled(_combined(notes.column(TS)).cast(pa.int64())),
+        np.concatenate([np.asarray(chunk.is_valid()) for chunk in _chunks(files, BEFORE)] or [np.zeros(0, bool)]),
+        Coded.of(_chunks(files, OP)),
+        _numbers(files, TS),
         source,
-        _filled(_combined(notes.column(SEQ))),
-        _filled(_combined(notes.column(ROW))),
+        _numbers(files, SEQ),
+        _numbers(files, ROW),
         origin,
         table,
         np.repeat(np.array([one.renews is True for one in files], bool), counts),
@@ -302,10 +398,19 @@ def changes_of(files: Sequence[StagedRows], columns: pa.Schema) -> Changes:
     )
 
 
+def _chunks(files: Sequence[StagedRows], name: str) -> list[pa.Array]:
+    return [chunk for one in files for chunk in one.rows.column(name).chunks]
+
+
+def _numbers(files: Sequence[StagedRows], name: str) -> Numbers:
+    return np.concatenate([np.zeros(0, np.int64), *(_filled(chunk) for chunk in _chunks(files, name))])
+
+
 def selected(changes: Changes, kept: Flags) -> Changes:
     """Some of the changes."""
     rows = np.flatnonzero(kept)
     number = {int(old): new for new, old in enumerate(rows)}
+    after = pa.array(rows)
     both = pa.array(np.concatenate([rows, rows + changes.count]))
 
     def of(coded: Coded) -> Coded:
@@ -313,7 +418,7 @@ def selected(changes: Changes, kept: Flags) -> Changes:
 
     return Changes(
         len(rows),
-        {name: array.take(both) for name, array in changes.values.items()},
+        {name: one.take(after if len(one) == changes.count else both) for name, one in changes.values.items()},
         changes.has_before[rows],
         of(changes.op),
         changes.ts[rows],
@@ -339,19 +444,21 @@ def _require_one_spelling(files: Sequence[StagedRows], columns: pa.Schema) -> No
 
 
 def _values(files: Sequence[StagedRows], field: pa.Field) -> pa.Array:
-    after, before = [], []
+    """The values after, and, if they are of any file, those before."""
+    after, before, is_read = [], [], False
     for one in files:
         names = [column.name for column in one.schema.columns]
-        if field.name not in names:
-            none = pa.nulls(one.rows.num_rows, field.type)
-            after.append(none)
+        none = pa.nulls(one.rows.num_rows, field.type)
+        at = names.index(field.name) if field.name in names else -1
+        after += [none] if at < 0 else [converted(chunk, field.type) for chunk in one.rows.column(at).chunks]
+        inside = one.rows.schema.field(BEFORE).type.get_field_index(field.name)
+        is_read = is_read or inside >= 0 or at < 0
+        if inside < 0:
             before.append(none)
             continue
-        at = names.index(field.name)
-        after += [converted(chunk, field.type) for chunk in one.rows.column(at).chunks]
-        for chunk in one.rows.column(len(names)).chunks:
-            before.append(converted(pc.struct_field(chunk, [at]), field.type))
-    return pa.concat_arrays([*after, *before]) if after else pa.nulls(0, field.type)
+        for chunk in one.rows.column(BEFORE).chunks:
+            before.append(converted(pc.struct_field(chunk, [inside]), field.type))
+    return pa.concat_arrays([*after, *(before if is_read else ())]) if after else pa.nulls(0, field.type)
 
 
 def converted(values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -365,7 +472,7 @@ def _lack(columns: Sequence[pa.ChunkedArray], schemas: Sequence[TableSchema], se
     parts = [np.zeros(0, np.int64)]
     for column, schema in zip(columns, schemas, strict=True):
         computed = {mark + one.name for one in schema.columns if not one.logged for mark in ("", BEFORE_MARK)}
-        coded = Coded.of(column)
+        coded = Coded.of(column.chunks)
         numbers = []
         for text in coded.texts:
             names = frozenset(json.loads(text)) - computed
@@ -377,19 +484,8 @@ def _lack(columns: Sequence[pa.ChunkedArray], schemas: Sequence[TableSchema], se
     return np.concatenate(parts)
 
 
-def _plain(notes: pa.Table) -> pa.Table:
-    columns = [
-        column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-        for column in notes.columns
-    ]
-    return pa.table(columns, names=notes.column_names)
-
-
-def _combined(column: pa.ChunkedArray) -> pa.Array:
-    whole = column.combine_chunks()
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
-
-
 def _filled(numbers: pa.Array) -> Numbers:
-    found: Numbers = np.array(pc.fill_null(numbers.cast(pa.int64()), -1), dtype=np.int64)
+    """They may not be altered."""
+    plain = numbers.cast(pa.int64())
+    found: Numbers = (pc.fill_null(plain, -1) if plain.null_count else plain).to_numpy(zero_copy_only=False)
     return found

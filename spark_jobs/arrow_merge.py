@@ -454,7 +454,7 @@ def _merged_rows(
     unknown: dict[str, Flags] = {}
     for name in rule.columns.names:
         if name not in place:
-            columns[name] = changes.values[name].take(pa.array(sides.place[side]))
+            columns[name] = _taken(changes.values[name], sides.place[side])
             continue
         own = np.where(old, sides.place[side], place[name][change])
         lacks = np.where(old, changes.lacks(BEFORE_MARK + name)[change], changes.lacks(name)[change])
@@ -466,11 +466,8 @@ def _merged_rows(
                 if (text := changes.literal(int(at[row]), name)) is not None:
                     taken.setdefault(row, {})[name] = text
     absent, is_absent = _absent(unknown, count)
-    columns[OP] = pa.array(
-        np.where(sides.delete[side], MergedOp.DELETE.value,
-                 np.where(changes.is_op(TRUNCATE)[change], MergedOp.TRUNCATE.value, MergedOp.UPSERT.value)),
-        pa.string(),
-    )  # fmt: skip
+    kind = np.where(sides.delete[side], 0, np.where(changes.is_op(TRUNCATE)[change], 1, 2))
+    columns[OP] = pa.array([MergedOp.DELETE, MergedOp.TRUNCATE, MergedOp.UPSERT], pa.string()).take(pa.array(kind))
     columns |= _places(changes, change)
     columns[LITERAL] = _literals(changes, change, old, taken)
     columns[ABSENT] = absent
@@ -495,6 +492,12 @@ def _merged_rows(
         list(rule.columns), rule.key, moving=rule.moving, chained=chains is not None, shared=rule.shared
     )
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+
+
+def _taken(values: pa.Array, places: Numbers) -> pa.Array:
+    if len(places) and int(places[-1] - places[0]) == len(places) - 1 and bool((np.diff(places) == 1).all()):
+        return values.slice(int(places[0]), len(places))
+    return values.take(pa.array(places))
 
 
 def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:

@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import BEFORE, LITERAL, OP, TRUNCATE, UPDATE
-from spark_jobs.arrow_changes import Flags, NotSmallError, StagedRows, converted, each_batch
+from cdc_core.model.staged import BEFORE, OP, TRUNCATE
+from spark_jobs.arrow_changes import BeforeRule, NotSmallError, StagedRows, each_batch, key_changes, key_column
 
 Hashes = npt.NDArray[np.uint64]
 _COMPRESSION = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -86,14 +86,10 @@ def _hashes_of_bytes(column: pa.BinaryArray) -> Hashes:
 
 @dataclass(frozen=True, slots=True)
 class PartRule:
-    """What is cut into how many parts. columns, key: as in arrow_merge.ArrowRule. filling: changes lack values that
-    older ones have. with_before: the values before a change count even where its key stays."""
+    """What is cut into how many parts. before: `every` where changes lack values that older ones have."""
 
-    columns: pa.Schema
-    key: Sequence[str]
+    before: BeforeRule
     parts: int
-    filling: bool
-    with_before: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +129,8 @@ class PartFiles:
         self, source: pq.ParquetFile, schema: TableSchema, renews: bool | None, seqs: Sequence[tuple[int, int]]
     ) -> None:
         """Appends the rows of a staged file. Raises NotSmallError for what only a merge of the whole table can do."""
-        names, batches = each_batch(source, schema, seqs)
-        rows = pa.schema([_plain(source.schema_arrow.field(name)) for name in names])
+        read, batches = each_batch(source, schema, seqs, before=self._rule.before.needed(source, schema, seqs))
+        rows = pa.schema([_plain(field) for field in read])
         gathered: list[pa.RecordBatch] = []
         for batch in batches:
             gathered.append(batch)
@@ -163,16 +159,16 @@ class PartFiles:
         ops = table.column(OP)
         if pc.any(pc.equal(ops, TRUNCATE)).as_py():
             raise NotSmallError("it has a truncate, and its rows take too much memory")
-        has_before = np.asarray(table.column(BEFORE).is_valid())
-        own = [_key_column(table, schema, rule.columns.field(name), before=False) for name in rule.key]
-        was = [_key_column(table, schema, rule.columns.field(name), before=True) for name in rule.key]
-        moves = has_before & np.asarray(pc.equal(ops, UPDATE)) & _differ(own, was)
-        # An exact text may tell keys apart whose values are equal, and so are in one part.
-        moves |= has_before & np.asarray(table.column(LITERAL).is_valid())
-        if rule.filling and moves.any():
-            raise NotSmallError("rows change their keys and lack values, and take too much memory")
-        here, there = parts_of_keys(own, rule.parts), parts_of_keys(was, rule.parts)
-        slim = ~moves & (not rule.with_before)
+        own = [key_column(table, rule.before.columns.field(name), before=False) for name in rule.before.key]
+        here = parts_of_keys(own, rule.parts)
+        moves, there = key_changes(table, schema, rule.before), here
+        if moves.any():
+            if rule.before.every:
+                raise NotSmallError("rows change their keys and lack values, and take too much memory")
+            was = [key_column(table, rule.before.columns.field(name), before=True) for name in rule.before.key]
+            there = parts_of_keys(was, rule.parts)
+        # Where the key stays, the values before count only for what they say of columns other than the key.
+        slim = ~moves & (not rule.before.every and not rule.before.moving)
         without = table.drop_columns([BEFORE])
         twice = np.flatnonzero(moves & (here != there))
         found = []
@@ -206,30 +202,6 @@ _GATHERED_ROWS, _GATHERED_BYTES = 1 << 18, 32 << 20
 def _plain(field: pa.Field) -> pa.Field:
     """A dictionary that changes from batch to batch would be written with each."""
     return pa.field(field.name, field.type.value_type) if pa.types.is_dictionary(field.type) else field
-
-
-def _key_column(table: pa.Table, schema: TableSchema, field: pa.Field, *, before: bool) -> pa.Array:
-    names = [column.name for column in schema.columns]
-    if field.name not in names:
-        return pa.nulls(table.num_rows, field.type)
-    at = names.index(field.name)
-    if not before:
-        return converted(_whole(table.column(at)), field.type)
-    return converted(pc.struct_field(_whole(table.column(len(names))), [at]), field.type)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
-
-
-def _differ(own: Sequence[pa.Array], was: Sequence[pa.Array]) -> Flags:
-    found = np.zeros(len(own[0]), bool)
-    for one, other in zip(own, was, strict=True):
-        equal = np.asarray(pc.equal(one, other).fill_null(False))
-        both_null = np.asarray(pc.and_(one.is_null(), other.is_null()))
-        found |= ~(equal | both_null)
-    return found
 
 
 def _spread(

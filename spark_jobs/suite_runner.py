@@ -11,15 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import great_expectations as gx
-from great_expectations.data_context.types.base import ProgressBarsConfig
-from great_expectations.exceptions import GreatExpectationsError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from cdc_core.apply.suites import read_suite, refused
 from cdc_core.config import Suite
-from lockstep_expectations import merged, staged, target
+from spark_jobs.late_modules import late
+
+with late("altair", "scipy.stats"):
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+    from great_expectations.exceptions import GreatExpectationsError
+
+    from lockstep_expectations import merged, staged, target
 
 GOOD = target.GOOD
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}

@@ -41,7 +41,9 @@ AT_ENDPOINT = "-remote"
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 CHUNK = "cdc_core.snapshot.chunk_file"
 EVIDENCE = "cdc_core.verify.evidence"
-COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
+COMMIT, WRITE, PREPARE = "cdc_core.apply.commit", "cdc_core.target.write", "cdc_core.target.prepare"
+IN_PARTS = "merge in parts"
+"""A step of its own here: the merge of a table that does not fit into the driver's memory."""
 SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
@@ -134,6 +136,23 @@ CASES = (
     Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="parent"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="s3"),
     Case("merge", "merged, nothing filtered", TASK, *SUBMIT, "after", AGAIN),
+    Case(IN_PARTS, "the changes of one file cut, others not", DRIVER, "spark_jobs.arrow_parts", "PartFiles.add",
+         "after", AGAIN),
+    Case(IN_PARTS, "some parts merged, others not", DRIVER, "spark_jobs.small_tables", "_merged_part", "after", AGAIN,
+         call=3),
+    Case(IN_PARTS, "all parts merged, not counted", DRIVER, "spark_jobs.small_tables", "merge_in_parts", "after",
+         AGAIN),
+    Case(IN_PARTS, "some parts merged, others not", S3, "spark_jobs.small_tables", "_merged_part", "after", AGAIN,
+         victim="s3", call=3),
+    Case("filter", "before any table is prepared", TARGET, PREPARE, "prepare_several", "before", AGAIN,
+         victim="target"),
+    Case("filter", "tombstones made, no version column", DRIVER, PREPARE, "_create_by_key", "after", AGAIN),
+    Case("filter", "tombstones made, no version column", TARGET, PREPARE, "_create_by_key", "after", AGAIN,
+         victim="target"),
+    Case("filter", "one table prepared, others not", DRIVER, PREPARE, "_add_missing", "after", AGAIN),
+    Case("filter", "one table prepared, others not", TARGET, PREPARE, "_add_missing", "after", AGAIN,
+         victim="target"),
+    Case("filter", "all tables prepared", DRIVER, PREPARE, "prepare_several", "after", AGAIN, call=2),
     Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
     Case("filter", "before the counts are written", DRIVER, "spark_jobs.filter", "filter_tables", "after", AGAIN),
     Case("filter", "during filter", TARGET, "cdc_core.target.versions", "versions_of", "before", AGAIN,

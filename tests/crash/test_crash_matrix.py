@@ -27,7 +27,7 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.spark import ConnectServer
 from tests.conftest import SourceDatabase, new_database
-from tests.crash.cases import AT_ENDPOINT, CASES, DRIVER, SUFFIXES, TASK, Case, at_endpoint, table
+from tests.crash.cases import AT_ENDPOINT, CASES, DRIVER, IN_PARTS, SUFFIXES, TASK, Case, at_endpoint, table
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
@@ -233,11 +233,10 @@ def line_of(
     if bucket is not None:
         name = bucket.create_bucket(source.name.replace("_", "-"))
         stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
-    by_driver = case.killed in (TASK, DRIVER)  # the others are killed amid the work of Spark's own processes
+    # The others are killed amid the work of Spark's own processes.
+    driver_mib = 1 if case.step == IN_PARTS else 1024 if case.killed in (TASK, DRIVER) else 0
     line.pipeline.write_text(
-        PIPELINE.format(
-            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=1024 if by_driver else 0
-        )
+        PIPELINE.format(database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=driver_mib)
     )
     if case.victim == "meta":
         line.again("meta", "upgrade")
@@ -254,6 +253,16 @@ def begin_after_rows(line: Line) -> None:
         "UPDATE orders SET status = 'sent' WHERE id % 900 = 0", "DELETE FROM orders WHERE id % 1000 = 1",
         "UPDATE orders SET id = id + 100000 WHERE id % 5000 = 2",
     )  # fmt: skip
+
+
+def outgrow_driver(line: Line) -> None:
+    """More changes than fit into the driver's memory at once; some rows change their keys."""
+    line.source.execute(
+        "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_9000",
+        "UPDATE orders SET status = 'sent' WHERE id % 2 = 0", "DELETE FROM orders WHERE id % 11 = 1",
+        "UPDATE orders SET id = id + 100000 WHERE id % 5 = 2",
+    )  # fmt: skip
+    line.again("extract")
 
 
 QUERIED_KEYS = 5
@@ -384,6 +393,8 @@ def ends_equal_after(case: Case, line: Line) -> None:
         fill_target(line)
     elif case.step == "reverse query":
         look_changes_up(line)
+    elif case.step == IN_PARTS:
+        outgrow_driver(line)
     elif command == "run":
         line.again("extract")
     elif command == "repair":

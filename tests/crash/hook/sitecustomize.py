@@ -18,6 +18,7 @@ import sys
 import time
 
 ORDER = json.loads(os.environ.get("LOCKSTEP_CRASH") or "{}")
+SCRIPTS = tuple(f"spark_jobs.{name}" for name in ("merge", "filter", "write", "quality"))
 
 
 def crash():
@@ -95,7 +96,7 @@ def arm_script(module):
 
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != ("spark_jobs.job" if ORDER["module"].startswith("spark_jobs.") else ORDER["module"]):
+        if name != ("spark_jobs.job" if ORDER["module"] in SCRIPTS else ORDER["module"]):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         spec.loader = Loader(spec.loader)
