@@ -33,7 +33,9 @@ def write_run(path: Path, rows: pa.Table, key: Sequence[str]) -> None:
     rows = rows.take(_order(rows, [SHARD, *key]))
     shards = np.asarray(rows.column(SHARD))
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
-    with pq.ParquetWriter(path, rows.schema, compression="zstd") as file:
+    # Written once and read once: only what a reader skips groups by is worth its time.
+    options = {"write_statistics": [SHARD], "use_dictionary": False}
+    with pq.ParquetWriter(path, rows.schema, compression="zstd", **options) as file:
         for low, high in pairwise(cuts):
             if low < high:
                 file.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)

@@ -256,9 +256,9 @@ def begin_after_rows(line: Line) -> None:
 
 
 def outgrow_driver(line: Line) -> None:
-    """More changes than fit into the driver's memory at once; some rows change their keys."""
+    """More changes than fit into the driver's memory or a task of Spark merges; some rows change their keys."""
     line.source.execute(
-        "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_9000",
+        "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_20000",
         "UPDATE orders SET status = 'sent' WHERE id % 2 = 0", "DELETE FROM orders WHERE id % 11 = 1",
         "UPDATE orders SET id = id + 100000 WHERE id % 5 = 2",
     )  # fmt: skip
