@@ -7,10 +7,9 @@ its import takes. Another tenth is the collector of cyclic garbage, which finds 
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -19,20 +18,24 @@ _loading = threading.RLock()
 
 
 class _Late(ModuleType):
-    """Stands for a module until something of it is used, and passes on what is asked of it."""
+    """Is in the place of a module until something of it is used, and has what that module has."""
+
+    def __init__(self, name: str, load: Callable[[], ModuleType]) -> None:
+        super().__init__(name)
+        self.__load = load
 
     def __getattr__(self, name: str) -> Any:
         with _loading:
             if sys.modules.get(self.__name__) is self:
                 del sys.modules[self.__name__]
-        return getattr(importlib.import_module(self.__name__), name)
+        return getattr(self.__load(), name)
 
 
 @contextmanager
-def late(*names: str) -> Iterator[None]:
-    """Around imports: these modules are loaded only once they are used, then or later."""
-    for name in names:
-        sys.modules.setdefault(name, _Late(name))
+def late(modules: Mapping[str, Callable[[], ModuleType]]) -> Iterator[None]:
+    """Around imports: these modules are loaded only once they are used, then or later. modules: what loads each."""
+    for name, load in modules.items():
+        sys.modules.setdefault(name, _Late(name, load))
     collects = gc.isenabled()
     gc.disable()
     try:

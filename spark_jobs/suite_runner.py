@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cdc_core.apply.suites import read_suite, refused
 from cdc_core.config import Suite
 from spark_jobs.late_modules import late
 
-with late("altair", "scipy.stats"):
+with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
     from great_expectations.exceptions import GreatExpectationsError

@@ -4,11 +4,14 @@ import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from spark_jobs.late_modules import late
+
+EXAMPLE = {"lockstep_late_example": lambda: import_module("lockstep_late_example")}
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_late_module_is_loaded_once_when_several_threads_first_use_it(package: str) -> None:
-    with late("lockstep_late_example"):
+    with late(EXAMPLE):
         import lockstep_late_example  # type: ignore[import-not-found]
     assert not Path(package).exists()
     with ThreadPoolExecutor(8) as pool:
@@ -38,14 +41,14 @@ def test_a_late_module_is_loaded_once_when_several_threads_first_use_it(package:
 
 
 def test_a_module_inside_a_late_one_and_a_name_of_it_can_be_imported(package: str) -> None:
-    with late("lockstep_late_example"):
+    with late(EXAMPLE):
         import lockstep_late_example.inner
         from lockstep_late_example import answer
     assert (lockstep_late_example.inner.answer, answer) == (43, 42)
 
 
 def test_what_a_late_module_lacks_is_an_attribute_error(package: str) -> None:
-    with late("lockstep_late_example"):
+    with late(EXAMPLE):
         import lockstep_late_example
     with pytest.raises(AttributeError, match="nothing_of_this_name"):
         _ = lockstep_late_example.nothing_of_this_name
@@ -53,14 +56,14 @@ def test_what_a_late_module_lacks_is_an_attribute_error(package: str) -> None:
 
 
 def test_a_module_that_is_there_stays_what_it_is() -> None:
-    with late("json"):
+    with late({"json": lambda: import_module("json")}):
         import json
     assert type(json) is type(sys)
     assert json.loads("1") == 1
 
 
 def test_garbage_is_collected_again_after_an_import_that_failed() -> None:
-    with pytest.raises(ImportError), late():
+    with pytest.raises(ImportError), late({}):
         raise ImportError
     assert gc.isenabled()
 
