@@ -61,10 +61,10 @@ def columns(server: Any, table: str) -> list[str]:
     return [row[0] for row in run_sql(server, f"SHOW COLUMNS FROM altered.{table}")]
 
 
-def staged_rows(lockstep: Any, source: Any, table: str, *options: str) -> list[tuple[Any, ...]]:
+def staged_rows(lockstep: Any, source: Any, table: str) -> list[tuple[Any, ...]]:
     """The stage's state of a table, whatever its columns were before."""
     file = lockstep.directory / "exported.parquet"
-    lockstep("stage", "export", "shop.yaml", f"altered.{table}", "-o", file, "--force", *options)
+    lockstep("stage", "export", "shop.yaml", f"altered.{table}", "-o", file, "--force")
     rows = pq.read_table(file).select(columns(source, table)).to_pylist()
     return sorted(tuple(row.values()) for row in rows)
 
@@ -115,10 +115,6 @@ def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_o
         lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
         lockstep("init", "shop", "--source", "env:SHOP", "--include", r"altered\..*", "--target", "env:COPY")
         lockstep("run", "shop.yaml")
-        run_sql(source, "INSERT INTO altered.other_type (id, v) VALUES (7, 7)")
-        lockstep("run", "shop.yaml")
-        status = "SHOW MASTER STATUS" if "mariadb" in pair.split()[0] else "SHOW BINARY LOG STATUS"
-        before = "{}:{}".format(*run_sql(source, status)[0][:2])
         for group in (alone, by_hand):
             for table, clauses in group.items():
                 run_sql(
@@ -155,9 +151,6 @@ def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_o
             assert run_sql(target, chosen) == run_sql(source, chosen), table
         for table in by_hand:
             assert staged_rows(lockstep, source, table) == run_sql(source, f"SELECT * FROM altered.{table} ORDER BY id")
-        assert [row[:2] for row in staged_rows(lockstep, source, "other_type", "--as-of", before)] == [
-            (1, 1), (2, 2), (3, 3), (4, 4), (7, 7),
-        ]  # fmt: skip
         lockstep("verify", "shop.yaml")
         lockstep("status", "shop.yaml")
     finally:

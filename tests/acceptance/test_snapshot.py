@@ -170,6 +170,35 @@ def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_sour
         run_sql(target, "DROP DATABASE IF EXISTS old")
 
 
+def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_was(
+    source_database: Any, lockstep: Any
+) -> None:
+    name = source_database.name
+    source_database.execute("CREATE TABLE orders (order_id INT PRIMARY KEY, status INT)")
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep("extract", "shop.yaml")
+    source_database.execute("INSERT INTO orders VALUES (1, 10), (2, 20)")
+    lockstep("extract", "shop.yaml")
+    with closing(source_database.server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW MASTER STATUS")
+        before = "{}:{}".format(*cursor.fetchone()[:2])
+    source_database.execute(
+        "UPDATE orders SET status = 21 WHERE order_id = 2", "ALTER TABLE orders MODIFY status VARCHAR(9)",
+        "INSERT INTO orders VALUES (3, 'x')",
+    )  # fmt: skip
+    lockstep("extract", "shop.yaml")
+    read = ("stage", "sql", "shop.yaml", f'SELECT order_id, status FROM "{name}.orders" ORDER BY 1')
+    assert lockstep(*read, code=3).error["code"] in ("stage.partial", "stage.schema_conflict")
+    lockstep("snapshot", "shop.yaml")
+    assert state(lockstep, f"{name}.orders") == [[1, "10"], [2, "21"], [3, "x"]]
+    assert lockstep(*read, "--as-of", before).document["rows"] == [[1, 10], [2, 20]]
+    history = ("stage", "sql", "shop.yaml", f'SELECT count(*) FROM "{name}.orders_changes"')
+    assert lockstep(*history, code=3).error["code"] == "stage.schema_conflict"
+    lockstep("stage", "export", "shop.yaml", f"{name}.orders", "-o", lockstep.directory / "orders.parquet")
+    assert lockstep("stage", "verify", "shop.yaml").document["problems"] == []
+
+
 def test_two_copies_of_a_pipeline_at_once_copy_each_row_once(source_database: Any, lockstep: Any) -> None:
     name = source_database.name
     source_database.execute(
