@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,36 +59,48 @@ def plan(
     Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
     (AUTO_INCREMENT, defaults, triggers), lacking privileges, open transactions, scheduled events, and what
     `lockstep check` says of the way back. Says how old the last full verification is; `lockstep cutover run` makes it
-    again if it is older than cutover.evidence. Exit code 3: something would stop it.
+    again if it is older than cutover.evidence. Of PIPELINE_back it says the same of `lockstep cutover back PIPELINE`,
+    for which it reads the log of the old tables: a TRUNCATE there makes every earlier verification worthless. Exit code
+    3: something would stop it.
     """
-    from cdc_core.cutover.preparing import require_hooks
-    from cdc_core.cutover.proof import prover
+    from cdc_core.cutover.preparing import known, require_hooks
+    from cdc_core.cutover.proof import Since, prover
     from cdc_core.cutover.readiness import failed, look
     from cdc_core.cutover.work import tables_of
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work:
         require_hooks(work)
-        (chosen,) = work.targets
         work.way_back.check()
-        with prover(work.jobs[chosen.name]) as proving:
-            tables = tables_of(work, [proving])
+        with ExitStack() as opened:
+            provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
+            tables = tables_of(work, provers)
+            fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
         looked = look(tables.pairs, work.way_back.preview(), os.environ)
         findings = [one for one in looked if one.status != "ok"]
-        evidence = work.hands.newest_evidence(chosen.name)
-    said = (
-        f"every row was last verified at {evidence['ended']}"
-        if evidence is not None
-        else f"no verification of all rows within {work.options.evidence}: the cutover begins with one"
-    )
+        before = known(work)
+    ended = [
+        str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= fed[name] else None
+        for name, one in before.evidence.items()
+    ]
+    oldest = None if None in ended else min(one for one in ended if one is not None)
+    disturbed = before.disturbed.why
+    if disturbed:
+        said = f"the cutover begins with a verification of all rows, as no earlier one counts: {disturbed}"
+    elif oldest is None:
+        said = f"no verification of all rows within {work.options.evidence}: the cutover begins with one"
+    else:
+        said = f"every row was last verified at {oldest}"
+    named = ", ".join(one.name for one in work.targets)
     document = {
         "pipeline": work.pipeline.pipeline,
-        "target": chosen.name,
+        "target": named,
         "tables": list(tables.logical),
         "leaves": {name: [".".join(one) for one in found] for name, found in tables.sources.items()},
         "comes_to": {name: [".".join(one) for one in found] for name, found in tables.targets.items()},
         "way_back": work.way_back.name,
-        "evidence": None if evidence is None else evidence["ended"],
+        "evidence": oldest,
+        "disturbed": disturbed or None,
         "budget_s": work.options.budget_s,
         "findings": [
             {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy} for one in findings
@@ -103,7 +115,7 @@ def plan(
         document |= error_document(error)
     output.answer(
         document,
-        table(f"cutover: {work.pipeline.pipeline} → {chosen.name}", ("the application", "tables"), rows,
+        table(f"cutover: {work.pipeline.pipeline} → {named}", ("the application", "tables"), rows,
               numbers=("tables",)),
         Text(f"way back: {work.way_back.name}"),
         Text(said),

@@ -12,6 +12,7 @@ from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.gates import closing
 from cdc_core.cutover.locks import locked
 from cdc_core.cutover.moving import Moving
+from cdc_core.cutover.preparing import undisturbed
 from cdc_core.cutover.proof import Proof, Prover, Since
 from cdc_core.cutover.readiness import require_ids
 from cdc_core.cutover.states import State
@@ -26,10 +27,16 @@ _HELD_BEYOND_S = 2.0
 
 
 def held(
-    moving: Moving, provers: Sequence[Prover], tables: Tables, since: Mapping[str, Since], *, rehearse: bool
+    moving: Moving,
+    provers: Sequence[Prover],
+    tables: Tables,
+    since: Mapping[str, Since],
+    seen: Mapping[str, Position] | None,
+    *,
+    rehearse: bool,
 ) -> bool:
     """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. Undoes itself, whatever
-    stops it; raises what did."""
+    stops it; raises what did. seen: as in `undisturbed`."""
     work, options = moving.work, moving.work.options
     clock = Clock(options.budget_s)
     laps = clock.laps
@@ -85,6 +92,9 @@ def held(
                 code="cutover.slipped",
                 remedy="nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with",
             )
+        if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
+            laps.begin("old log")
+            undisturbed(work, seen)
         clock.require("the switch")
         moving.to(State.ARMED, **clock.noted())
         return True

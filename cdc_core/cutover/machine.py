@@ -27,7 +27,7 @@ from cdc_core.cutover.hold import held, written_since
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_no_other, taken_up
-from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, verified
+from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, undisturbed, verified
 from cdc_core.cutover.proof import prover
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import HELD, State
@@ -56,7 +56,8 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
         return _finished(moving)
     moving.undo_held("another process left it half done")
     work.way_back.check()
-    since = prepare(work)
+    prepared = prepare(work)
+    since, seen = prepared.since, prepared.seen
     for attempt in range(work.options.attempts):
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
@@ -70,7 +71,8 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 work.told(f"raised AUTO_INCREMENT of {name}")
             try:
                 since = chase(moving, provers, since)
-                if not held(moving, provers, tables, since, rehearse=rehearse):
+                seen = undisturbed(work, seen)  # little of the log is left for the time without writes
+                if not held(moving, provers, tables, since, seen, rehearse=rehearse):
                     moving.to(State.ROLLED_BACK, error="it was a rehearsal")
                     return moving.cutover
                 return _switched(moving, tables)

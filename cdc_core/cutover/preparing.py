@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from cdc_core.config import Target
 from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
-from cdc_core.cutover.work import Tables, Work
-from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.cutover.work import Disturbed, Tables, Work
+from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.model.position import Position
 
 
 def require_hooks(work: Work) -> None:
@@ -21,18 +26,61 @@ def require_hooks(work: Work) -> None:
         )
 
 
-def prepare(work: Work) -> dict[str, Since]:
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the targets before anything is done. evidence: by target, of a full verification that counts;
+    None: every row is verified first."""
+
+    evidence: Mapping[str, Mapping[str, Any] | None]
+    disturbed: Disturbed
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """since: what each target is proven to have. seen: as `Disturbed.seen`, from before that was verified."""
+
+    since: Mapping[str, Since]
+    seen: Mapping[str, Position] | None
+
+
+def known(work: Work) -> Known:
+    """Of a way back, reads the log of the old tables up to now."""
+    disturbed = work.way_back.disturbed()
+    found = {one.name: None if disturbed.why else work.hands.newest_evidence(one.name) for one in work.targets}
+    return Known(found, disturbed)
+
+
+def prepare(work: Work) -> Prepared:
     """What each target is proven to have, verified now if the evidence is missing or old.
 
     Raises DataAtRisk (cutover.not_equal), and what verifying raises.
     """
-    found, disturbed = {}, work.way_back.disturbed()
-    if disturbed:
-        work.told(f"no earlier evidence counts: {disturbed}")
+    before = known(work)
+    if before.disturbed.why:
+        work.told(f"no earlier evidence counts: {before.disturbed.why}")
+    found = {}
     for target in work.targets:
-        evidence = None if disturbed else work.hands.newest_evidence(target.name)
+        evidence = before.evidence[target.name]
         found[target.name] = verified(work, target) if evidence is None else Since.of_evidence(evidence)
-    return found
+    return Prepared(found, before.disturbed.seen)
+
+
+def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str, Position] | None:
+    """Up to where the log of the old tables has nothing but changes of rows, from where it was looked at last.
+
+    Raises Refused (cutover.verify_again), and what reading the log raises.
+    """
+    if seen is None:
+        return None
+    found = work.way_back.disturbed(seen)
+    if found.why:
+        raise Refused(
+            f"Nobody knows which rows the old tables have: {found.why}.",
+            where=work.pipeline.pipeline,
+            code="cutover.verify_again",
+            remedy="nothing was switched. Begin again: every row is verified first",
+        )
+    return found.seen
 
 
 def verified(work: Work, target: Target) -> Since:

@@ -36,6 +36,8 @@ from cdc_core.words import counted
 
 HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
+_BESIDE = 20
+"""Sessions that a server has beside those that close gates."""
 LONG_S = 2
 """Transactions that are open for longer are listed: locks wait for them."""
 
@@ -67,9 +69,13 @@ def look(
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
+            _sessions(session, reference, len(tables), "In this cutover", findings)
             _transactions(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
+    for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
+        with altering_session(resolve(reference, environ), reference) as session:
+            _sessions(session, reference, len(tables), "In the cutover back", findings)
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
         meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
@@ -126,6 +132,24 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
                     remedy=f"GRANT LOCK TABLES ON {quote(database)}.* TO the account",
                 ),
             )
+
+
+def _sessions(session: Any, reference: str, tables: int, when: str, findings: Findings) -> None:
+    """A gate waits for its table in a session of its own."""
+    with session.cursor() as cursor:
+        cursor.execute("SELECT @@GLOBAL.max_connections")
+        most = int(cursor.fetchone()[0])
+    if tables + _BESIDE > most:
+        findings.fail(
+            reference,
+            Refused(
+                f"{when}, {tables:,} tables are closed at once, each by a session of its own, and the server has "
+                f"{most:,} sessions for everybody.",
+                where=reference,
+                code="cutover.few_sessions",
+                remedy=f"set max_connections to {tables + 100:,} or more, or move the tables in groups",
+            ),
+        )
 
 
 def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:

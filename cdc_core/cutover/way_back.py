@@ -14,6 +14,7 @@ from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
+from cdc_core.cutover.work import Disturbed
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
@@ -46,22 +47,25 @@ class ExistingWayBack:
     def check(self) -> None:
         """It was checked when it was the way there."""
 
-    def disturbed(self) -> str:
+    def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
         """Gates let TRUNCATE and DDL on the old tables pass: their log has these."""
         try:
             self.extract()
         except LockstepError as error:
-            return f"the log of the old tables cannot be read to its end: {error}"
+            if after is not None:
+                raise
+            return Disturbed(f"the log of the old tables cannot be read to its end: {error}", None)
         led, store = self.meta.latest_cutover(self.pipeline.pipeline), open_stage(self.pipeline.stage)
         reached = led.details.get("reached", {}) if led is not None else {}
+        seen: dict[str, Position] = {}
+        found: list[str] = []
         for source, text in reached.items():
-            place = Position.from_text(text)
-            for one in self.meta.batches(source):
-                if one.end > place and not one.copied:
-                    found = _unlike_rows(manifests.read(store, source, one.begin))
-                    if found:
-                        return f"the log of the old tables has more than changes of rows: {found}"
-        return ""
+            place = after[source] if after is not None else Position.from_text(text)
+            later = [one for one in self.meta.batches(source) if one.end > place and not one.copied]
+            seen[source] = max((one.end for one in later), default=place)
+            found += filter(None, (_unlike_rows(manifests.read(store, source, one.begin)) for one in later))
+        why = f"the log of the old tables has more than changes of rows: {found[0]}" if found else ""
+        return Disturbed(why, seen)
 
     def preview(self) -> None:
         return None
@@ -94,9 +98,9 @@ class NewWayBack:
         if self._file.exists():
             self._existing(self._reverse)
 
-    def disturbed(self) -> str:
+    def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
         """Nothing reads the logs of new tables before the application writes to them."""
-        return ""
+        return Disturbed("", None)
 
     def preview(self) -> Pipeline | None:
         reverse = self._checked()

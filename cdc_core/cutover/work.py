@@ -49,6 +49,15 @@ class Hands(Protocol):
         `cutover.evidence`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Disturbed:
+    """why: for people; "" if nothing is known to speak for it. seen: up to where, by source; None: the log is not read,
+    or cannot be."""
+
+    why: str
+    seen: Mapping[str, Position] | None
+
+
 class WayBack(Protocol):
     """The pipeline in the other direction."""
 
@@ -58,9 +67,13 @@ class WayBack(Protocol):
     def check(self) -> None:
         """Raises Refused (cutover.no_way_back, cutover.way_back_differs)."""
 
-    def disturbed(self) -> str:
-        """Why the rows of the targets may have changed without anybody's log of the sources saying so: for people. ""
-        if nothing is known to speak for it. A full verification from before says nothing then."""
+    def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
+        """Whether rows of the targets have changed without anybody's log of the sources saying so. A full verification
+        from before says nothing then.
+
+        after: where an earlier call has stopped; None: since the cutover by which the application came here. Raises
+        what reading the log raises if it is given.
+        """
 
     def preview(self) -> Pipeline | None:
         """As `arm` would make it now; None for one that exists already."""
@@ -126,7 +139,9 @@ def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
         tuple(dict.fromkeys(pair.logical for pair in pairs)),
         tuple(pairs),
     )
-    require_few(found.sources)
+    require_few(found.sources, "In this cutover")
+    if not work.back:
+        require_few(found.targets, "In the cutover back")
     return found
 
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.databases import drop_database
 
 PIPELINE = """# The shop.
@@ -128,12 +126,3 @@ def shop(lockstep: Any, source: Any, target: Any, *, old: Grid = (2, 2), new: Gr
         for server in (source, target):
             for (database,) in execute(server, f"SHOW DATABASES LIKE '{name}%'"):
                 drop_database(server, database)
-
-
-PAIRS = {"mysql9 to mariadb": ("mysql9", "mariadb_target"), "mariadb to mysql9": ("mariadb", "mysql9")}
-
-
-def always(first: str) -> Any:
-    """Both pairs of servers, of which the other is left to the matrix."""
-    chosen = [pytest.param(name, marks=[] if name == first else [pytest.mark.matrix]) for name in PAIRS]
-    return pytest.mark.parametrize("servers", chosen, indirect=True)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,6 +36,13 @@ from tests.acceptance.moving_shop import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
+EMPTYING = """
+import pymysql
+from cdc_core.connections import parse_url
+at = parse_url({url!r}, where="test")
+session = pymysql.connect(host=at.host, port=at.port, user=at.user, password=at.password)
+session.cursor().execute("TRUNCATE TABLE {table}")
+"""
 
 
 @FROM_MYSQL
@@ -80,6 +88,8 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         assert json.loads(lockstep("verify", "shop_back.yaml").out)["equal"] is True
         ready = made.cutover("status", "shop.yaml")["way_back"]
         assert ready["ready"] is True, ready
+        planned = made.cutover("plan", "shop_back.yaml")
+        assert (planned["evidence"] is not None, planned["disturbed"]) == (True, None)
 
         (made.folder / "called").unlink()
         with made.application() as again:
@@ -526,6 +536,9 @@ def test_old_tables_that_somebody_empties_after_the_switch_are_seen_and_nobody_i
             text = path.read_text().split("tables: {", 1)
             path.write_text(f"{text[0]}tables: {{{policy}, include: ['{made.name}\\.(orders|items)']}}\nroutes: [{{"
                             + text[1].split("routes: [{", 1)[1])  # fmt: skip
+            planned = made.cutover("plan", "shop_back.yaml")
+            assert planned["evidence"] is None
+            assert "more than changes of rows" in planned["disturbed"]
             done = lockstep("cutover", "back", "shop.yaml", code=4)
             assert "no earlier evidence counts" in done.err, done.err
             assert json.loads(done.out)["error"]["code"] == "verify.differs"
@@ -537,6 +550,40 @@ def test_old_tables_that_somebody_empties_after_the_switch_are_seen_and_nobody_i
         assert made.old("orders") == made.new("orders") == REST | {4: 4}
         back = lockstep("cutover", "back", "shop.yaml")
         assert (json.loads(back.out)["state"], "verifying every row" in back.err) == ("COMPLETE", True)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("policy", "found"), [("", "source.unlogged_change"), ("on_truncate: stage, ", "cutover.verify_again")]
+)
+def test_nobody_is_led_to_old_tables_that_are_emptied_when_everything_was_compared(
+    lockstep: Any, servers: tuple[Any, Any], policy: str, found: str
+) -> None:
+    """When writes stop. Gates are closed then, through which TRUNCATE gets; and no lock is taken there."""
+    with shop(lockstep, *servers) as made:
+        made.behave(more=f"attempts: 1, stop_with: {made.folder}/stop.sh")
+        empty = made.folder / "empty"
+        (made.folder / "stop.py").write_text(EMPTYING.format(url=made.source.url, table=f"{made.name}.orders"))
+        (made.folder / "stop.sh").write_text(
+            f"#!/bin/sh\n[ $LOCKSTEP_CUTOVER_PHASE = release ] || ! rm {empty} 2>/dev/null || "
+            f"{sys.executable} {made.folder}/stop.py\n"
+        )
+        (made.folder / "stop.sh").chmod(0o755)
+        file = made.folder / "shop.yaml"
+        file.write_text(file.read_text().replace("tables: {include", f"tables: {{{policy}include", 1))
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        lockstep("run", "shop_back.yaml")
+        lockstep("verify", "shop_back.yaml")
+        empty.touch()
+        error = json.loads(lockstep("cutover", "back", "shop.yaml", code=None).out)["error"]
+        assert (error["code"], "orders" in error["what"]) == (found, True)
+        assert (made.old("orders"), made.new("orders")) == ({}, REST)
+        assert made.place_of_application() == "new"
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")  # it takes writes
+        assert made.cutover("back", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
 
 
 @FROM_MARIADB

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.reshard_shop import PAIRS, TABLES, Grid, Shop, shop
+from tests.acceptance.reshard_shop import TABLES, Grid, Shop, shop
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "move.md").read_text(encoding="utf-8")
@@ -35,12 +35,6 @@ def commands(section: str) -> list[str]:
 def test_every_command_of_the_document_is_in_a_story() -> None:
     with_commands = {name for name, body in SECTION.findall(TEXT) if "lockstep " in "".join(BLOCK.findall(body))}
     assert with_commands == {THERE, BACK, BEFORE, AFTER, IDS, UNKNOWN}
-
-
-@pytest.fixture
-def servers(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    source, target = PAIRS[request.param]
-    return request.getfixturevalue(source), request.getfixturevalue(target)
 
 
 LAYOUTS = pytest.mark.parametrize(

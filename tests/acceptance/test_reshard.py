@@ -12,15 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.reshard_shop import NOWHERE, PAIRS, TABLES, Shop, always, execute, shop
+from tests.acceptance.moving_shop import always
+from tests.acceptance.reshard_shop import NOWHERE, TABLES, Grid, Shop, execute, shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
-
-
-@pytest.fixture
-def servers(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    source, target = PAIRS[request.param]
-    return request.getfixturevalue(source), request.getfixturevalue(target)
 
 
 @always("mysql9 to mariadb")
@@ -63,24 +58,27 @@ def test_a_target_with_more_shards_is_filled_from_the_stage_alone_and_the_applic
 
 @pytest.mark.matrix
 @always("mariadb to mysql9")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("grids", [((2, 2), (4, 4)), ((4, 8), (8, 16))], ids=["4 to 16", "32 to 128"])
 def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_back(
-    lockstep: Any, servers: tuple[Any, Any]
+    lockstep: Any, servers: tuple[Any, Any], grids: tuple[Grid, Grid]
 ) -> None:
-    with shop(lockstep, *servers) as made:
+    old, new = grids
+    to = f"{new[0]}x{new[1]}"
+    with shop(lockstep, *servers, old=old, new=new) as made:
         made("run", "shop.yaml")
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
-        done = made("reshard", "run", "shop.yaml", "--to", "4x4")
+        done = made("reshard", "run", "shop.yaml", "--to", to)
         file = Path(done["file"]).name
-        assert (file, done["successor"]) == ("shop_4x4.yaml", f"{made.name}_4x4")
-        assert made("reshard", "run", "shop.yaml", "--to", "4x4") == done
+        assert (file, done["successor"]) == (f"shop_{to}.yaml", f"{made.name}_{to}")
+        assert made("reshard", "run", "shop.yaml", "--to", to) == done
         made("run", file)
         made.write(made.target, made.old_place)
         made("run", file)
         verified = made("verify", file)
         assert verified["equal"] is True
-        assert len(verified["tables"]) == 8  # each former shard of each table by itself
+        assert len(verified["tables"]) == len(TABLES) * old[0] * old[1]  # each former shard of each table by itself
         for table in TABLES:
             assert made.in_new(table) == made.in_old(table)
         assert made("cutover", "run", file)["state"] == "WATCH"
@@ -88,12 +86,25 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         execute(made.source, "SET @lockstep_writes = 1", f"REPLACE INTO {made.name}.orders (id, n) VALUES (77777, 1)")
         assert made("run", "shop.yaml", code=3)["error"]["code"] == "target.fenced"
         made.write(made.target, made.new_place)
-        back = "shop_4x4_back.yaml"
+        back = f"shop_{to}_back.yaml"
         made("run", back)
         made("run", back)
         for table in TABLES:
             assert made.in_old(table) == made.in_new(table)
         assert made("cutover", "back", file)["state"] == "COMPLETE"
+
+
+@pytest.mark.matrix
+@always("mysql9 to mariadb")
+@pytest.mark.timeout(900)
+def test_a_cutover_is_refused_whose_way_back_would_be_refused_for_too_many_tables(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers, old=(16, 16)) as made:
+        made("run", "shop.yaml")
+        for command in ("plan", "run"):
+            error = made("cutover", command, "shop.yaml", code=3)["error"]
+            assert (error["code"], "back, 512 tables" in error["what"]) == ("cutover.too_many_tables", True)
 
 
 @pytest.mark.matrix

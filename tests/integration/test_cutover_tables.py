@@ -12,6 +12,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.config import parse
 from cdc_core.cutover import gates
 from cdc_core.cutover.gates import closed_gates, closing, open_gates
 from cdc_core.cutover.locks import Places, locked
@@ -21,6 +22,14 @@ from cdc_core.target.load import OWN_WRITES
 from tests.databases import drop_database
 
 TABLES = ("a", "b", "with a blank", "x" * 64)
+WAY_BACK = """
+pipeline: shop_back
+sources: [{name: one, connection: "env:MOVED", server_id: 9}]
+tables: {include: ['shop\\..*']}
+stage: {uri: "file:///nowhere"}
+meta: {url: "sqlite:////nowhere/meta.db"}
+targets: [{name: old, connections: ["env:MOVED"], tables: {shop.t: {database: shop, table: t}}}]
+"""
 
 
 @pytest.fixture(params=["mariadb", "mysql9"])
@@ -310,6 +319,20 @@ def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.Mo
     finally:
         execute(server, leave)
     assert not [one for one in look([pair], None) if one.error]
+
+
+def test_a_server_with_too_few_sessions_for_the_gates_is_refused_in_both_directions(
+    server: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOVED", server.url)
+    place, ((most,),) = ("env:MOVED", database), execute(server, "SELECT @@GLOBAL.max_connections")
+    one, many = ((*place, "a"),), tuple((*place, f"a{n}") for n in range(most))
+    for pair, way_back, when in (
+        (Pair("t", many, one), None, "In this cutover"),
+        (Pair("t", one, many), parse(WAY_BACK, where="test"), "In the cutover back"),
+    ):
+        found = [one.error for one in look([pair], way_back) if one.error and one.error.code == "cutover.few_sessions"]
+        assert [when in one.what for one in found] == [True]
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
