@@ -46,12 +46,12 @@ _MESSAGE = 128
 """Characters of a condition's message that servers keep."""
 
 
-def require_few(places: Places, when: str) -> None:
+def require_few(places: Places) -> None:
     """Raises Refused (cutover.too_many_tables)."""
     count = sum(map(len, places.values()))
     if count > MOST_TABLES:
         raise Refused(
-            f"{when}, {count:,} tables would be closed at once; {MOST_TABLES} is the most.",
+            f"{count:,} tables would be switched at once; {MOST_TABLES} is the most.",
             where=", ".join(places),
             code="cutover.too_many_tables",
             remedy="move them in groups, each by a pipeline of its own",

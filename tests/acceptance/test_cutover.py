@@ -556,7 +556,9 @@ def test_old_tables_that_somebody_empties_after_the_switch_are_seen_and_nobody_i
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("policy", "found"), [("", "source.unlogged_change"), ("on_truncate: stage, ", "cutover.verify_again")]
+    ("policy", "found"),
+    [("", "source.unlogged_change"), ("on_truncate: stage, ", "cutover.verify_again")],
+    ids=["stops", "staged"],
 )
 def test_nobody_is_led_to_old_tables_that_are_emptied_when_everything_was_compared(
     lockstep: Any, servers: tuple[Any, Any], policy: str, found: str

@@ -59,7 +59,7 @@ def test_a_target_with_more_shards_is_filled_from_the_stage_alone_and_the_applic
 @pytest.mark.matrix
 @always("mariadb to mysql9")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("grids", [((2, 2), (4, 4)), ((4, 8), (8, 16))], ids=["4 to 16", "32 to 128"])
+@pytest.mark.parametrize("grids", [((2, 2), (4, 4)), ((4, 4), (8, 8))], ids=["4 to 16", "16 to 64"])
 def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_back(
     lockstep: Any, servers: tuple[Any, Any], grids: tuple[Grid, Grid]
 ) -> None:
@@ -92,19 +92,6 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         for table in TABLES:
             assert made.in_old(table) == made.in_new(table)
         assert made("cutover", "back", file)["state"] == "COMPLETE"
-
-
-@pytest.mark.matrix
-@always("mysql9 to mariadb")
-@pytest.mark.timeout(900)
-def test_a_cutover_is_refused_whose_way_back_would_be_refused_for_too_many_tables(
-    lockstep: Any, servers: tuple[Any, Any]
-) -> None:
-    with shop(lockstep, *servers, old=(16, 16)) as made:
-        made("run", "shop.yaml")
-        for command in ("plan", "run"):
-            error = made("cutover", command, "shop.yaml", code=3)["error"]
-            assert (error["code"], "back, 512 tables" in error["what"]) == ("cutover.too_many_tables", True)
 
 
 @pytest.mark.matrix
