@@ -197,7 +197,8 @@ class LoadFile:
     """The text file of one load. A context manager: the file is removed at the end.
 
     binary: the columns that travel as hex, known from the first batch.
-    absent: the columns that some row lacks. truncates: some row is one.
+    absent: the columns that some row lacks. truncates: some row is one. only_upserts: all rows are upserts. nulls: the
+    columns in which some row has null.
     decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
     key_widths: by binary column of the key, the shortest and the longest value in bytes.
     error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
@@ -210,6 +211,8 @@ class LoadFile:
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
         self.truncates = False
+        self.only_upserts = True
+        self.nulls: set[str] = set()
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
         self.error_values: dict[str, list[int]] = {}
         self.key_widths: dict[str, tuple[int, int]] = {}
@@ -237,6 +240,7 @@ class LoadFile:
         self.truncates |= bool(
             pc.any(pc.is_in(ops, pa.array([MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED]))).as_py()
         )
+        self.only_upserts &= upserts.true_count == batch.num_rows
         self._measure_key(batch)
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
@@ -253,6 +257,8 @@ class LoadFile:
             if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:
                 # A delete needs only the row's key, and must not fail because of values that do not fit.
                 text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
+            if text.null_count:
+                self.nulls.add(name)
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
         for row, name in empty_literals(batch):
             if name in self.layout.columns:
@@ -340,12 +346,38 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
 
     tolerant: leave such rows out and return them, unless there are more than MAX_UNFIT.
     """
-    file.flush()
     if tolerant:
         _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
-    fields, settings = ["_k", "_o", "@_v", "_a"], ["_v = UNHEX(@_v)"]
-    fields += ["_p"] if file.layout.shared else []
-    fields += ["_j"] if file.layout.documents else []
+    loaded = send(cursor, facts, file, into=TEMPORARY, kept="_k, _o, @_v, _a, _p, _j", version="_v")
+    unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
+    if loaded != file.rows:
+        raise DataAtRisk(
+            f"The server loaded {loaded} of {file.rows} rows.",
+            where=facts.name,
+            code="target.row_error",
+            remedy="run the task again; if this happens again, keep the run's files and report it",
+        )
+    for name, rows in file.error_values.items():
+        for enum in ambiguous(facts, [name]):
+            set_error_values(cursor, TEMPORARY, enum, rows)
+    for columns, group in file.decimals.items():
+        for name, numbers in columns:
+            for assignment in decimals_sql(target_name(facts, name), numbers):
+                cursor.execute(f"UPDATE {TEMPORARY} SET {assignment} WHERE _j = {group}")
+    return remove(cursor, facts, unfit) if unfit else []
+
+
+def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: str, version: str) -> int:
+    """Loads the file into a table; how many rows the server has taken.
+
+    kept: where a line's bookkeeping goes: the key, operation, version (to `@_v`), absent columns, origins and decimals,
+    a column or a variable for each. version: the column that takes the version.
+    """
+    file.flush()
+    *fields, origins, decimals = kept.split(", ")
+    settings = [f"{version} = UNHEX(@_v)"]
+    fields += [origins] if file.layout.shared else []
+    fields += [decimals] if file.layout.documents else []
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
         base = facts.by_name[name.lower()].type.base
@@ -369,7 +401,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     try:
         with cursor.connection.sending(file.path):
             cursor.execute(
-                f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
+                f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {into} CHARACTER SET utf8mb4 "
                 "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
                 f"({', '.join(fields)}) SET {', '.join(settings)}"
             )
@@ -377,23 +409,13 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
         if number_of(error) in LOCAL_INFILE:
             raise translated(error, where=facts.name) from None
         raise
-    loaded = cursor.rowcount
-    unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
-    if loaded != file.rows:
-        raise DataAtRisk(
-            f"The server loaded {loaded} of {file.rows} rows.",
-            where=facts.name,
-            code="target.row_error",
-            remedy="run the task again; if this happens again, keep the run's files and report it",
-        )
-    for name, rows in file.error_values.items():
-        for enum in ambiguous(facts, [name]):
-            set_error_values(cursor, TEMPORARY, enum, rows)
-    for columns, group in file.decimals.items():
-        for name, numbers in columns:
-            for assignment in decimals_sql(target_name(facts, name), numbers):
-                cursor.execute(f"UPDATE {TEMPORARY} SET {assignment} WHERE _j = {group}")
-    return remove(cursor, facts, unfit) if unfit else []
+    return int(cursor.rowcount)
+
+
+def warnings_of(cursor: Any) -> int:
+    """How many warnings the last statement gave, also of those that the server does not keep."""
+    cursor.execute("SHOW COUNT(*) WARNINGS")
+    return int(cursor.fetchone()[0])
 
 
 def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: bool) -> dict[int, str]:
@@ -402,8 +424,7 @@ def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: boo
     Raises DataAtRisk (target.row_error) unless `tolerant`, and if the server keeps fewer warnings than it counts
     (max_error_count, which MySQL lets only SESSION_VARIABLES_ADMIN set).
     """
-    cursor.execute("SHOW COUNT(*) WARNINGS")
-    (count,) = cursor.fetchone()
+    count = warnings_of(cursor)
     if not count:
         return {}
     cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")

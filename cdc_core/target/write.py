@@ -16,6 +16,9 @@
              keys is left; what is written under their keys has replaced them
     ledger   what was done, in the same transaction; then commit
 
+Into a table that is empty, rows that are all plain upserts go without the temporary table (target.direct), in the same
+transaction as their fence, layout and ledger.
+
 Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
 If it fails or does not verify, it is undone, and the rows that hold such values are taken out first; this batch
 must write each of them, otherwise `target.unique_conflict` refuses all. So a swap works, and no row is ever hit
@@ -41,6 +44,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target import direct
 from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
@@ -170,6 +174,9 @@ def _attempt(
     ended = False
     try:
         with connection.cursor() as cursor:
+            if transact is _transaction and (loaded := _load_empty(connection, cursor, write, file)):
+                ended = True
+                return ShardResult(loaded)
             create_temporary(cursor, write.facts, file.layout)
             unfit = load(cursor, write.facts, file, tolerant=write.quarantine)
             lock = lock_table(cursor, write.facts.name)
@@ -198,6 +205,32 @@ def _attempt(
         # stays open, the next table's replace them.
         if not (session and ended):
             connection.close()
+
+
+def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file: LoadFile) -> WriteCounts | None:
+    """All of the write, if the table is empty and the rows can go straight into it (target.direct); else nothing."""
+    facts = write.facts
+    if not (write.ledger and direct.fits(facts, file) and direct.is_empty(cursor, facts)):
+        return None
+    lock = lock_table(cursor, facts.name)
+    connection.begin()
+    require_no_fence(cursor, facts, write.pipeline)
+    keep_placement(cursor, facts.database, facts.table, write.placement)
+    try:
+        done, why = direct.load_empty(cursor, facts, file), "the guarded write has more to do"
+    except pymysql.err.MySQLError as error:
+        if not is_row_error(error):
+            raise
+        done, why = False, reason(error)
+    counts = None
+    if done:
+        counts = note(cursor, write, WriteCounts(write.logical, facts.name, written=file.rows, stale=0, absent=0))
+        connection.commit()
+    else:
+        connection.rollback()
+        log.info("%s: not loaded directly: %s", facts.name, why)
+    cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
+    return counts
 
 
 class ShardTransaction:

@@ -1,0 +1,109 @@
+"""Rows that go straight into an empty table: one LOAD DATA into it, with nothing between file and table.
+
+The caller has the lock by which the writers of a table take turns, and has begun the transaction. The load may be done
+only where the guarded write would do nothing but insert every row as it is: see `fits` and `load_empty`. If it turns
+out that it would do more, the caller undoes everything and takes the guarded write.
+
+An empty table makes that likely; what makes it certain is the load itself. LOCAL skips a row whose key, or another
+unique value, the table has: of whatever session, before the look or after it. It also skips or changes a row that does
+not fit. So every row must have been taken without a warning. Then the keys and versions in the table are compared with
+those of the file, by a sum: a trigger, which the account may not be able to see, could have changed a key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from zlib import crc32
+
+from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts
+from cdc_core.target.load import LoadFile, reserved, send, warnings_of
+from cdc_core.target.truncates import truncates_of
+from cdc_core.target.versions import as_text, table_name, tombstones_name
+
+_COMPARED = frozenset(INTEGER_BYTES) | TEXT_BASES | {"binary", "varbinary"}
+"""Types of key columns whose values a server prints as the file has them."""
+
+
+def fits(facts: TableFacts, file: LoadFile) -> bool:
+    """Whether all rows of the file are upserts with all values, and the table treats no column or row specially."""
+    keys = {facts.by_name[name.lower()].name for name in file.layout.key}
+    plain_table = (
+        facts.versioned
+        and not (facts.beside or facts.keyless or facts.coarser or facts.triggers)
+        and all(facts.by_name[name.lower()].type.base in _COMPARED for name in keys)
+        and not any(column.generated or reserved(column) for column in facts.columns)
+        # MariaDB's LOAD DATA ... SET gives 0 the next number, whatever the sql_mode. In the key, it would be noticed.
+        and all(column.name in keys for column in facts.columns if column.counted)
+    )
+    plain_rows = file.only_upserts and not (
+        file.absent or file.truncates or file.decimals or file.error_values or file.layout.shared
+    )
+    if not (plain_table and plain_rows):
+        return False
+    loaded = {facts.by_name[name.lower()].name for name in file.layout.columns}
+    # The defaults of other columns may be expressions; a server may store another value for null than NULL.
+    return all(column.name in loaded or column.name == VERSION_COLUMN for column in facts.columns) and all(
+        facts.by_name[name.lower()].nullable for name in file.nulls
+    )
+
+
+def is_empty(cursor: Any, facts: TableFacts) -> bool:
+    """Whether the table has no rows, as far as other transactions show theirs. It only says what is worth trying."""
+    cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {table_name(facts)})")
+    return not cursor.fetchone()[0]
+
+
+def load_empty(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
+    """Loads all rows of a file that `fits` into the table; whether that was all there was to do. If not, the
+    transaction must be undone."""
+    if not is_empty(cursor, facts) or _remembers(cursor, facts):
+        return False
+    kept = "@_k, @_o, @_v, @_a, @_p, @_j"
+    taken = send(cursor, facts, file, into=table_name(facts), kept=kept, version=VERSION_COLUMN)
+    return not warnings_of(cursor) and taken == file.rows and _as_in_file(cursor, facts, file)
+
+
+def _remembers(cursor: Any, facts: TableFacts) -> bool:
+    """Whether there are tombstones, also those of a transaction that is not committed yet, or truncates."""
+    cursor.execute(f"SELECT 1 FROM {tombstones_name(facts)} LIMIT 1 FOR UPDATE")
+    return cursor.fetchone() is not None or bool(truncates_of(cursor, facts))
+
+
+def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
+    """Whether the table has exactly the keys of the file, each with its version."""
+    key = file.layout.key
+    names = [as_text(facts, name, name in file.binary) for name in key]
+    if len(key) > 1:  # as in text.row_keys
+        names = [
+            rf"REPLACE(REPLACE({text}, '\\', '\\\\'), ',', '\\,')" if _is_text(facts, name) else text
+            for name, text in zip(key, names, strict=True)
+        ]
+    named = f"CONCAT_WS('\t', CONCAT_WS(',', {', '.join(names)}), HEX(r.{VERSION_COLUMN}))"
+    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM(CRC32({named})), 0) FROM {table_name(facts)} r")
+    rows, total = cursor.fetchone()
+    return bool(int(rows) == file.rows and int(total) == _sum_of(file))
+
+
+def _is_text(facts: TableFacts, name: str) -> bool:
+    return facts.by_name[name.lower()].type.base in TEXT_BASES
+
+
+def _sum_of(file: LoadFile) -> int:
+    total = 0
+    with file.path.open("rb") as lines:
+        for line in lines:
+            key, _, version, _ = line.split(b"\t", 3)
+            total += crc32(_unescaped(key) + b"\t" + version)
+    return total
+
+
+def _unescaped(text: bytes) -> bytes:
+    """A field without the escapes of text.escaped."""
+    return _ESCAPE.sub(lambda found: _PLAIN.get(found[1], found[1]), text) if b"\\" in text else text
+
+
+_ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
+_PLAIN = {b"t": b"\t", b"n": b"\n", b"0": b"\0"}

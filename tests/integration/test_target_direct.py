@@ -1,0 +1,289 @@
+"""Rows go straight into an empty table only where the guarded write would leave exactly the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from cdc_core.connections import connect
+from cdc_core.errors import DataAtRisk
+from cdc_core.target import direct
+from cdc_core.target import write as write_module
+from examples.sandbox.mysql import MySql
+from tests.target_rows import COLUMNS, Table, Winner, shop, target_table
+
+PLAIN = (
+    "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY AUTO_INCREMENT, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL,"
+    " n INT, UNIQUE KEY code (code))"
+)
+SERVERS = ("mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix))
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What became of each direct load."""
+    done: list[bool] = []
+
+    def noted(*arguments: Any, of: Callable[..., bool] = direct.load_empty) -> bool:
+        done.append(False)
+        done[-1] = of(*arguments)
+        return done[-1]
+
+    monkeypatch.setattr(direct, "load_empty", noted)
+    return done
+
+
+@pytest.fixture
+def table(server: Any) -> Iterator[Table]:
+    with target_table(server, PLAIN) as made:
+        yield made
+
+
+def ledger(table: Table) -> list[tuple[Any, ...]]:
+    return table.query(
+        "SELECT run_id, table_name, logical, written, stale, absent, number "
+        f"FROM {table.facts.database}._lockstep_ledger"
+    )
+
+
+def _batch(chance: random.Random) -> list[Winner]:
+    """Mostly plain rows, now and then something that the direct load must leave to the guarded write."""
+    letters = "abcdefgh" if chance.random() < 0.3 else [f"{n}\t\\,\n\0" for n in range(500)]
+    rows = []
+    for id in chance.sample(range(-3, 12), chance.randint(1, 9)):
+        op = "d" if chance.random() < 0.03 else "u"
+        code = "x" * 21 if chance.random() < 0.02 else chance.choice(letters)
+        rows.append(shop(op, id, code, chance.choice([None, 0, 1, -5]), chance.randint(1, 9)))
+    return rows
+
+
+def _outcome(table: Table, batches: list[list[Winner]]) -> Any:
+    told = []
+    for number, batch in enumerate(batches):
+        try:
+            told.append(table.write(batch, run=f"run{number}", quarantine=number % 2 == 1))
+        except DataAtRisk as error:
+            told.append(error.code)
+    done = table.everything(), told, ledger(table)
+    table.clear()
+    table.query(f"DELETE FROM {table.facts.database}._lockstep_ledger")
+    return done
+
+
+def test_both_ways_leave_the_same(table: Table, loads: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(30):
+        chance = random.Random(seed)
+        batches = [_batch(chance) for _ in range(3)]
+        found = _outcome(table, batches)
+        with monkeypatch.context() as patched:
+            patched.setattr(direct, "fits", lambda *_: False)
+            assert found == _outcome(table, batches), seed
+    assert loads.count(True) > 5
+    assert loads.count(False) > 2
+
+
+def test_zero_is_not_replaced_by_the_next_number(server: Any, table: Table, loads: list[bool]) -> None:
+    """MariaDB replaces it in a LOAD DATA that has SET, whatever the sql_mode."""
+    table.write([shop("u", 7, "a", 7, 10), shop("u", 0, "b", 0, 10)])
+    assert table.rows() == [(0, "b", 0), (7, "a", 7)]
+    assert loads == [isinstance(server, MySql)]
+    definition = PLAIN.replace("id BIGINT", "n BIGINT").replace(", n INT,", ", id BIGINT NOT NULL UNIQUE,")
+    with target_table(server, definition) as other:
+        other.write([shop("u", 7, "a", 7, 10), shop("u", 0, "b", 0, 10)])
+        assert other.rows() == [(0, "b", 0), (7, "a", 7)]
+    assert len(loads) == 1
+
+
+def test_what_is_written_again_is_found(table: Table, loads: list[bool]) -> None:
+    batches = [[shop("u", id, f"c{id}", id, 10)] for id in (-1, 7, 3)]
+    assert (table.write(*batches).written, loads) == (3, [True])
+    assert table.rows() == [(-1, "c-1", -1), (3, "c3", 3), (7, "c7", 7)]
+    before = table.everything()
+    assert (table.write(*batches).equal, loads, table.everything()) == (3, [True], before)
+
+
+SPECIAL_ROWS: dict[str, list[Winner]] = {
+    "a delete": [shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)],
+    "a truncate": [Winner("t", {}, (5, 5, 0, "one")), shop("u", 1, "a", 1, 10)],
+    "a row that left": [shop("u", 1, "a", 1, 10), shop("x", 2, "b", 1, 10)],
+}
+
+
+@pytest.mark.parametrize("what", SPECIAL_ROWS)
+def test_other_rows_than_upserts_take_the_guarded_write(table: Table, loads: list[bool], what: str) -> None:
+    table.write(SPECIAL_ROWS[what])
+    assert (loads, table.rows()) == ([], [(1, "a", 1)])
+
+
+SPECIAL_TABLES = {
+    "a generated column": PLAIN[:-1] + ", twice INT AS (n * 2))",
+    "a column of its own": PLAIN[:-1] + ", own VARCHAR(40) NOT NULL DEFAULT 'x')",
+    "a key that is not compared": PLAIN.replace("id BIGINT", "id DECIMAL(9,0)").replace(" AUTO_INCREMENT", ""),
+}
+
+
+@pytest.mark.parametrize("what", SPECIAL_TABLES)
+def test_special_tables_take_the_guarded_write(server: Any, loads: list[bool], what: str) -> None:
+    with target_table(server, SPECIAL_TABLES[what]) as table:
+        table.write([shop("u", 1, "a", 1, 10)])
+        assert (loads, table.rows()) == ([], [(1, "a", 1)])
+
+
+@pytest.mark.parametrize("change", [{"coarser": True}, {"triggers": ("one",)}])
+def test_facts_that_need_care_take_the_guarded_write(table: Table, loads: list[bool], change: dict[str, Any]) -> None:
+    replace(table, facts=replace(table.facts, **change)).write([shop("u", 1, "a", 1, 10)])
+    assert (loads, table.rows()) == ([], [(1, "a", 1)])
+
+
+def test_versions_beside_the_table_take_the_guarded_write(server: Any, loads: list[bool]) -> None:
+    with target_table(server, PLAIN, store="table") as table:
+        table.write([shop("u", 1, "a", 1, 10)])
+    assert loads == []
+
+
+def test_null_for_a_column_that_replaces_it_takes_the_guarded_write(table: Table, loads: list[bool]) -> None:
+    with pytest.raises(DataAtRisk):
+        table.write([shop("u", 1, None, 1, 10)])
+    assert loads == []
+
+
+def test_tombstones_and_truncates_take_the_guarded_write(table: Table, loads: list[bool]) -> None:
+    table.write([shop("d", 1, None, None, 20)])
+    assert table.write([shop("u", 1, "a", 1, 10)]).stale == 1
+    assert (loads, table.rows()) == ([False], [])
+    table.clear()
+    table.write([Winner("t", {}, (20, 20, 0, "one"))])
+    assert table.write([shop("u", 1, "a", 1, 10)]).stale == 1
+    assert (loads, table.rows()) == ([False, False], [])
+
+
+def test_a_value_that_does_not_fit_is_found_and_set_aside(table: Table, loads: list[bool]) -> None:
+    rows = [shop("u", 1, "a", 1, 10), shop("u", 2, "x" * 21, 1, 10)]
+    with pytest.raises(DataAtRisk) as caught:
+        table.write(rows)
+    assert (caught.value.code, table.rows()) == ("target.row_error", [])
+    assert (table.write(rows, quarantine=True).quarantined, table.rows()) == (1, [(1, "a", 1)])
+    assert loads == [False, False]
+
+
+def test_a_trigger_that_nobody_was_told_of_is_noticed(table: Table, loads: list[bool]) -> None:
+    table.query(f"CREATE TRIGGER {table.facts.database}.one BEFORE INSERT ON {table.facts.name} FOR EACH ROW "
+                "SET NEW.id = IF(NEW.id = 2, 9, NEW.id)")  # fmt: skip
+    with pytest.raises(DataAtRisk) as caught:
+        table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 10)])
+    assert (caught.value.code, loads, table.rows()) == ("target.unique_conflict", [False], [])
+
+
+@pytest.mark.parametrize("id", [1, 5])
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_row_that_another_session_is_adding_is_never_hit(
+    table: Table, loads: list[bool], id: int, committed: bool
+) -> None:
+    """By its own key, or by another unique value."""
+    with connect(table.server, where="test") as other, other.cursor() as cursor:
+        other.begin()
+        cursor.execute(f"INSERT INTO {table.facts.name} (id, code, n) VALUES ({id}, 'a', 77)")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(table.write, [shop("u", 1, "a", 1, 10), shop("u", 2, "b", 2, 10)])
+            waiting = "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"
+            while not writing.done():
+                time.sleep(0.2)  # a server renews the view only if nobody has just read it
+                if loads and table.query(waiting)[0][0]:
+                    break
+            other.commit() if committed else other.rollback()
+            if committed and id == 5:
+                with pytest.raises(DataAtRisk) as caught:
+                    writing.result()
+                assert caught.value.code == "target.unique_conflict"
+            else:
+                assert writing.result().written == 2
+    assert loads == [not committed]
+    assert table.rows() == ([(5, "a", 77)] if committed and id == 5 else [(1, "a", 1), (2, "b", 2)])
+
+
+def _kill_after(monkeypatch: pytest.MonkeyPatch, table: Table, module: Any, name: str) -> None:
+    """The server ends the writer's session once, after the call."""
+    plain, once = getattr(module, name), threading.Event()
+
+    def called(cursor: Any, *arguments: Any) -> Any:
+        done = plain(cursor, *arguments)
+        if not once.is_set():
+            once.set()
+            table.query(f"KILL {cursor.connection.thread_id()}")
+        return done
+
+    monkeypatch.setattr(module, name, called)
+
+
+def test_a_session_that_ends_after_the_load_leaves_nothing(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    _kill_after(monkeypatch, table, direct, "load_empty")
+    counts = table.write([shop("u", 1, "a", 1, 10)], pause=lambda _: seen.append((table.rows(), ledger(table))))
+    assert seen == [([], [])]
+    assert (counts.written, counts.equal, table.rows()) == (1, 0, [(1, "a", 1)])
+
+
+def test_a_session_that_ends_in_the_commit_finds_its_rows(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, once = write_module.open_session, threading.Event()
+
+    def opened(*arguments: Any, **options: Any) -> Any:
+        connection = plain(*arguments, **options)
+        if not once.is_set():
+            once.set()
+
+            def commit() -> None:
+                type(connection).commit(connection)
+                raise pymysql.err.OperationalError(2013, "Lost connection")
+
+            connection.commit = commit
+        return connection
+
+    monkeypatch.setattr(write_module, "open_session", opened)
+    counts = table.write([shop("u", 1, "a", 1, 10)])
+    assert (counts.written, counts.equal, table.rows()) == (1, 1, [(1, "a", 1)])
+
+
+@pytest.mark.parametrize("key", [("a",), ("a", "b")])
+def test_keys_of_text_and_bytes(server: Any, loads: list[bool], key: tuple[str, ...]) -> None:
+    definition = (
+        "CREATE TABLE {name} (a VARCHAR(30) COLLATE utf8mb4_bin NOT NULL, b VARBINARY(9) NOT NULL, "
+        f"PRIMARY KEY ({', '.join(key)}))"
+    )
+    texts = ["", "tab\tnl\nnul\0back\\slash,\\n\\", "é🙂", "NULL", "\\N", "x,y"]
+    rows = [Winner("u", {"a": text, "b": bytes([at, 0, 9, 92])}, (at, at, 0, "one")) for at, text in enumerate(texts)]
+    with target_table(server, definition, {"a": pa.string(), "b": pa.binary()}, key) as table:
+        assert table.write(rows).written == len(rows)
+        assert loads == [True]
+        assert {one[0] for one in table.rows("a")} == set(texts)
+        table.clear()
+        both = [replace(rows[0], values={"a": text, "b": b"z"}) for text in ("q", "q ")]
+        with pytest.raises(DataAtRisk) as caught:
+            table.write(both)
+        assert (caught.value.code, loads, table.rows("a")) == ("target.key_collapse", [True, False], [])
+
+
+def test_partitions_that_have_no_place_for_a_row(server: Any, loads: list[bool]) -> None:
+    definition = (
+        "CREATE TABLE {name} (id BIGINT PRIMARY KEY, n INT) PARTITION BY RANGE (id) (PARTITION p VALUES LESS THAN (9))"
+    )
+    columns = {name: COLUMNS[name] for name in ("id", "n")}
+    with target_table(server, definition, columns) as table:
+        with pytest.raises(DataAtRisk):
+            table.write([shop("u", 1, None, 1, 10), shop("u", 9, None, 1, 10)])
+        assert (loads, table.rows("id")) == ([False], [])
+        table.write([shop("u", 1, None, 1, 10), shop("u", 8, None, 1, 10)])
+        assert (loads, table.rows("id")) == ([False, True], [(1,), (8,)])
