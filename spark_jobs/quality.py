@@ -41,7 +41,7 @@ from cdc_core.model.run import (
 )
 from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.compare import outcomes
+from cdc_core.target.compare import SAME, outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import empty_literals, row_keys
 from spark_jobs import table_tasks
@@ -272,13 +272,21 @@ def _compared(
                 )
                 yield pa.record_batch(
                     {
-                        _TABLE: pa.array([destination.logical] * rows.num_rows),
-                        _SHARD: pa.array([shard.table.name] * rows.num_rows),
-                        _KEY: row_keys(rows, destination.key),
+                        _TABLE: pa.repeat(destination.logical, rows.num_rows),
+                        _SHARD: pa.repeat(shard.table.name, rows.num_rows),
+                        _KEY: _keys_to_show(rows, destination.key, found),
                         OP: rows.column(OP),
                         _OUTCOME: pa.array(found, pa.string()),
                     }
                 )
+
+
+def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:
+    """The keys of rows that are not `same`, null for the others: nobody looks at a key of theirs."""
+    other = pa.array([outcome != SAME for outcome in found], pa.bool_())
+    if not other.true_count:
+        return pa.nulls(rows.num_rows, pa.string())
+    return pc.if_else(other, row_keys(rows, key), pa.scalar(None, pa.string()))
 
 
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
