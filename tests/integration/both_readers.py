@@ -1,8 +1,13 @@
-"""Answers of a target are read by PyMySQL or, if large, by the compiled reader: here by both, and compared."""
+"""Answers of a target are read by PyMySQL or, if large, by the compiled reader: here by both, and compared.
+
+Rows that are read back are compared by the client, if they are many, and by the server: here by both, too.
+"""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +15,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc_core.connections import SafeConnection
-from cdc_core.target import answers, compare, versions
+from cdc_core.target import answers, compare, read_back, versions
+from cdc_core.target.facts import TableFacts
+from cdc_core.target.load import Layout
 
 
 @pytest.fixture(autouse=True)
@@ -29,3 +36,16 @@ def both_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     original = answers.columns_of
     for module in (compare, versions):
         monkeypatch.setattr(module, "columns_of", columns_of)
+
+    def as_expected(
+        connection: SafeConnection, facts: TableFacts, rows: pa.RecordBatch, layout: Layout
+    ) -> read_back.Mask:
+        found = by_client(connection, facts, rows, layout)
+        with tempfile.TemporaryDirectory() as scratch:
+            words = compare.judged(connection, facts, rows, layout, scratch=Path(scratch))
+        assert {word for word, mine in zip(words, found, strict=True) if mine} <= {compare.SAME}
+        return found
+
+    by_client = read_back.as_expected
+    monkeypatch.setattr(read_back, "as_expected", as_expected)
+    monkeypatch.setattr(compare, "SMALL_ROWS", 0)

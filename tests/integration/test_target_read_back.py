@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.connections import SafeConnection
+from cdc_core.errors import DataAtRisk
 from cdc_core.model.version import Version, encode
 from cdc_core.target import compare, read_back
 from cdc_core.target.load import Layout, documents_of, open_session
@@ -163,7 +164,7 @@ def test_versions_missing_surplus_swapped_and_removed_rows(
     older, newer = (encode(Version(seq, seq, 0, "a")).hex() for seq in (9, 11))
     table.query(f"UPDATE {name} SET _cdc_version = X'{older}' WHERE id = {ids[3]}")
     table.query(f"UPDATE {name} SET _cdc_version = X'{newer}' WHERE id = {ids[4]}")
-    table.query(f"INSERT INTO {name} (id) VALUES ({ids[5] + 1}), ({ids[6] + 1}), ({ids[0] - 5})")
+    table.query(f"INSERT INTO {name} (id) VALUES ({ids[5] + 1}), ({ids[10] - 1}), ({ids[0] - 5})")
     table.query(f"UPDATE {name} SET id = 9999 WHERE id = {ids[7]}")
     table.query(f"UPDATE {name} SET id = {ids[7]} WHERE id = {ids[8]}")
     table.query(f"UPDATE {name} SET id = {ids[8]} WHERE id = 9999")
@@ -194,19 +195,38 @@ def test_rows_that_lack_values_have_literals_or_share_a_key(
     table.clear()
     rows = winners(30)
     literal = replace(rows[3], values={**rows[3].values, "day": None}, literal={"day": "2024-00-00"})
-    table.write([*rows[:3], literal, *rows[4:]])
-    lacking = [replace(one, values={**one.values, "tiny": None, "txt": None}, absent=["tiny", "txt"]) for one in rows]
-    words, found = both(table, session, [*lacking[:3], literal, *rows[4:]], tmp_path)
+    dateless = replace(rows[9], values={**rows[9].values, "day": None})
+    rows = [*rows[:3], literal, *rows[4:9], dateless, *rows[10:]]
+    table.write(rows)
+    lacking = [
+        replace(one, values={**one.values, "tiny": None, "txt": None}, absent=["tiny", "txt"]) for one in rows[:3]
+    ]
+    words, found = both(table, session, [*lacking, *rows[3:]], tmp_path)
     assert set(words) == {"same"}
     assert [at for at in range(30) if not found[at]] == [3]
-    table.query(f"UPDATE {table.facts.name} SET day = '2024-00-00' WHERE id = {rows[8].values['id']}")
-    words, found = both(table, session, [*lacking[:3], literal, *rows[4:]], tmp_path)
-    assert [at for at in range(30) if not found[at]] == [3, 8]
-    assert words[8] == "differs"
+    for at, day in ((3, "NULL"), (8, "'2024-00-00'"), (9, "'2024-00-00'")):
+        table.query(f"UPDATE {table.facts.name} SET day = {day} WHERE id = {rows[at].values['id']}")
+    words, found = both(table, session, [*lacking, *rows[3:]], tmp_path)
+    assert [at for at in range(30) if words[at] == "differs"] == [3, 8, 9]
+    assert [at for at in range(30) if not found[at]] == [3, 8, 9]
     gone = Winner("d", rows[5].values, (20, 20, 0, "a"))
     words, found = both(table, session, [*rows, gone], tmp_path)
     assert not any(found)
     assert words[-1] == "left behind"
+
+
+def test_the_error_value_of_an_enum_goes_to_the_server_which_refuses_to_load_it(
+    table: Table, session: SafeConnection, tmp_path: Path
+) -> None:
+    table.clear()
+    rows = winners(5)
+    table.write(rows)
+    assert plant(table, rows[2].values["id"], "lab", "0")
+    rows[2] = replace(rows[2], values={**rows[2].values, "lab": ""})
+    batch = record_batch(rows, COLUMNS)
+    assert read_back.as_expected(session, table.facts, batch, layout(table)).tolist() == [at != 2 for at in range(5)]
+    with pytest.raises(DataAtRisk, match="lab"):
+        compare.outcomes(session, table.facts, batch, layout(table), scratch=tmp_path)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -244,6 +264,7 @@ def test_both_ways_are_equal_on_random_rows_and_faults(
     [
         ("id VARCHAR(9) PRIMARY KEY", "c INT", pa.int32()),
         ("id INT NOT NULL UNIQUE", "c INT", pa.int32()),
+        ("id INT NOT NULL UNIQUE, own INT AUTO_INCREMENT PRIMARY KEY", "c INT", pa.int32()),
         ("id INT PRIMARY KEY", "c ENUM('', 'a')", pa.string()),
         ("id INT PRIMARY KEY", "c FLOAT(7,3)", pa.float32()),
         ("id INT PRIMARY KEY", "c DOUBLE", pa.float32()),
