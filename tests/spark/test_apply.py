@@ -25,6 +25,7 @@ from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
+from cdc_core.target import compare
 from cdc_core.target.fence import lower_fences, raise_fences
 from spark_jobs import failures
 from spark_jobs.filter import apply_filter
@@ -362,7 +363,8 @@ def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
     assert {row[0]: row[1:] for rows in line.rows().values() for row in rows} == found
 
 
-def test_quality_fails_on_a_tampered_row_and_says_which(line: Line) -> None:
+def test_quality_fails_on_a_tampered_row_and_says_which(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "SMALL_ROWS", 0)  # in the driver; Spark's workers have the server compare few rows
     plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
     line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
@@ -380,7 +382,10 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: Line) -> None:
     assert json.loads((line.stage.root / plan.quality_folder("shards") / "merged.json").read_text())["success"] is True
 
 
-def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_it_was(line: Line) -> None:
+def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_it_was(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "SMALL_ROWS", 0)
     plan = line.run(*FIRST, quality=True)
     folder = line.stage.root / plan.quality_folder("shards")
     verdict = json.loads((folder / "target.json").read_text())
