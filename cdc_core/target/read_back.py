@@ -28,7 +28,7 @@ from cdc_core.target.text import version_bytes
 from cdc_core.target.versions import table_name
 
 RANGE_ROWS = 4
-"""A range is read if it has room for so many rows at most for each one that is asked for."""
+"""A range is read if it cannot hold more rows than this for each one that is asked for."""
 KEYS_AT_ONCE = 900
 """Fewer than MariaDB makes a subquery of, and than MySQL looks up without giving up for lack of memory."""
 _ONE_CODE_CHARSETS = frozenset({"utf8mb4", "utf8mb3", "utf8", "latin1", "ascii"})
