@@ -144,10 +144,15 @@ class Run:
     def answer(self, task_id: str, option: str) -> str:
         """Waits until a task asks somebody, and answers; what it had asked."""
         path = f"{self.path}/taskInstances/{task_id}/-1/hitlDetails"
-        self.server._until(lambda: self.states()[task_id] == "awaiting_input", f"{task_id} to ask")
+        self.server._until(lambda: self._asks(task_id), f"{task_id} to ask")
         asked = self.server.call("GET", path)
         self.server.call("PATCH", path, {"chosen_options": [option]})
         return f"{asked['subject']} {asked['body']}"
+
+    def _asks(self, task_id: str) -> bool:
+        states = self.states()
+        assert states[task_id] not in (*END_STATES, "upstream_failed"), states
+        return states[task_id] == "awaiting_input"
 
     def clear(self, *task_ids: str, downstream: bool = False) -> None:
         """The whole run, or only the tasks named and, if asked, all after them."""

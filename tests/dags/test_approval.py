@@ -78,7 +78,7 @@ def moved(mariadb: Any, mariadb_target: Any, tmp_path: Path) -> Iterator[Moved]:
             assert wait_until_healthy(process, port), log.read_text()[-6000:]
             airflow = AirflowServer(port, tmp_path / "airflow", log, environment)
             airflow.wait_for_dag("cdc_moved_cutover")
-            for name in ("cdc_moved_cutover", "cdc_moved_snapshot"):
+            for name in ("cdc_moved", "cdc_moved_cutover", "cdc_moved_snapshot"):
                 airflow.switch_on(name)
             yield Moved(airflow, to, application)
     finally:
@@ -94,6 +94,10 @@ def execute(server: Any, *statements: str) -> None:
 
 def test_an_application_is_switched_after_somebody_has_approved(moved: Moved) -> None:
     airflow = moved.airflow
+    # The first run starts the copy; a later one applies it.
+    assert airflow.trigger("cdc_moved").wait() == "success"
+    assert [run.wait() for run in airflow.wait_for_runs("cdc_moved_snapshot", 1)] == ["success"]
+    assert airflow.trigger("cdc_moved").wait() == "success"
     rejected = airflow.trigger("cdc_moved_cutover")
     asked = rejected.answer("approve", "Reject")
     assert "Switch the application to the target?" in asked
