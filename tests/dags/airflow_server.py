@@ -20,6 +20,8 @@ POLL_S = 2.0
 """Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
 STOP_S = 2.0
 """How long an Airflow may take to end before it is killed; nothing is asked of it afterwards."""
+SEEN_S = 5.0
+"""In which the scheduler hears what a task has come to."""
 PATIENCE_S = 3600
 """For a machine that is busy with other things; a test that hangs is ended by its own timeout."""
 
@@ -146,6 +148,8 @@ class Run:
         path = f"{self.path}/taskInstances/{task_id}/-1/hitlDetails"
         self.server._until(lambda: self._asks(task_id), f"{task_id} to ask")
         asked = self.server.call("GET", path)
+        # An answer before the scheduler knows that the task waits makes Airflow try the task again.
+        time.sleep(SEEN_S)
         self.server.call("PATCH", path, {"chosen_options": [option]})
         return f"{asked['subject']} {asked['body']}"
 
