@@ -10,13 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_core.apply.retention import purge
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.results import TableReader
 from cdc_core.snapshot import copier, pace
-from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.layout import SNAPSHOT
 from examples.sandbox.mariadb import MariaDb
@@ -84,13 +85,20 @@ def test_a_reader_that_is_killed_at_the_server_inside_a_chunk_of_large_rows_read
             *(f"INSERT INTO t VALUES ({n}, REPEAT('{n}', {24 * MIB}))" for n in range(3)),
         )  # fmt: skip
 
-        def kill() -> None:
-            found = [row for row in asked(control, "SHOW FULL PROCESSLIST") if "`t`" in str(row[7])]
-            assert len(found) == 1, found
-            control.execute(f"KILL {found[0][0]}")
+        before, met = TableReader.batches, list[int]()
 
-        with at_first(monkeypatch, ChunkFile, "add", kill) as met, pytest.raises(RetryLater):
-            read(line)
+        def batches(reader: TableReader, *arguments: Any) -> Iterator[pa.RecordBatch]:
+            for batch in before(reader, *arguments):
+                if not met:  # the server has sent no more than a row and what the socket holds
+                    met.append(1)
+                    session: Any = reader._connection
+                    control.execute(f"KILL {session.thread_id()}")
+                yield batch
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TableReader, "batches", batches)
+            with pytest.raises(RetryLater):
+                read(line)
         assert met
         read(line)
         whole_once(line)
