@@ -9,7 +9,8 @@
     pymysql+pyarrow   SSCursor, and ParquetWriter with zstd
 
 Each is a process of its own from start to end, with an empty folder; of several turns, in which they alternate, the
-medians count (of PyMySQL one turn). CPU is that of the process with its children, and of the server. A program that
+medians count (of PyMySQL one turn). CPU is that of the process with its children, and of the server; memory that of
+the process, which a pipe of two has not. A program that
 this machine does not have is left out, and said so. All must bring every row.
 """
 
@@ -206,8 +207,9 @@ def mysqldump(server: SqlServer, *, compressed: bool = False) -> Way | None:
             "--protocol=TCP", f"--password={server.password}", "--single-transaction", "--quick",
             "--extended-insert", DATABASE, TABLE,
         ]  # fmt: skip
-        through = " | zstd -1 -q" if compressed else ""
-        return ["bash", "-c", f"set -o pipefail; {shlex.join(dump)}{through} > dump/all.sql{'.zst' * compressed}"]
+        if not compressed:
+            return [*dump, f"--result-file={folder}/dump/all.sql"]
+        return ["bash", "-c", f"set -o pipefail; {shlex.join(dump)} | zstd -1 -q > dump/all.sql.zst"]
 
     def rows(folder: Path) -> int:
         if compressed:
@@ -341,7 +343,7 @@ def text_of(turns: Mapping[str, Sequence[Turn]], rows: int) -> str:
             f"| {name} | {wall_s:.2f} s | {rows / wall_s:,.0f} | {beside(name)} | "
             f"{median(name, lambda one: one.client_cpu_s):.2f} s | "
             f"{median(name, lambda one: one.server_cpu_s):.2f} s | "
-            f"{median(name, lambda one: one.rss_mib):,.0f} MiB |"
+            f"{'–' if '|' in name else f'{median(name, lambda one: one.rss_mib):,.0f} MiB'} |"
         )
     return "\n".join(lines)
 
