@@ -10,8 +10,8 @@
 
 Each is a process of its own from start to end, with an empty folder; of several turns, in which they alternate, the
 medians count (of PyMySQL one turn). CPU is that of the process with its children, and of the server; memory that of
-the process, which a pipe of two has not. A program that
-this machine does not have is left out, and said so. All must bring every row.
+the process, but of a pipe nothing. A program that this machine does not have is left out, and said so. All must bring
+every row.
 """
 
 from __future__ import annotations

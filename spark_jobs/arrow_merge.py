@@ -27,6 +27,7 @@ from cdc_core.model.merged import (
     key_chain_type,
     merged_schema,
 )
+from cdc_core.model.places import at_places
 from cdc_core.model.staged import (
     ABSENT,
     BEFORE_MARK,
@@ -454,7 +455,7 @@ def _merged_rows(
     unknown: dict[str, Flags] = {}
     for name in rule.columns.names:
         if name not in place:
-            columns[name] = _taken(changes.values[name], sides.place[side])
+            columns[name] = at_places(changes.values[name], sides.place[side])
             continue
         own = np.where(old, sides.place[side], place[name][change])
         lacks = np.where(old, changes.lacks(BEFORE_MARK + name)[change], changes.lacks(name)[change])
@@ -492,12 +493,6 @@ def _merged_rows(
         list(rule.columns), rule.key, moving=rule.moving, chained=chains is not None, shared=rule.shared
     )
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
-
-
-def _taken(values: pa.Array, places: Numbers) -> pa.Array:
-    if len(places) and int(places[-1] - places[0]) == len(places) - 1 and bool((np.diff(places) == 1).all()):
-        return values.slice(int(places[0]), len(places))
-    return values.take(pa.array(places))
 
 
 def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:

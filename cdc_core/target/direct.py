@@ -61,7 +61,7 @@ def load_empty(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
     transaction must be undone."""
     if not is_empty(cursor, facts) or _remembers(cursor, facts):
         return False
-    kept = "@_k, @_o, @_v, @_a, @_p, @_j"
+    kept = ("@_k", "@_o", "@_v", "@_a", "@_p", "@_j")
     taken = send(cursor, facts, file, into=table_name(facts), kept=kept, version=VERSION_COLUMN)
     return not warnings_of(cursor) and taken == file.rows and _as_in_file(cursor, facts, file)
 

@@ -348,7 +348,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     """
     if tolerant:
         _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
-    loaded = send(cursor, facts, file, into=TEMPORARY, kept="_k, _o, @_v, _a, _p, _j", version="_v")
+    loaded = send(cursor, facts, file, into=TEMPORARY, kept=("_k", "_o", "@_v", "_a", "_p", "_j"), version="_v")
     unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
     if loaded != file.rows:
         raise DataAtRisk(
@@ -367,14 +367,14 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     return remove(cursor, facts, unfit) if unfit else []
 
 
-def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: str, version: str) -> int:
+def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: Sequence[str], version: str) -> int:
     """Loads the file into a table; how many rows the server has taken.
 
     kept: where a line's bookkeeping goes: the key, operation, version (to `@_v`), absent columns, origins and decimals,
     a column or a variable for each. version: the column that takes the version.
     """
     file.flush()
-    *fields, origins, decimals = kept.split(", ")
+    *fields, origins, decimals = kept
     settings = [f"{version} = UNHEX(@_v)"]
     fields += [origins] if file.layout.shared else []
     fields += [decimals] if file.layout.documents else []

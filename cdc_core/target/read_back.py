@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from cdc_core.connections import SafeConnection
 from cdc_core.model.merged import MergedOp
+from cdc_core.model.places import at_places
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.staged import LITERAL, OP, lacking
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
@@ -177,7 +178,7 @@ class _Expectation:
         found = ~_has_literal(read)
         for number, expected in enumerate(self._expected):
             values = read.column(number)
-            mine = _taken(expected, at)
+            mine = at_places(expected, at)
             unlike = None if mine.equals(values) else _unlike(mine, values)
             if number in self._enums:
                 # The error value, which no text can be loaded as.
@@ -188,12 +189,6 @@ class _Expectation:
             shapes = self._lacking[number] if number < len(self._lacking) else None
             found &= ~unlike if shapes is None else ~unlike | shapes[self._shape[at]]
         return found
-
-
-def _taken(values: pa.Array, at: npt.NDArray[np.int64]) -> pa.Array:
-    if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
-        return values.slice(int(at[0]), len(at))
-    return values.take(pa.array(at))
 
 
 def _unlike(mine: pa.Array, theirs: pa.Array) -> Mask:

@@ -183,9 +183,7 @@ def _attempt(
             careful = False
             while True:
                 try:
-                    connection.begin()
-                    require_no_fence(cursor, write.facts, write.pipeline)
-                    keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
+                    _begin(connection, cursor, write)
                     counts = transact(cursor, write, file, careful=careful, quarantined=len(unfit))
                     connection.commit()
                     break
@@ -207,15 +205,19 @@ def _attempt(
             connection.close()
 
 
+def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
+    connection.begin()
+    require_no_fence(cursor, write.facts, write.pipeline)
+    keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
+
+
 def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file: LoadFile) -> WriteCounts | None:
     """All of the write, if the table is empty and the rows can go straight into it (target.direct); else nothing."""
     facts = write.facts
     if not (write.ledger and direct.fits(facts, file) and direct.is_empty(cursor, facts)):
         return None
     lock = lock_table(cursor, facts.name)
-    connection.begin()
-    require_no_fence(cursor, facts, write.pipeline)
-    keep_placement(cursor, facts.database, facts.table, write.placement)
+    _begin(connection, cursor, write)
     try:
         done, why = direct.load_empty(cursor, facts, file), "the guarded write has more to do"
     except pymysql.err.MySQLError as error:
