@@ -50,10 +50,11 @@ def status(
       lockstep status shop --json
 
     Reads only the meta database, neither source nor target. Problems come first: the last error of an extract, a plan
-    or a run that has not succeeded since; a source or target that is late by the schedule; a source that was never
-    extracted, or that will purge its log soon. The exit code is the class of the first of them (docs/errors.md): 0 only
-    if nothing needs attention, 75 for a source or target that is late or a source that was never extracted. Of many
-    notes and tables only some are shown, with a count of the others, unless you pass --all; --json always has all.
+    or a run that has not succeeded since; copies that somebody has paused while tables wait for them; a source or
+    target that is late by the schedule; a source that was never extracted, or that will purge its log soon. The exit
+    code is the class of the first of them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused,
+    late or was never extracted. Of many notes and tables only some are shown, with a count of the others, unless you
+    pass --all; --json always has all.
     """
     from cdc_core.meta import Meta
 
@@ -101,7 +102,7 @@ def problem_document(one: Problem) -> dict[str, Any]:
     }
 
 
-_STYLES = {"failed": "bold red", "late": "bold yellow", "noted": "yellow"}
+_STYLES = {"failed": "bold red", "paused": "bold yellow", "late": "bold yellow", "noted": "yellow"}
 
 
 def problem_lines(one: Problem) -> Text:
@@ -308,11 +309,6 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     columns = ("source", "table", "copy", "rows read", "of", "done", "rows/s", "time left", "as of")
     numbers, unknown = ("rows read", "of", "done", "rows/s", "time left"), ("rows/s", "time left")
     shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=numbers, omit_empty=unknown)]
-    shown += [
-        Text(f"{one.source}: paused since {moment(one.copies_paused_us)} by {one.copies_paused_by}", style="yellow")
-        for one in found.sources
-        if one.copies_paused_us
-    ]
     done = len(copies) - len(listed)
     more = len(listed) - len(kept)
     if more or done:

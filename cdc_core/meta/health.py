@@ -16,6 +16,7 @@ from cdc_core.meta.rows import CopyState, SourceStatus, Status
 from cdc_core.meta.states import RunState
 from cdc_core.model.coverage import lacks
 from cdc_core.windows import Windows, from_us
+from cdc_core.words import counted
 
 MOST_LATE = 1000
 """Intervals that are counted at most."""
@@ -26,6 +27,8 @@ GRACE = 1
 class Level(StrEnum):
     FAILED = "failed"
     """Data waits, or is at risk, until somebody acts or a retry succeeds."""
+    PAUSED = "paused"
+    """Data waits because somebody wants it to, until that person says otherwise."""
     LATE = "late"
     NOTED = "noted"
     """For information; nothing waits for it."""
@@ -60,6 +63,7 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
     return (
         *_failed(status, sources),
         *_unclosed(status),
+        *_paused(status),
         *_never(status, sources),
         *_late(status, windows, targets),
         *_purged_soon(status),
@@ -109,6 +113,30 @@ def _unclosed(status: Status) -> Iterator[Problem]:
                 where=row.entry.target, remedy="compare the table with its source before you trust it",
                 exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class, since_us=row.closed_us,
             )  # fmt: skip
+
+
+def _paused(status: Status) -> Iterator[Problem]:
+    """Copies for which tables wait. A pause that nothing waits for is noted: verifications wait for its end too."""
+    for one in status.sources:
+        if not one.copies_paused_us:
+            continue
+        begun = [each for each in one.copies if each.state in (CopyState.COPYING, CopyState.READ)]
+        waiting = len(begun) + sum(1 for each in one.copies if each.state is CopyState.PENDING)
+        what = (
+            f"Copies and verifications of {one.source} have been paused since {_moment(one.copies_paused_us)} by "
+            f"{one.copies_paused_by}."
+        )
+        if waiting:
+            what += f" Waiting to be copied: {counted(waiting, 'table')}."
+        if begun:
+            first = _moment(min(each.started_us for each in begun))
+            what += f" Purges take nothing that was staged after {first}, when the first of these copies began."
+        late = (RetryLater.exit_code, RetryLater.exit_class) if waiting else (0, "")
+        yield Problem(
+            Level.PAUSED if waiting else Level.NOTED, f"source {one.source}", what,
+            remedy=f"`lockstep snapshot {status.pipeline} --resume`, once the source can take the load",
+            since_us=one.copies_paused_us, exit_code=late[0], exit_class=late[1],
+        )  # fmt: skip
 
 
 def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:

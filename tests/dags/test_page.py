@@ -410,6 +410,10 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     shop.meta.pause_copies("shop_db", "somebody")
     paused_text = unescape(client("VIEWER").get("/lockstep/").text)
     assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
+    (said,) = (one["what"] for one in health(client)[1] if one["level"] == "paused")
+    assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in said
+    assert said in paused_text
+    shop.meta.resume_copies("shop_db")
     copies = {one["table"]: one for one in found["copies"]}
     assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
         ("shop.big", "copying", 22.2), ("shop.due", "pending", None), ("shop.keyless", "refused", None),

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta.health import MOST_LATE, Level, intervals_late, problems, retention_left_s
-from cdc_core.model.coverage import How
+from cdc_core.meta import TableCopy, copier_of
+from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
+from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
+from cdc_core.model.schema import TableSchema
 from cdc_core.windows import Windows
 from tests.made_batches import HOUR_US, START_US, covered, manifest
 from tests.unit.apply.made_line import Line
@@ -110,6 +112,32 @@ def test_tables_that_are_partial_are_noted_last(line: Line) -> None:
     assert (found.level, found.exit_code) == (Level.NOTED, 0)
     assert "Rows of shop.orders" in found.what
     assert "~60,000 rows at" in found.what
+
+
+def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_its_end(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.meta.pause_copies("shop", "somebody")
+
+    def said() -> Problem:
+        return next(one for one in problems(line.meta.status("line"), HOURLY, ["shop"], []) if "paused" in one.what)
+
+    nothing_waits = said()
+    assert (nothing_waits.level, nothing_waits.exit_code) == (Level.NOTED, 0)
+    assert "by somebody" in nothing_waits.what
+    line.meta.keep_coverage(line.leases["shop"], {"shop.due": TableCoverage(How.EXISTING, 1, 0, "", 7)}, NO_SURVEY)
+    due = said()
+    assert (due.level, due.exit_code) == (Level.PAUSED, RetryLater.exit_code)
+    assert "Waiting to be copied: 1 table." in due.what
+    assert "Purges" not in due.what
+    copier = line.meta.acquire_lease(copier_of("shop"), "line", "the copier", 60)
+    line.meta.begin_copy(copier, TableCopy("shop", TableSchema("shop", "big", ()), ("9",)))
+    begun = said()
+    assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in begun.what
+    assert "lockstep snapshot line --resume" in begun.remedy
+    line.meta.failed("line", "extract", "shop", error())
+    assert [level for level, _ in seen(line)][:2] == ["failed", "paused"]
+    line.meta.resume_copies("shop")
+    assert not any("paused" in one.what for one in problems(line.meta.status("line"), HOURLY, ["shop"], []))
 
 
 def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: Line) -> None:
