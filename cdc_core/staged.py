@@ -28,7 +28,7 @@ from cdc_core.errors import LockstepError, Refused, UsageError
 from cdc_core.extras import require
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.stage import compaction, coverage, reader, start
+from cdc_core.stage import compaction, coverage, reader, start, views
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_reached
@@ -204,7 +204,7 @@ class Stage:
         key, `shop.orders_by_key`. as_of: all of them as they were at a moment. partial: as in `Table.now`.
         Raises UsageError (stage.sql), and what `Table.now` raises.
         """
-        answer = reader.sql(self._store, self._chains.by_source, query, as_of=self._moment(as_of), partial=partial)
+        answer = views.sql(self._store, self._chains.by_source, query, as_of=self._moment(as_of), partial=partial)
         return Rows(lambda: answer.schema, lambda rows: iter(answer.to_batches(max_chunksize=rows)))
 
     def _read(self) -> Chains:

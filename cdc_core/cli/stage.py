@@ -663,7 +663,7 @@ def sql(
     runs inside this command and reads only the files that the manifests list: a query cannot read other files, write
     files or change settings.
     """
-    from cdc_core.stage.reader import sql as ask
+    from cdc_core.stage.views import sql as ask
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)

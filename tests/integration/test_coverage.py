@@ -15,7 +15,8 @@ from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.source.survey import proven_empty
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.reader import changes, export, sql
+from cdc_core.stage.reader import changes, export
+from cdc_core.stage.views import sql
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin
 

@@ -23,9 +23,10 @@ from cdc_core.stage import s3_wire
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain, commit, newest, sweep, verify
 from cdc_core.stage.objects import ObjectStore, check_writable, find
-from cdc_core.stage.reader import changes, export, sql
+from cdc_core.stage.reader import changes, export
 from cdc_core.stage.s3 import MULTIPART_BYTES
 from cdc_core.stage.stores import open_store
+from cdc_core.stage.views import sql
 from cdc_core.stage.writer import BatchWriter
 from tests.hostile_s3 import HARMS, LISTINGS, HostileS3, Watched
 from tests.made_blocks import Change, Made, block

@@ -11,8 +11,9 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain, commit, verify
-from cdc_core.stage.reader import changes, export, sql, table_state
+from cdc_core.stage.reader import changes, export, table_state
 from cdc_core.stage.stores import open_store
+from cdc_core.stage.views import sql
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 

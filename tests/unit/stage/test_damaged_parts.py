@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest
-from cdc_core.stage import reader
+from cdc_core.stage import reader, views
 from cdc_core.stage.stores import open_store
 from tests.made_blocks import Made
 from tests.unit.stage.test_reader import insert, stage
@@ -31,8 +31,8 @@ READERS: dict[str, Callable[[Any, list[Manifest], Path], object]] = {
     "state_batches": lambda store, chain, out: list(reader.state_batches(store, chain, TABLE)),
     "by_key_batches": lambda store, chain, out: list(reader.by_key_batches(store, chain, TABLE)),
     "export": lambda store, chain, out: reader.export(store, chain, TABLE, out),
-    "sql": lambda store, chain, out: reader.sql(store, {"shop": chain}, "SELECT * FROM shop.orders"),
-    "sql of changes": lambda store, chain, out: reader.sql(
+    "sql": lambda store, chain, out: views.sql(store, {"shop": chain}, "SELECT * FROM shop.orders"),
+    "sql of changes": lambda store, chain, out: views.sql(
         store, {"shop": chain}, "SELECT note FROM shop.orders_changes"
     ),
 }

@@ -1,0 +1,196 @@
+"""SQL over the views of all staged tables: what a query sees, and that it reaches nothing else."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core.errors import UsageError
+from cdc_core.stage.stores import open_store
+from cdc_core.stage.views import sql
+from tests.made_blocks import Made
+from tests.unit.stage.test_reader import KEYLESS, delete, insert, stage
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/stage")
+
+
+def test_sql_sees_states_and_changes_by_quoted_name_and_by_schema(store):
+    batches = stage(store, [Made([insert(1), insert(2)])], [Made([delete(1), insert(7, "k", KEYLESS)])])
+    query = (
+        'SELECT (SELECT count(*) FROM "shop.orders") a, (SELECT count(*) FROM shop.orders_changes) b, n FROM shop.log'
+    )
+    assert sql(store, {"shop": batches}, query).to_pylist() == [{"a": 1, "b": 3, "n": 7}]
+
+
+@pytest.mark.parametrize("name", ["plain", "a.b.c", 'qu"ote', "emoji 😀.täble/x", "main.orders", "select"])
+def test_sql_knows_every_logical_name_when_quoted(store, name):
+    # Another table, whose name occurs in the query too.
+    batches = stage(store, [Made([insert(1, logical=name), insert(2, logical="e")])])
+    quoted = '"' + name.replace('"', '""') + '"'
+    assert sql(store, {"shop": batches}, f"SELECT id FROM {quoted}").to_pylist() == [{"id": 1}]
+    changes_view = '"' + f"{name}_changes".replace('"', '""') + '"'
+    assert sql(store, {"shop": batches}, f"SELECT _cdc_op FROM {changes_view}").to_pylist() == [{"_cdc_op": "c"}]
+
+
+def test_a_wrong_query_is_a_usage_error_that_names_the_tables(store):
+    with pytest.raises(UsageError, match=r"shop\.orders") as caught:
+        sql(store, {"shop": stage(store, [Made([insert(1)])])}, "SELECT * FROM nothing")
+    assert caught.value.code == "stage.sql"
+
+
+def _server() -> tuple[str, list[str]]:
+    """An HTTP server's address, and what it was asked for."""
+    import http.server
+    import threading
+
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{server.server_port}", asked
+
+
+FORBIDDEN = [
+    "SELECT * FROM read_text('{secret}')",
+    "SELECT * FROM read_blob('{secret}')",
+    "SELECT * FROM read_csv('{secret}')",
+    "SELECT * FROM '{other}'",
+    "SELECT * FROM read_parquet('{root}/**/*.parquet')",
+    "SELECT * FROM parquet_metadata('{other}')",
+    "SELECT * FROM glob('{root}/*')",
+    "SELECT * FROM sniff_csv('{secret}')",
+    "SELECT * FROM read_text('{dots}')",
+    "SELECT * FROM read_parquet('{url}/x.parquet')",
+    "SELECT * FROM 'https://{host}/x.parquet'",
+    "SELECT * FROM tables",
+    "SELECT * FROM store",
+    "COPY (SELECT 1) TO '{new}'",
+    "COPY shop.orders_changes TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "EXPLAIN ANALYZE COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "EXPLAIN /* x */ ANALYZE COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "SELECT 1; COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "COPY (PIVOT shop.orders ON id USING count(*)) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "PIVOT shop.orders ON id USING count(*); COPY (SELECT 1) TO '{part}' (USE_TMP_FILE false)",
+    "PREPARE a AS COPY (SELECT 1) TO '{part}' (FORMAT parquet, USE_TMP_FILE false)",
+    "EXPORT DATABASE '{new}'",
+    "IMPORT DATABASE '{root}'",
+    "ATTACH '{new}' AS x",
+    "ATTACH ':memory:' AS x",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "LOAD '{other}'",
+    "PRAGMA threads = 1",
+    "SET threads = 1",
+    "SET memory_limit = '10GB'",
+    "SET enable_external_access = true",
+    "SET allowed_directories = ['/']",
+    "RESET lock_configuration",
+    "SET lock_configuration = false",
+    "SET log_query_path = '{new}'",
+    "PRAGMA profiling_output = '{new}'",
+    "CALL enable_logging(storage = 'file', storage_path = '{new}')",
+    "CREATE PERSISTENT SECRET s (TYPE http)",
+    "CREATE TABLE t AS SELECT 1",
+    "CREATE VIEW shop.w AS SELECT 1",
+    "DROP VIEW shop.orders",
+    "INSERT INTO shop.orders VALUES (1)",
+    "USE shop",
+    "CHECKPOINT",
+]
+
+
+def test_a_query_reads_the_views_and_nothing_else_and_writes_nothing(store, tmp_path):
+    batches = stage(store, [Made([insert(1), insert(2)])])
+    (tmp_path / "secret.csv").write_text("s,t\n1,2\n")
+    url, asked = _server()
+    part = store.local_path(batches[0].parts[0].path)
+    other = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1]}), other)
+    names = {
+        "secret": tmp_path / "secret.csv", "other": other, "root": tmp_path, "new": tmp_path / "new", "url": url,
+        "host": url.removeprefix("http://"), "part": part, "dots": part.parent / "../../../../../secret.csv",
+    }  # fmt: skip
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for query in FORBIDDEN:
+        with pytest.raises(UsageError) as caught:
+            sql(store, {"shop": batches}, f"{query.format(**names)} -- orders")
+        assert caught.value.code == "stage.sql", query
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT id FROM shop.orders ORDER BY id",
+        "FROM shop.orders SELECT id",
+        "WITH a AS (SELECT id FROM shop.orders) SELECT * FROM a",
+        "EXPLAIN SELECT * FROM shop.orders",
+        "EXPLAIN ANALYZE SELECT * FROM shop.orders",
+        "DESCRIBE shop.orders",
+        "SUMMARIZE shop.orders",
+        "SHOW ALL TABLES",
+        "PIVOT shop.orders ON note USING count(*)",
+        "VALUES (1)",
+        "SELECT 'copy' AS copy",
+        "SELECT 1; SELECT id FROM shop.orders",
+    ],
+)
+def test_every_kind_of_question_is_answered(store, query):
+    assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, query).num_rows
+
+
+def test_an_empty_query_answers_nothing(store):
+    assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, " -- orders").num_columns == 0
+
+
+def test_a_query_larger_than_memory_still_spills_to_disk(store, monkeypatch):
+    real = duckdb.connect
+
+    def small(**options: Any) -> Any:
+        return real(config={**options["config"], "memory_limit": "60MB", "threads": 1})
+
+    monkeypatch.setattr(duckdb, "connect", small)
+    query = "SELECT count(*) AS n, max(s) AS s FROM (SELECT DISTINCT i, md5(i::VARCHAR) AS s FROM range(2000000) t(i))"
+    assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, query).column("n").to_pylist() == [2_000_000]
+
+
+def test_tables_that_differ_in_letter_case_only_have_views_of_their_own_and_no_shared_name(store):
+    names = {"z1.t": 1, "z1.T": 2, "Z1.t": 3, "z1.u": 4, "x": 5, "X_changes": 6, "y": 7}
+    batches = stage(store, [Made([insert(number, logical=name) for name, number in names.items()])])
+    for query in ("SELECT id FROM z1.t", 'SELECT id FROM "z1.T"', "SELECT id FROM x", "SELECT * FROM x_changes"):
+        with pytest.raises(UsageError, match="does not exist") as caught:
+            sql(store, {"shop": batches}, query)
+        assert all(f"for {name}" in caught.value.remedy for name in ("z1.t", "z1.T", "Z1.t", "x", "X_changes"))
+        assert "for y" not in caught.value.remedy
+        assert "for z1.u" not in caught.value.remedy
+
+    def ids(name: str) -> list[int]:
+        found = re.search(rf'"([^"]*)" for {re.escape(name)}(,|$)', caught.value.remedy)
+        assert found is not None
+        state = sql(store, {"shop": batches}, f'SELECT id FROM "{found[1]}"').column("id").to_pylist()
+        assert sql(store, {"shop": batches}, f'SELECT id FROM "{found[1]}_changes"').column("id").to_pylist() == state
+        return state
+
+    assert {name: ids(name) for name in ("z1.t", "z1.T", "Z1.t", "x", "X_changes")} == {
+        name: [number] for name, number in names.items() if name not in ("z1.u", "y")
+    }
+    assert sql(store, {"shop": batches}, "SELECT id FROM z1.u").to_pylist() == [{"id": 4}]
+    assert sql(store, {"shop": batches}, "SELECT id FROM Y").to_pylist() == [{"id": 7}]
