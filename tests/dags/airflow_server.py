@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from examples.shop.airflow_env import run_airflow
-from examples.shop.standalone import login
+from examples.sandbox.process import free_port
+from examples.shop.airflow_env import airflow_environment, run_airflow
+from examples.shop.standalone import login, standalone, wait_until_healthy
 
-END_STATES = ("success", "failed")
 POLL_S = 2.0
 """Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
 STOP_S = 2.0
 """How long an Airflow may take to end before it is killed; nothing is asked of it afterwards."""
 SEEN_S = 15.0
 """In which the scheduler hears what a task has come to: measured, 6 s where it has nothing else to do."""
-PATIENCE_S = 3600
-"""For a machine that is busy with other things; a test that hangs is ended by its own timeout."""
+PATIENCE_S = 600
+"""In which something must happen, on a machine that is busy with other things."""
+LOOK_S = 0.1
+
+
+@contextmanager
+def serving(folder: Path, connections: Mapping[str, str]) -> Iterator[AirflowServer]:
+    """An Airflow whose pipelines are in `folder`/pipelines. connections: by id."""
+    home, log, port = folder / "airflow", folder / "airflow.log", free_port()
+    environment = {**os.environ, **airflow_environment(home, folder / "pipelines", connections, port=port)}
+    with standalone(environment, log, stop_s=STOP_S) as process:
+        assert wait_until_healthy(process, port), log.read_text()[-6000:]
+        yield AirflowServer(port, home, log, environment)
 
 
 @dataclass
@@ -70,6 +83,11 @@ class AirflowServer:
         """Until the DAG processor has found it."""
         self._until(lambda: any(dag["dag_id"] == dag_id for dag in self.call("GET", "/api/v2/dags")["dags"]), dag_id)
 
+    def wait_for_task(self, dag_id: str, task_id: str) -> None:
+        """Until the DAG processor has found it in the DAG."""
+        path = f"/api/v2/dags/{dag_id}/tasks"
+        self._until(lambda: any(task["task_id"] == task_id for task in self.call("GET", path)["tasks"]), task_id)
+
     def set_connection(self, connection_id: str, **values: Any) -> None:
         """Adds or replaces a connection."""
         known = {one["connection_id"] for one in self.call("GET", "/api/v2/connections")["connections"]}
@@ -92,10 +110,15 @@ class AirflowServer:
         return found
 
     def wait_for_runs(self, dag_id: str, count: int) -> list[Run]:
-        """Until the DAG has so many runs and all have ended; the runs."""
-        self._until(
-            lambda: [run["state"] in END_STATES for run in self.runs(dag_id)] == [True] * count, f"{count} runs"
-        )
+        """Until the DAG has so many runs and all have ended; the runs. Fails with the reason when one of them fails."""
+
+        def states() -> list[str]:
+            found = [(Run(self, dag_id, run["dag_run_id"]), run["state"]) for run in self.runs(dag_id)]
+            for run, state in found:
+                assert state != "failed", run.why_failed()
+            return [state for _, state in found]
+
+        self._until(lambda: states() == ["success"] * count, f"{count} runs of {dag_id}", news=states)
         return [Run(self, dag_id, run["dag_run_id"]) for run in self.runs(dag_id)]
 
     def wait_for_backfills(self, dag_id: str) -> None:
@@ -103,12 +126,21 @@ class AirflowServer:
         path = f"/api/v2/backfills?dag_id={dag_id}"
         self._until(lambda: all(one["completed_at"] for one in self.call("GET", path)["backfills"]), "the backfill")
 
-    def _until(self, true: Any, what: str) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
+    def _until(
+        self, true: Callable[[], bool], what: str, *, news: Callable[[], object] = lambda: None, look_s: float = POLL_S
+    ) -> None:
+        """news: what changes as long as it goes on; as often as it does, the patience begins again."""
+        seen, deadline_s = news(), time.monotonic() + PATIENCE_S
+        asked_s = time.monotonic()
         try:
             while not true():
-                assert time.monotonic() < deadline_s, "the patience is over"
-                time.sleep(POLL_S)
+                time.sleep(look_s)
+                if time.monotonic() < asked_s + POLL_S:
+                    continue
+                asked_s = time.monotonic()
+                if (now := news()) != seen:
+                    seen, deadline_s = now, asked_s + PATIENCE_S
+                assert asked_s < deadline_s, f"nothing has happened for {PATIENCE_S} s: {seen}"
         except BaseException:  # also the test's own timeout, which says only that there was one
             print(f"waited in vain for {what}; the end of Airflow's log:\n{self.log.read_text()[-12000:]}")
             raise
@@ -138,15 +170,43 @@ class Run:
     def tries(self, task_id: str) -> int:
         return next(int(task["try_number"]) for task in self.tasks() if task["task_id"] == task_id)
 
-    def wait(self) -> str:
-        """Until it has ended; its state. Right after a clear it is queued, so that this waits for the new end."""
-        self.server._until(lambda: self.server.call("GET", self.path)["state"] in END_STATES, self.run_id)
+    @property
+    def state(self) -> str:
         return str(self.server.call("GET", self.path)["state"])
+
+    def wait(self) -> None:
+        """Until it has succeeded. Fails with the reason when it fails. Right after a clear it is queued, so that this
+        waits for the new end."""
+        self.server._until(lambda: self._goes_on() == "success", self.run_id, news=self._tries)
+
+    def wait_until(self, true: Callable[[], bool], what: str) -> None:
+        """Until something is true that happens while the run is under way. Fails with the reason when it fails, or ends
+        before."""
+
+        def news() -> object:
+            # It may have ended just after what is waited for.
+            assert self._goes_on() != "success" or true(), f"the run ended before {what}: {self.states()}"
+            return self._tries()
+
+        self.server._until(true, what, news=news, look_s=LOOK_S)
+
+    def _goes_on(self) -> str:
+        state = self.state
+        assert state != "failed", self.why_failed()
+        return state
+
+    def _tries(self) -> list[tuple[str, str, int]]:
+        return [(task["task_id"], task["state"], task["try_number"]) for task in self.tasks()]
+
+    def why_failed(self) -> str:
+        """The states of its tasks, and the end of the log of each that failed."""
+        failed = [task["task_id"] for task in self.tasks() if task["state"] == "failed"]
+        return f"{self.run_id}: {self._tries()}" + "".join(f"\n{one}: {self.log_of(one)[-4000:]}" for one in failed)
 
     def answer(self, task_id: str, option: str) -> str:
         """Waits until a task asks somebody, and answers; what it had asked."""
         path = f"{self.path}/taskInstances/{task_id}/-1/hitlDetails"
-        self.server._until(lambda: self._asks(task_id), f"{task_id} to ask")
+        self.wait_until(lambda: self._asks(task_id), f"{task_id} to ask")
         asked = self.server.call("GET", path)
         # An answer before the scheduler knows that the task waits makes Airflow try the task again.
         time.sleep(SEEN_S)
@@ -154,9 +214,7 @@ class Run:
         return f"{asked['subject']} {asked['body']}"
 
     def _asks(self, task_id: str) -> bool:
-        states = self.states()
-        assert states[task_id] not in (*END_STATES, "upstream_failed"), states
-        return states[task_id] == "awaiting_input"
+        return self.states()[task_id] == "awaiting_input"
 
     def clear(self, *task_ids: str, downstream: bool = False) -> None:
         """The whole run, or only the tasks named and, if asked, all after them."""
