@@ -76,7 +76,7 @@ def plan(
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
             fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
-        looked = look(tables.pairs, work.way_back.preview(), os.environ)
+        looked = look(tables.pairs, work.way_back.preview(), work.options.budget_s, os.environ)
         findings = [one for one in looked if one.status != "ok"]
         before = known(work)
     ended = [

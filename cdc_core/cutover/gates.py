@@ -33,8 +33,8 @@ from cdc_core.target.load import OWN_WRITES, altering_session
 
 PREFIX = "_lockstep_gate_"
 EVENTS = ("insert", "update", "delete")
-MOST_TABLES = 500
-"""Each gate takes a session of the server for a moment."""
+_OPENERS = 4
+"""Sessions of a server that open gates side by side."""
 _WAIT_S = 5
 _IDLE_S = 10
 """After which a server frees the table of a process that was stopped while it closed a gate."""
@@ -46,23 +46,12 @@ _MESSAGE = 128
 """Characters of a condition's message that servers keep."""
 
 
-def require_few(places: Places) -> None:
-    """Raises Refused (cutover.too_many_tables)."""
-    count = sum(map(len, places.values()))
-    if count > MOST_TABLES:
-        raise Refused(
-            f"{count:,} tables would be switched at once; {MOST_TABLES} is the most.",
-            where=", ".join(places),
-            code="cutover.too_many_tables",
-            remedy="move them in groups, each by a pipeline of its own",
-        )
-
-
 @contextmanager
 def closing(
     places: Places, message: str, token: str, environ: Mapping[str, str] | None = None
 ) -> Iterator[Callable[[], None]]:
     """Requests the gates of all tables, which close as soon as the tables' locks allow; yields what waits for them.
+    Each takes a session of its server: see locks.waves for many tables.
 
     message: the error that writes get. token: letters and digits.
     Raises what closing one raises: Refused (cutover.no_trigger), RetryLater (cutover.not_closed), and target.faults'
@@ -128,12 +117,25 @@ def _create(session: SafeConnection, place: tuple[str, str], event: str, name: s
 def open_gates(places: Places, environ: Mapping[str, str] | None = None, *, token: str = "") -> None:
     """Lets everybody write again. token: opens only the gates that were closed with it. Safe to repeat, also after half
     of it was done. Raises target.faults' errors."""
-    for reference, tables in places.items():
-        with _session(reference, environ, reference) as session, session.cursor() as cursor:
-            for gates in _gates(cursor, tables).values():
-                for database, name, _ in gates:
-                    if name.startswith(PREFIX + token):
-                        cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
+    shares = [
+        (reference, some)
+        for reference, tables in places.items()
+        for first in range(_OPENERS)
+        if (some := tables[first::_OPENERS])
+    ]
+    with ThreadPoolExecutor(max(1, len(shares)), thread_name_prefix="gate") as pool:
+        opened = [pool.submit(_open, reference, tables, token, environ) for reference, tables in shares]
+    errors = [error for one in opened if (error := one.exception()) is not None]
+    if errors:
+        raise of_all(errors)
+
+
+def _open(reference: str, tables: Sequence[tuple[str, str]], token: str, environ: Mapping[str, str] | None) -> None:
+    with _session(reference, environ, reference) as session, session.cursor() as cursor:
+        for gates in _gates(cursor, tables).values():
+            for database, name, _ in gates:
+                if name.startswith(PREFIX + token):
+                    cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
 
 
 def closed_gates(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:

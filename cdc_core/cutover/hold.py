@@ -78,10 +78,11 @@ def held(
                 return False
             _arm(moving, tables, laps)
             laps.begin("gates")
-            clock.require("closing the gates")
-            with closing(tables.sources, message(work), moving.token, work.environ) as closed:
-                locks.release()
-                closed()
+            for number, wave in enumerate(locks.waves):
+                clock.require("closing the gates")
+                with closing(wave, message(work), moving.token, work.environ) as closed:
+                    locks.release(number)
+                    closed()
         clock.end()
         laps.begin("last look")
         slipped = written_since(work, done.reached)

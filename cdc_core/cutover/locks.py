@@ -5,6 +5,9 @@ has written to the tables has ended, so that the end of the log is final then. X
 even those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock
 waits only without autocommit (measured on MySQL 9.7 and MariaDB 11.4). The lock ends with its session: with the
 process, or, where that is stopped, by `wait_timeout`.
+
+The tables are locked by waves, each in sessions of its own, so that one wave after the other can be released while the
+others stay locked.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from cdc_core.errors import RetryLater
 from cdc_core.target.faults import number_of, translated, translating
 
 LOCK_WAIT_S = 2
+TOGETHER = 64
+"""Tables of one server in a wave."""
 _LOCKED = frozenset({1205, 1213})
 _PAUSE_S = 0.2
 
@@ -29,19 +34,63 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 """By server, as the pipeline file names it: database and name of each table."""
 
 
-class Locks:
-    """The locks that `locked` has taken."""
+def waves(places: Places) -> tuple[Places, ...]:
+    """Each has at most TOGETHER tables of each server, in the order of their names."""
+    most = max(map(len, places.values()), default=0)
+    in_order = {reference: sorted(tables) for reference, tables in places.items()}
+    return tuple(
+        {reference: some for reference, tables in in_order.items() if (some := tables[first : first + TOGETHER])}
+        for first in range(0, most, TOGETHER)
+    )
 
-    def __init__(self) -> None:
-        self.sessions: list[SafeConnection] = []
+
+class Locks:
+    """The locks that `locked` has taken: a session for each server of each wave."""
+
+    def __init__(self, places: Places) -> None:
+        self.waves = waves(places)
+        self._sessions: tuple[dict[str, SafeConnection], ...] = tuple({} for _ in self.waves)
         self._alone = threading.Lock()
 
-    def release(self) -> None:
-        """Lets writers continue. Safe to repeat, and from any thread."""
+    def connect(self, held_s: float, environ: Mapping[str, str] | None) -> None:
+        for wave, sessions in zip(self.waves, self._sessions, strict=True):
+            for reference in wave:
+                sessions[reference] = session = connect(resolve(reference, environ), where=reference)
+                with translating(reference), session.cursor() as cursor:
+                    cursor.execute("SET SESSION autocommit = 0")
+                    cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")
+                    cursor.execute(f"SET SESSION wait_timeout = {max(1, round(held_s))}")
+
+    def take(self) -> str | None:
+        """Locks all tables, or none: a transaction may wait for a table of one wave while another wave waits for it.
+        Returns the server whose tables could not be locked within LOCK_WAIT_S."""
+        for wave, sessions in zip(self.waves, self._sessions, strict=True):
+            for reference, tables in wave.items():
+                statement = "LOCK TABLES " + ", ".join(f"{quote(*table)} READ" for table in tables)
+                try:
+                    with sessions[reference].cursor() as cursor:
+                        cursor.execute(statement)
+                except pymysql.err.MySQLError as error:
+                    if number_of(error) not in _LOCKED:
+                        raise translated(error, where=reference) from None
+                    self._give_back()
+                    return reference
+        return None
+
+    def _give_back(self) -> None:
+        for sessions in self._sessions:
+            for reference, session in sessions.items():
+                with translating(reference), session.cursor() as cursor:
+                    cursor.execute("UNLOCK TABLES")
+
+    def release(self, wave: int | None = None) -> None:
+        """Lets writers continue, at the tables of one wave or at all. Safe to repeat, and from any thread."""
         with self._alone:
-            for session in self.sessions:
-                if session.open:
-                    session.close()  # which ends the locks, whatever state it is in
+            for sessions in self._sessions if wave is None else self._sessions[wave : wave + 1]:
+                for session in sessions.values():
+                    if session.open:
+                        session.close()  # which ends the locks, whatever state it is in
 
 
 @contextmanager
@@ -55,41 +104,20 @@ def locked(
     Raises RetryLater (cutover.not_locked), and what connections.connect raises.
     """
     end_s = time.monotonic() + patience_s
-    locks = Locks()
+    locks = Locks(places)
     try:
-        for reference in places:
-            locks.sessions.append(connect(resolve(reference, environ), where=reference))
-        for session, (reference, tables) in zip(locks.sessions, places.items(), strict=True):
-            with translating(reference), session.cursor() as cursor:
-                cursor.execute("SET SESSION autocommit = 0")
-                cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
-                cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")
-                cursor.execute(f"SET SESSION wait_timeout = {max(1, round(held_s))}")
-            _lock(session, reference, tables, end_s, patience_s)
-        yield locks
-    finally:
-        locks.release()
-
-
-def _lock(
-    session: SafeConnection, reference: str, tables: Sequence[tuple[str, str]], end_s: float, patience_s: float
-) -> None:
-    statement = "LOCK TABLES " + ", ".join(f"{quote(*table)} READ" for table in sorted(tables))
-    while True:
-        try:
-            with session.cursor() as cursor:
-                cursor.execute(statement)
-            return
-        except pymysql.err.MySQLError as error:
-            if number_of(error) not in _LOCKED:
-                raise translated(error, where=reference) from None
+        locks.connect(held_s, environ)
+        while (busy := locks.take()) is not None:
             if time.monotonic() >= end_s:
                 raise RetryLater(
                     f"The tables could not be locked within {patience_s:g} s: transactions that have written to them "
                     "are still open.",
-                    where=reference,
+                    where=busy,
                     code="cutover.not_locked",
                     remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), or give them "
                     "more time (cutover.patience_s); then begin again",
-                ) from None
+                )
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))
+        yield locks
+    finally:
+        locks.release()

@@ -100,7 +100,7 @@ def verified(work: Work, target: Target) -> Since:
 def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:
     """What the application should know, as `lockstep cutover plan` shows it. Raises the first of what would go
     wrong."""
-    findings = look(tables.pairs, work.way_back.preview(), work.environ)
+    findings = look(tables.pairs, work.way_back.preview(), work.options.budget_s, work.environ)
     for one in findings:
         if one.status == "warn":
             work.told(f"{one.subject}: {one.what}")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from cdc_core.config import Target
 from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import closing, open_gates
-from cdc_core.cutover.locks import Places
+from cdc_core.cutover.locks import Places, waves
 from cdc_core.cutover.work import Tables, Work, message, read
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Cutover
@@ -116,8 +116,9 @@ def hook_variables(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
 
 def close(work: Work, places: Places, token: str) -> None:
     """Closes the gates of tables."""
-    with closing(places, message(work), token, work.environ) as closed:
-        closed()
+    for wave in waves(places):
+        with closing(wave, message(work), token, work.environ) as closed:
+            closed()
 
 
 def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) -> T:

@@ -13,15 +13,16 @@ import pymysql
 import pytest
 
 from cdc_core.config import parse
-from cdc_core.cutover import gates
+from cdc_core.cutover import gates, locks
 from cdc_core.cutover.gates import closed_gates, closing, open_gates
-from cdc_core.cutover.locks import Places, locked
+from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.target.load import OWN_WRITES
 from tests.databases import drop_database
 
 TABLES = ("a", "b", "with a blank", "x" * 64)
+BUDGET_S = 5
 WAY_BACK = """
 pipeline: shop_back
 sources: [{name: one, connection: "env:MOVED", server_id: 9}]
@@ -137,6 +138,64 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     assert write(1) == "written"
 
 
+def test_many_tables_are_closed_wave_by_wave_and_none_is_open_in_between(server: Any, database: str) -> None:
+    """The server has no more sessions than the gates of a wave, its locks, and some writers need."""
+    names = [f"t{number:03}" for number in range(2 * TOGETHER + 5)]
+    execute(server, *(f"CREATE TABLE {database}.{name} (id INT PRIMARY KEY)" for name in names))
+    places = {"env:MOVED": [(database, name) for name in reversed(names)]}
+    ((most,),) = execute(server, "SELECT @@GLOBAL.max_connections")
+    ((used,),) = execute(server, "SELECT COUNT(*) FROM information_schema.PROCESSLIST")
+
+    def write(name: str) -> str:
+        try:
+            execute(server, f"INSERT INTO {database}.{name} VALUES (1)")
+        except pymysql.err.MySQLError as error:
+            return str(error.args[1])
+        return "written"
+
+    writers = 5  # one for each table of the last wave
+    execute(server, f"SET GLOBAL max_connections = {used + TOGETHER + 3 + writers + 2}")
+    try:
+        with ThreadPoolExecutor(writers) as pool, locked(places, patience_s=5, held_s=60) as held:
+            waiting = [pool.submit(write, name) for name in names[-1 : -1 - writers : -1]]
+            assert [len(wave["env:MOVED"]) for wave in held.waves] == [TOGETHER, TOGETHER, 5]
+            for number, wave in enumerate(held.waves):
+                assert not any(one.done() for one in waiting)
+                with closing(wave, "moved to the shards", "t1") as closed:
+                    held.release(number)
+                    closed()
+            assert {one.result(10) for one in waiting} == {"moved to the shards"}
+    finally:
+        execute(server, f"SET GLOBAL max_connections = {most}")
+    assert closed_gates(places) == {f"{database}.{name}" for name in names}
+    open_gates(places)
+    assert closed_gates(places) == frozenset()
+
+
+def test_a_transaction_over_two_waves_ends_and_then_all_tables_are_locked(
+    server: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has written to a table of the second wave, and then waits for one of the first, which is locked."""
+    monkeypatch.setattr(locks, "TOGETHER", 1)
+    places: Places = {"env:MOVED": [(database, "b"), (database, "a")]}
+    assert waves(places) == ({"env:MOVED": [(database, "a")]}, {"env:MOVED": [(database, "b")]})
+    with server.connect(autocommit=False) as session, session.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+        cursor.execute(f"INSERT INTO {database}.b VALUES (1, 1)")
+
+        def first_locked() -> bool:
+            return bool(execute(server, f"SHOW OPEN TABLES FROM {database} WHERE `Table` = 'a' AND In_use > 0"))
+
+        def go_on() -> None:
+            wait_until(first_locked)
+            cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
+            session.commit()
+
+        going_on = pool.submit(go_on)
+        with locked(places, patience_s=60, held_s=30):
+            going_on.result(10)
+            assert execute(server, f"SELECT a.id, b.id FROM {database}.a JOIN {database}.b") == [(1, 1)]
+
+
 def test_a_process_that_is_stopped_while_it_closes_a_gate_does_not_keep_the_table(
     server: Any, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,12 +306,12 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     pair = Pair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1")))
     with server.connect(autocommit=False) as session, session.cursor() as cursor:
         cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
-        wait_until(lambda: any("has had a transaction open" in one.what for one in look([pair], None)))
-        found = {one.what.partition(": ")[2] for one in look([pair], None) if one.subject == "table t"}
+        wait_until(lambda: any("has had a transaction open" in one.what for one in look([pair], None, BUDGET_S)))
+        found = {one.what.partition(": ")[2] for one in look([pair], None, BUDGET_S) if one.subject == "table t"}
         session.rollback()
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
-    assert failed(look([pair], None)) is None
+    assert failed(look([pair], None, BUDGET_S)) is None
 
 
 def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,14 +322,14 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         place = ("env:MOVED", database)
         pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
-        found = look([pair], None)
+        found = look([pair], None, BUDGET_S)
         assert {one.error.code for one in found if one.error} == {"cutover.grant", "cutover.no_trigger"}
         assert any("may not know whether the server is a replica" in one.what for one in found)
         execute(server, f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
-        assert {one.error.code for one in look([pair], None) if one.error} == {"cutover.no_trigger"}
+        assert {one.error.code for one in look([pair], None, BUDGET_S) if one.error} == {"cutover.no_trigger"}
         execute(server, f"GRANT TRIGGER ON {database}.* TO {user}@'%'")
         trusts = execute(server, "SELECT @@GLOBAL.log_bin_trust_function_creators")[0][0]
-        assert {one.error.code for one in look([pair], None) if one.error} == (
+        assert {one.error.code for one in look([pair], None, BUDGET_S) if one.error} == (
             set() if trusts else {"cutover.no_trigger"}
         )
     finally:
@@ -286,11 +345,11 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(
     place = ("env:MOVED", database)
     child, parent = (Pair(name, ((*place, name),), ((*place, "b"),)) for name in ("child", "a"))
     for alone, left in ((child, "a"), (parent, "child")):
-        found = [one for one in look([alone], None) if "foreign key tie" in one.what]
+        found = [one for one in look([alone], None, BUDGET_S) if "foreign key tie" in one.what]
         assert [one.status for one in found] == ["fail" if rule else "warn"]
         assert f"{database}.{left} is not switched" in found[0].what
         assert [one.error.code for one in found if one.error] == ["cutover.tied"] * bool(rule)
-    assert not [one for one in look([child, parent], None) if "foreign key tie" in one.what]
+    assert not [one for one in look([child, parent], None, BUDGET_S) if "foreign key tie" in one.what]
     execute(server, f"DROP TABLE {database}.child")
 
 
@@ -298,7 +357,9 @@ def test_scheduled_events_are_named(server: Any, database: str) -> None:
     place = ("env:MOVED", database)
     execute(server, f"CREATE EVENT {database}.purge ON SCHEDULE EVERY 1 DAY DO DELETE FROM {database}.a",
             f"CREATE EVENT {database}.off ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM {database}.a")  # fmt: skip
-    found = [one.what for one in look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None) if "event" in one.what]
+    found = [
+        one.what for one in look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None, BUDGET_S) if "event" in one.what
+    ]
     assert found == [f"the server runs 1 scheduled event: {database}.purge"]
 
 
@@ -315,10 +376,10 @@ def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.Mo
     )
     execute(server, follow)
     try:
-        assert "cutover.replica" in {one.error.code for one in look([pair], None) if one.error}
+        assert "cutover.replica" in {one.error.code for one in look([pair], None, BUDGET_S) if one.error}
     finally:
         execute(server, leave)
-    assert not [one for one in look([pair], None) if one.error]
+    assert not [one for one in look([pair], None, BUDGET_S) if one.error]
 
 
 def test_a_server_with_too_few_sessions_for_the_gates_is_found_in_both_directions(
@@ -326,13 +387,14 @@ def test_a_server_with_too_few_sessions_for_the_gates_is_found_in_both_direction
 ) -> None:
     monkeypatch.setenv("MOVED", server.url)
     place, ((most,),) = ("env:MOVED", database), execute(server, "SELECT @@GLOBAL.max_connections")
-    one, many = ((*place, "a"),), tuple((*place, f"a{n}") for n in range(most))
+    one, many = ((*place, "a"),), tuple((*place, f"a{n}") for n in range(most * TOGETHER))
     for pair, way_back, when in (
         (Pair("t", many, one), None, "In this cutover"),
         (Pair("t", one, many), parse(WAY_BACK, where="test"), "In the cutover back"),
     ):
-        found = [one for one in look([pair], way_back) if "max_connections" in one.what]
-        assert [when in one.what for one in found] == [True]
+        found = [one for one in look([pair], way_back, BUDGET_S) if "tables are closed" in one.what]
+        assert [when in one.what for one in found] == [True, True]
+        assert ["max_connections" in found[0].what, "cutover.budget_s" in found[1].what] == [True, True]
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
