@@ -62,6 +62,9 @@ _ATTEMPTS = 5
 _TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _MYSQL_OPTIONS = ("charset", "unix_socket")
 """What a MySQL URL may say besides TLS and time-outs. Any other option would be ignored, or weaken the connection."""
+IDLE_S = 20
+"""After which a server ends a transaction whose process says nothing: a process that is paused would keep others from
+its lease, which has expired, for as long as its session lives."""
 _STATEMENT_S = 3600.0
 """Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
@@ -212,7 +215,8 @@ class Database:
         seconds = max(1, int(busy_timeout_s))
         if url.get_backend_name() == "postgresql":
             options: dict[str, Any] = {
-                "connect_timeout": 10, "options": f"-c lock_timeout={seconds * 1000}",
+                "connect_timeout": 10,
+                "options": f"-c lock_timeout={seconds * 1000} -c idle_in_transaction_session_timeout={IDLE_S * 1000}",
                 "keepalives_idle": 60, "keepalives_interval": 15, "keepalives_count": 4, "tcp_user_timeout": 120_000,
             }  # fmt: skip
             if self._answer_s is not None:
@@ -242,7 +246,10 @@ class Database:
         )
         answer_s = self._answer_s or lock_wait_s + READ_TIMEOUT_S
         options = {
-            "init_command": f"SET innodb_lock_wait_timeout={lock_wait_s}", "autocommit": False,
+            # MySQL has a limit for idle sessions only, in a transaction or not: the pool opens others.
+            "init_command": f"SET innodb_lock_wait_timeout={lock_wait_s} "
+            f"/*M!100300 , idle_transaction_timeout={IDLE_S} */ /*!80000 , wait_timeout={IDLE_S} */",
+            "autocommit": False,
             "read_timeout": answer_s, "write_timeout": answer_s, "statement_timeout_s": max(_STATEMENT_S, answer_s),
         }  # fmt: skip
         engine = self._pooled(url.difference_update_query(given), {})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,22 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import UniqueConstraint, create_engine, inspect, make_url, text
+from sqlalchemy import Connection, UniqueConstraint, create_engine, inspect, make_url, text
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
-from cdc_core.meta import Claim, Lease, Meta, PlannedRun, RecordState, RingDepth, RunState, batches, migrate, tables
+from cdc_core.meta import (
+    Claim,
+    Lease,
+    Meta,
+    PlannedRun,
+    RecordState,
+    RingDepth,
+    RunState,
+    batches,
+    database,
+    migrate,
+    tables,
+)
 from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -34,18 +48,23 @@ TTL_S = 60.0
 @pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
 def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A database of this module's own, with the meta tables in it."""
+    if request.param != "sqlite":
+        return on_server(request, "postgres" if request.param == "postgres" else "mariadb_target")
+    url = f"sqlite:///{tmp_path_factory.mktemp('meta')}/meta.db"
+    opened(url, upgrade=True).close()
+    return url
+
+
+def on_server(request: pytest.FixtureRequest, fixture: str) -> str:
     name = f"meta_{uuid.uuid4().hex[:12]}"
-    if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('meta')}/meta.db"
-    elif request.param == "postgres":
-        server = request.getfixturevalue("postgres")
+    server = request.getfixturevalue(fixture)
+    if fixture == "postgres":
         engine = create_engine(server.url(), isolation_level="AUTOCOMMIT")
         with engine.connect() as connection:
             connection.execute(text(f"CREATE DATABASE {name}"))
         engine.dispose()
-        url = server.url(name)
+        url = str(server.url(name))
     else:
-        server = request.getfixturevalue("mariadb_target")
         with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
         url = f"{server.url.rstrip('/')}/{name}"
@@ -184,6 +203,36 @@ def test_a_paused_old_holder_moves_nothing(
     before = dump(database_url)
     assert refusal(lambda: move(meta, old)).code == "meta.lease_lost"
     assert dump(database_url) == before
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb_target", "mysql9"])
+def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_nobody(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    url = on_server(request, server)
+    begun, resumed = threading.Event(), threading.Event()
+
+    def paused(connection: Connection) -> None:
+        connection.execute(tables.lease.update().values(ring_items=1))
+        begun.set()
+        assert resumed.wait(60)
+        connection.execute(tables.lease.update().values(ring_items=2))
+
+    with opened(url) as two, ThreadPoolExecutor(1) as pool:
+        lease = lease_of(two, ttl_s=0)
+        monkeypatch.setattr(database, "IDLE_S", 3)
+        one = opened(url)
+        writing = pool.submit(one._database.write, paused)
+        try:
+            assert begun.wait(60)
+            assert lease_of(two, holder="two").epoch == lease.epoch + 1
+        finally:
+            resumed.set()
+        with pytest.raises(RetryLater) as caught:
+            writing.result(60)
+        assert caught.value.code == "meta.unreachable"
+        one.close()
+        assert refusal(lambda: two.commit_batch(lease, manifest(0))).code == "meta.lease_lost"
 
 
 def test_a_released_lease_moves_nothing(meta: Meta, database_url: str) -> None:
