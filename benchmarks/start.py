@@ -1,10 +1,11 @@
 """`make bench-start`: a pipeline starts on a database of many rows while an application writes, and ends equal.
 
     quiet     writers, and `lockstep extract --follow`
-    copy      the same, while `lockstep snapshot` reads all existing rows of 20 tables
+    gentle    the same, while `lockstep snapshot` reads the rows of 10 tables: a reader, small chunks, a throttle
+    copy      the same of the other 10 tables, as fast as it goes: two readers
     then      writers stop; `lockstep run` fills a target of 20 empty tables, and `lockstep verify` compares
 
-Of both of the first two: how long the application's statements took, and how far the stage was behind the source. The
+Of each of the first three: how long the application's statements took, and how far the stage was behind the source. The
 verification must find every table equal, or there are no figures.
 """
 
@@ -41,9 +42,11 @@ routes: [{{match: 'bench\\.(.*)', to: '\\1'}}]
 stage: {{uri: "file://{root}/stage"}}
 meta: {{url: "sqlite:///{root}/meta.db"}}
 targets: [{{name: copy, connections: ["env:TARGET"], tables: {{'*': {{database: copy, table: "{{logical}}"}}}}}}]
-snapshot: {{readers: 2}}
+snapshot: {snapshot}
 limits: {{batch_age_s: 1}}
 """
+FAST = "{readers: 2}"
+GENTLE = "{{readers: 1, chunk_mib: 4, throttle: {{threads_running: {limit}}}}}"
 
 
 @dataclass
@@ -124,23 +127,33 @@ def share(values: Sequence[float], of: float) -> float:
     return found[min(len(found) - 1, int(of * len(found)))]
 
 
-def lockstep(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cdc_core.cli", *arguments, "bench.yaml"]
+def lockstep(*arguments: str, tables: Sequence[str] = ()) -> list[str]:
+    return [sys.executable, "-m", "cdc_core.cli", *arguments, "bench.yaml", *tables]
 
 
 @dataclass(frozen=True)
 class Start:
+    """steps: with how many rows each of them had to do."""
+
     quiet: Seen
+    gentle: Seen
     copying: Seen
-    steps: dict[str, Turn]
+    steps: dict[str, tuple[Turn, int]]
 
 
-def started(server: SqlServer, target: SqlServer, rows: int, quiet_s: float) -> Start:
-    """rows: of each table. Raises CalledProcessError: a step has failed, or the target is not equal."""
+def started(server: SqlServer, target: SqlServer, rows: int, quiet_s: float, limit: int) -> Start:
+    """rows: of each table. limit: threads running, of the gentle copy. Raises CalledProcessError: a step has failed, or
+    the target is not equal."""
     environ = {**os.environ, "SOURCE": server.url, "TARGET": target.url}
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as at:
         folder = Path(at)
-        (folder / "bench.yaml").write_text(PIPELINE.format(root=folder))
+
+        def configure(snapshot: str) -> None:
+            (folder / "bench.yaml").write_text(PIPELINE.format(root=folder, snapshot=snapshot))
+
+        configure(FAST)
+        names = [f"{DATABASE}.t{number}" for number in range(TABLES)]
+        first, second = names[: TABLES // 2], names[TABLES // 2 :]
         steps = {}
         for name, command in (("extract", lockstep("extract")), ("target create", lockstep("target", "create"))):
             measured(server, command, folder, environ)
@@ -157,27 +170,37 @@ def started(server: SqlServer, target: SqlServer, rows: int, quiet_s: float) -> 
                     application.seen_until_now()
                     time.sleep(quiet_s)
                     quiet = application.seen_until_now()
-                    steps["copy"] = measured(server, lockstep("snapshot"), folder, environ)
+                    configure(GENTLE.format(limit=limit))
+                    turn = measured(server, lockstep("snapshot", tables=first), folder, environ)
+                    steps["gentle copy"] = turn, rows * len(first)
+                    gentle = application.seen_until_now()
+                    configure(FAST)
+                    turn = measured(server, lockstep("snapshot", tables=second), folder, environ)
+                    steps["copy"] = turn, rows * len(second)
                     copying = application.seen_until_now()
             finally:
                 follower.terminate()
                 follower.wait()
-        steps["run"] = measured(server, lockstep("run"), folder, environ)
-        steps["verify"] = measured(server, lockstep("verify"), folder, environ)
-        return Start(quiet, copying, steps)
+        for name in ("run", "verify"):
+            steps[name] = measured(server, lockstep(name), folder, environ), rows * TABLES
+        return Start(quiet, gentle, copying, steps)
 
 
-def text_of(found: Start, rows: int) -> str:
-    columns = ("", "time", "rows/s", "CPU", "source CPU", "memory")
+def text_of(found: Start) -> str:
+    columns: tuple[str, ...] = ("", "rows", "time", "rows/s", "CPU", "source CPU", "memory")
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for name, one in found.steps.items():
+    for name, (one, rows) in found.steps.items():
         lines.append(
-            f"| {name} | {one.wall_s:.1f} s | {rows / one.wall_s:,.0f} | {one.client_cpu_s:.1f} s | "
+            f"| {name} | {rows:,} | {one.wall_s:.1f} s | {rows / one.wall_s:,.0f} | {one.client_cpu_s:.1f} s | "
             f"{one.server_cpu_s:.1f} s | {one.rss_mib:,.0f} MiB |"
         )
     columns = ("", "statements", "median", "p99", "lag, median", "lag, p95")
     lines += ["", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for name, seen in (("without the copy", found.quiet), ("during the copy", found.copying)):
+    for name, seen in (
+        ("without a copy", found.quiet),
+        ("during the gentle copy", found.gentle),
+        ("during the copy", found.copying),
+    ):
         took, lags = seen.statements_s, seen.lags_s
         lines.append(
             f"| {name} | {len(took):,} | {1e3 * share(took, 0.5):.2f} ms | {1e3 * share(took, 0.99):.2f} ms | "
@@ -190,6 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start", description=__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000, help="of all tables (default 5,000,000)")
     parser.add_argument("--quiet-s", type=float, default=30, help="how long is looked at without a copy (default 30)")
+    parser.add_argument("--threads-running", type=int, default=4, help="limit of the gentle copy (default 4)")
     parser.add_argument("--server", default="mysql,mariadb", help="servers, by comma")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
     chosen = parser.parse_args()
@@ -204,12 +228,12 @@ def main() -> None:
         with start(server_id=9, options=options) as server, start(server_id=10, options=options) as target:
             filled(server, each)
             try:
-                found = started(server, target, each, chosen.quiet_s)
+                found = started(server, target, each, chosen.quiet_s, chosen.threads_running)
             except subprocess.CalledProcessError as error:
                 raise SystemExit(f"{error}: {(error.output or b'').decode(errors='replace')[-2000:]}") from error
             writers = f"{WRITERS} writers of about {PER_S} statements/s"
             head = machine(server, load, f"{each * TABLES:,} rows in {TABLES} tables of 8 columns", writers)
-            texts += [head, "", text_of(found, each * TABLES), ""]
+            texts += [head, "", text_of(found), ""]
             print("\n".join(texts[-4:]), file=sys.stderr)
     text = "\n".join(texts).rstrip()
     print(text)
