@@ -16,6 +16,7 @@ from typing import ParamSpec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pymysql
 
 from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.connections import SafeConnection, Server, connect, resolve, sensible
@@ -453,6 +454,16 @@ class Sessions:
 
     def of(self, shard: Shard) -> SafeConnection:
         at = (shard.table.connection, shard.table.database)
-        if at not in self._open or not self._open[at].open:
+        if at not in self._open or not _is_alive(self._open[at]):
             self._open[at] = open_session(shard.server, shard.table.database, where=shard.table.name)
         return self._open[at]
+
+
+def _is_alive(connection: SafeConnection) -> bool:
+    """A server ends what has said nothing for load.IDLE_S."""
+    try:
+        if connection.open:
+            connection.ping(reconnect=False)
+    except pymysql.err.MySQLError:
+        connection.close()
+    return connection.open

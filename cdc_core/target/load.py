@@ -67,8 +67,6 @@ class RowState(IntEnum):
 IS_WRITTEN = f"_l._o = '{MergedOp.UPSERT}' AND _l._s <> {RowState.STALE}"
 """SQL: whether the loaded row `_l` is an upsert that goes to the table."""
 
-IDLE_S = 900
-"""Of a session that does nothing. A write whose session has ended begins again."""
 _VARIABLES = (
     # Exact values: the target takes what the source could hold, and nothing is silently cut (STRICT).
     "sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
@@ -79,8 +77,6 @@ _VARIABLES = (
     "innodb_lock_wait_timeout = 30",
     # For the metadata lock of a table that is being altered; the default is a year.
     "lock_wait_timeout = 60",
-    # A process that is paused, and not killed, would keep its locks for as long as the server bears with it (8 hours).
-    f"wait_timeout = {IDLE_S}",
     # Some of the warnings about a value that was changed are notes.
     "sql_notes = 1",
     # `_n` counts the lines of the file.
@@ -142,6 +138,11 @@ def _set_if_possible(cursor: Any, statement: str) -> None:
             raise
 
 
+IDLE_S = 900
+"""After which a server ends a session for bulk work: a process that is paused, not killed, would keep its locks for as
+long as it is (servers wait for 8 hours). A write whose session has ended begins again."""
+
+
 @sensible("target")
 def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
     """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
@@ -157,6 +158,7 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
         connection.select_db(database)
         with connection.cursor() as cursor:
             set_session(cursor)
+            cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
     except BaseException:
         connection.close()
         raise

@@ -15,9 +15,11 @@ from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import SHARD_UNKNOWN
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target import load
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions, open_destination
 from cdc_core.target.load import LoadFile
+from cdc_core.target.prepare import lock_table
 from cdc_core.target.row_lookup import locate_rows
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.integration.both_readers import both_readers  # noqa: F401
@@ -149,3 +151,21 @@ def test_a_row_that_moves_lacks_what_its_former_shard_does_not_have(databases: A
         write(destination, located.rows, [1])
     assert caught.value.code == "target.absent_values"
     assert rows_of_shard(databases, order, 1) == []
+
+
+@pytest.mark.parametrize("order", [(0, 0), (1, 1)])
+def test_a_server_ends_the_session_of_a_paused_writer_and_the_next_one_opens_another(
+    databases: Any, order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load, "IDLE_S", 1)
+    (shard, *_) = opened(databases, [GENERATED["plain"]] * 2, order, "id").shards
+    with Sessions() as paused, Sessions() as other:
+        first = paused.of(shard)
+        with first.cursor() as cursor:
+            lock_table(cursor, shard.facts.name)
+        with other.of(shard).cursor() as cursor:
+            lock_table(cursor, shard.facts.name)  # waits until the server has ended the first one
+        second = paused.of(shard)
+        assert second is not first
+        with second.cursor() as cursor:
+            cursor.execute("SELECT 1")
