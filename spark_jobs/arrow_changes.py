@@ -46,6 +46,8 @@ Flags = npt.NDArray[np.bool_]
 _UNUSED = frozenset({FILE, POS, GTID})
 _FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
 """Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
+FEW_ROWS = 1_000
+"""Of a file: to read all values before takes less time than to look first which are needed."""
 _COPIES = 3
 """How often the values of staged rows are in memory at most: as read, together, and those of the merged rows."""
 ROW_BYTES = 256
@@ -127,6 +129,8 @@ class BeforeRule:
         self, source: pq.ParquetFile, schema: TableSchema, seqs: Sequence[tuple[int, int]] = ()
     ) -> Collection[str] | None:
         """Of a staged file; None: all."""
+        if source.metadata.num_rows <= FEW_ROWS:
+            return None
         if self.every or any(
             np.any(key_changes(pa.Table.from_batches([batch]), schema, self))
             for batch in each_batch(source, schema, seqs, only=(OP, LITERAL, *self.key), before=self.key)[1]

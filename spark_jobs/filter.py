@@ -10,11 +10,8 @@ versions: only the write knows which of them the target already has.
 
 from __future__ import annotations
 
-import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.config import StageConfig
 from cdc_core.errors import LockstepError
 from cdc_core.model.merged import (
     BORN,
@@ -38,7 +34,6 @@ from cdc_core.model.merged import (
 )
 from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP
-from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.keys import shared_key
 from cdc_core.target.row_lookup import LocatedRows, locate_rows
@@ -48,7 +43,7 @@ from cdc_core.target.versions import classify_each, versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
 from spark_jobs.job import Job, leave, log, run
-from spark_jobs.table_tasks import Piece, together
+from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.unfinished_writes import end_writes
 
 BATCH_ROWS = 50_000
@@ -63,26 +58,25 @@ class FilteredPart:
 
 
 def classified(
-    batches: Iterable[pa.RecordBatch], destination: Destination, sessions: Sessions, removing: Truncates
+    batches: Iterable[pa.RecordBatch], destination: Destination, sessions: Sessions, scratch: Path, removing: Truncates
 ) -> Iterator[pa.RecordBatch]:
     """The winners, and a row for each shard left, with shard, class and reason. removing: the truncates of the run."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        for batch in batches:
-            truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
-            if truncates.true_count:
-                yield _everywhere(destination, batch.filter(truncates))
-                batch = batch.filter(pc.invert(truncates))
-            if not destination.key:
-                classes = [
-                    RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
-                ]
-                yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
-            elif batch.num_rows:
-                _require_one_live(destination, batch)
-                located = locate_rows(destination, sessions, Path(scratch), batch)
-                yield _judged(destination, sessions, Path(scratch), located, removing)
-                if destination.moving:
-                    yield from _departures(destination, located)
+    for batch in batches:
+        truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
+        if truncates.true_count:
+            yield _everywhere(destination, batch.filter(truncates))
+            batch = batch.filter(pc.invert(truncates))
+        if not destination.key:
+            classes = [
+                RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
+            ]
+            yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
+        elif batch.num_rows:
+            _require_one_live(destination, batch)
+            located = locate_rows(destination, sessions, scratch, batch)
+            yield _judged(destination, sessions, scratch, located, removing)
+            if destination.moving:
+                yield from _departures(destination, located)
 
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
@@ -179,27 +173,21 @@ class _MergedFile:
     removing: Truncates
 
 
-def _filter_file(
-    stage: StageConfig, destination: Destination, merged: _MergedFile, sessions: Sessions
-) -> Iterator[FilteredPart]:
-    with ExitStack() as stack:
-        store = open_stage(stage)
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-        paths: list[str] = []
-        classes: Counter[str] = Counter()
+def _filter_file(destination: Destination, merged: _MergedFile, place: Place) -> Iterator[FilteredPart]:
+    paths: list[str] = []
+    classes: Counter[str] = Counter()
 
-        def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
-            # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
-            name = f"{folder}/part-{uuid.uuid4().hex}.parquet"
-            write_run(scratch / "run", rows, key)
-            store.put_file(name, scratch / "run")
-            (scratch / "run").unlink()
-            paths.append(name)
+    def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
+        # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
+        paths.append(place.files.write(folder, lambda file: write_run(file, rows, key)))
 
-        source = pq.ParquetFile(stack.enter_context(store.open_input(merged.path)))
+    with place.store.open_input(merged.path) as file:
+        source = pq.ParquetFile(file)
         # An empty file needs no answers: it is there for its columns.
         none = _with_notes(pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], [])
-        for rows in _gathered(classified(source.iter_batches(BATCH_ROWS), destination, sessions, merged.removing)):
+        batches = source.iter_batches(BATCH_ROWS)
+        found = classified(batches, destination, place.sessions, place.scratch, merged.removing)
+        for rows in _gathered(found):
             for one in pc.value_counts(rows.column(CLASS)).to_pylist():
                 classes[one["values"]] += one["counts"]
             stale = pc.equal(rows.column(CLASS), RowClass.STALE)
@@ -210,7 +198,7 @@ def _filter_file(
                 keep(merged.rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
         if not any(one.startswith(f"{merged.filtered}/") for one in paths):
             keep(merged.filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
-        yield FilteredPart(tuple(paths), dict(classes))
+    yield FilteredPart(tuple(paths), dict(classes))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -254,34 +242,28 @@ def _truncates(job: Job) -> dict[str, Truncates]:
 
 def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterCounts], dict[str, LockstepError]]:
     """By table: its counts, or the error that ended it."""
-    removing, stage = _truncates(job), job.pipeline.stage
+    removing = _truncates(job)
+    _clear(job, tables, kept=set())
     pieces: list[Piece[_MergedFile]] = []
     of_table: dict[str, list[int]] = {}
     for table, destination in zip(tables, job.destinations(tables), strict=True):
         folders = job.filtered(table.table), job.rejected(table.table)
-        for folder in folders:
-            job.clear(folder)
         paths = job.merged_files(table)
         of_table[table.table] = list(range(len(pieces), len(pieces) + len(paths)))
         rows = table.rows // max(len(paths), 1)
         pieces += [Piece(destination, rows, _MergedFile(path, *folders, removing[table.table])) for path in paths]
 
-    def work(destination: Destination, merged: _MergedFile, sessions: Sessions) -> Iterator[FilteredPart]:
-        return _filter_file(stage, destination, merged, sessions)
-
-    done = table_tasks.done(job, pieces, work)
+    done = table_tasks.done(job, pieces, _filter_file)
     counts: dict[str, FilterCounts] = {}
     failed: dict[str, LockstepError] = {}
+    every: set[str] = set()
     for table in tables:
         parts, error = together(done[number] for number in of_table[table.table])
         if error:
             failed[table.table] = error
             continue
         kept = {path for one in parts for path in one.paths}
-        for folder in (job.filtered(table.table), job.rejected(table.table)):
-            for path in job.files_in(folder):
-                if path not in kept:
-                    job.store.delete(path)
+        every |= kept
         classes = sum((Counter(one.classes) for one in parts), Counter[str]())
         own = f"{job.filtered(table.table)}/"
         counts[table.table] = FilterCounts(
@@ -289,7 +271,15 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
             **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED},
             files=tuple(path.removeprefix(own) for path in sorted(kept) if path.startswith(own)),
         )
+    _clear(job, [table for table in tables if table.table in counts], kept=every)
     return counts, failed
+
+
+def _clear(job: Job, tables: Sequence[MergeTable], *, kept: set[str]) -> None:
+    """Removes the files of the tables but those that are kept."""
+    plan, name = job.plan, job.target.name
+    job.clear_tables(plan.filtered_folder(name), tables, kept=kept)
+    job.clear_tables(plan.rejected_folder(name), tables, kept=kept)
 
 
 def apply_filter(job: Job) -> None:

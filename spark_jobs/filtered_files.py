@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +28,17 @@ MERGED_AT_ONCE = 16
 """Files. Each step of the merge sorts a batch of every file again."""
 
 
-def write_run(path: Path, rows: pa.Table, key: Sequence[str]) -> None:
-    """Writes a local file with the rows, sorted."""
+def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
+    """Writes the rows, sorted. file: a path, or a file object."""
     rows = rows.take(_order(rows, [SHARD, *key]))
     shards = np.asarray(rows.column(SHARD))
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
     # Written once and read once: only what a reader skips groups by is worth its time.
     options = {"write_statistics": [SHARD], "use_dictionary": False}
-    with pq.ParquetWriter(path, rows.schema, compression="zstd", **options) as file:
+    with pq.ParquetWriter(file, rows.schema, compression="zstd", **options) as writer:
         for low, high in pairwise(cuts):
             if low < high:
-                file.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)
+                writer.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)
 
 
 def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:

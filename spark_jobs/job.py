@@ -10,7 +10,7 @@ import argparse
 import logging
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -225,6 +225,27 @@ class Job:
     def clear(self, folder: str) -> None:
         for info in list(self.store.list(folder + "/")):
             self.store.delete(info.path)
+
+    def clear_tables(self, root: str, tables: Sequence[MergeTable], *, kept: Collection[str] = ()) -> None:
+        """Removes the files of the tables in their folders below `root`, but those that are kept. One listing for all
+        tables."""
+        folders = {table_folder(root, table.table) for table in tables}
+        for info in list(self.store.list(root + "/")):
+            name, _, rest = info.path.removeprefix(root + "/").partition("/")
+            if rest and f"{root}/{name}" in folders and info.path not in kept:
+                self.store.delete(info.path)
+
+    def folders_in(self, root: str) -> set[str]:
+        """The folders directly below `root` that have files."""
+        names = (info.path.removeprefix(root + "/").partition("/") for info in self.store.list(root + "/"))
+        return {f"{root}/{name}" for name, _, rest in names if rest}
+
+    @cached_property
+    def tables_aside(self) -> frozenset[str]:
+        """Tables of which the write has set rows aside."""
+        with_files = self.folders_in(self.plan.quarantine_folder(self.target.name))
+        folders = {table.table: self.quarantine(table.table) for table in self.tables()}
+        return frozenset(name for name, one in folders.items() if one in with_files and self.rows_in(one))
 
     def rows_in(self, folder: str) -> int:
         """The number of rows in a folder's Parquet files, from their footers."""

@@ -40,7 +40,6 @@ from cdc_core.model.run import (
     quality_report,
 )
 from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
-from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import SAME, outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import empty_literals, row_keys
@@ -54,7 +53,7 @@ from spark_jobs.merge import read_changes
 from spark_jobs.merge_rules import row_columns
 from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
-from spark_jobs.table_tasks import Piece, together
+from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
@@ -109,7 +108,7 @@ def staged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
     for table in tables:
         for file in files_to_read(table.files):
             with job.store.open_input(file.path) as source:
-                rows = pq.read_table(source, columns=list(_STAGED))
+                rows = pq.ParquetFile(source).read(columns=list(_STAGED))
             if file.seqs:
                 rows = rows.filter(pa.array(in_ranges(rows.column(SEQ).to_numpy(), file.seqs)))
             parts.append(_coded(pa.table({_TABLE: _repeated(table.table, rows.num_rows)} | _columns(rows, _STAGED))))
@@ -186,18 +185,19 @@ class Sample:
 def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> pa.Table | None:
     """target_frame, in memory: one job of Spark for all tables; tables with rows that were set aside have their own,
     and are compared as a whole."""
-    aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
-    plain = [table for table in tables if table not in aside]
+    names = job.tables_aside
+    aside = [table for table in tables if table.table in names]
+    plain = [table for table in tables if table.table not in names]
     pieces = []
     for table, destination in zip(plain, job.destinations(plain, writing=False), strict=True):
         paths = job.filtered_files(table)
         pieces += [Piece(destination, table.rows // len(paths), path) for path in paths]
-    stage = job.pipeline.stage
 
-    def work(destination: Destination, path: str, sessions: Sessions) -> Iterator[bytes]:
-        with open_stage(stage).open_input(path) as source:
+    def work(destination: Destination, path: str, place: Place) -> Iterator[bytes]:
+        with place.store.open_input(path) as source:
             batches = sample.taken(pq.ParquetFile(source).iter_batches(COMPARED_ROWS))
-            found = pa.Table.from_batches(list(_compared(destination, batches, sessions)), _compared_schema())
+            compared = _compared(destination, batches, place.sessions, place.scratch)
+            found = pa.Table.from_batches(list(compared), _compared_schema())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as stream:
             stream.write_table(found)
@@ -244,7 +244,7 @@ def _coded(rows: pa.Table) -> pa.Table:
 
 
 def _to_compare(job: Job, table: MergeTable, sample: Sample) -> int:
-    if job.rows_in(job.quarantine(table.table)):
+    if table.table in job.tables_aside:
         return accepted(job, table, job.read(job.filtered_files(table))).count()
     paths = job.filtered_files(table)
     return sum(sample.count(rows) for rows in job.rows_of(paths))
@@ -252,33 +252,30 @@ def _to_compare(job: Job, table: MergeTable, sample: Sample) -> int:
 
 def _comparer(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with carried(), Sessions() as sessions:
-            yield from _compared(destination, batches, sessions)
+        with carried(), Sessions() as sessions, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+            yield from _compared(destination, batches, sessions, Path(scratch))
 
     return work
 
 
 def _compared(
-    destination: Destination, batches: Iterable[pa.RecordBatch], sessions: Sessions
+    destination: Destination, batches: Iterable[pa.RecordBatch], sessions: Sessions, scratch: Path
 ) -> Iterator[pa.RecordBatch]:
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        for batch in batches:
-            shards = np.asarray(batch.column(SHARD))
-            for number in np.unique(shards):
-                rows = batch.take(pa.array(np.flatnonzero(shards == number)))
-                shard = destination.shards[number]
-                found = outcomes(
-                    sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=Path(scratch)
-                )
-                yield pa.record_batch(
-                    {
-                        _TABLE: pa.repeat(destination.logical, rows.num_rows),
-                        _SHARD: pa.repeat(shard.table.name, rows.num_rows),
-                        _KEY: _keys_to_show(rows, destination.key, found),
-                        OP: rows.column(OP),
-                        _OUTCOME: pa.array(found, pa.string()),
-                    }
-                )
+    for batch in batches:
+        shards = np.asarray(batch.column(SHARD))
+        for number in np.unique(shards):
+            rows = batch.take(pa.array(np.flatnonzero(shards == number)))
+            shard = destination.shards[number]
+            found = outcomes(sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=scratch)
+            yield pa.record_batch(
+                {
+                    _TABLE: pa.repeat(destination.logical, rows.num_rows),
+                    _SHARD: pa.repeat(shard.table.name, rows.num_rows),
+                    _KEY: _keys_to_show(rows, destination.key, found),
+                    OP: rows.column(OP),
+                    _OUTCOME: pa.array(found, pa.string()),
+                }
+            )
 
 
 def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -44,6 +45,7 @@ from spark_jobs.arrow_parts import PartFiles, PartRule
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.session import is_on_this_machine
+from spark_jobs.step_files import StepFiles
 from spark_jobs.truncates import TruncateRule, may_have
 
 SMALL_ROWS, SMALL_BYTES = 20_000, 8 << 20
@@ -91,7 +93,9 @@ def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts
     small = [one for table in tables if (one := _small(job, table)) is not None]
     if not small:
         return {}
-    _clear(job, small, kept=set())
+    by_name = {table.table: table for table in tables}
+    root, theirs = job.plan.merged_folder(job.merge_set.name), [by_name[one.table] for one in small]
+    job.clear_tables(root, theirs)
     stage = job.pipeline.stage
     # Threads of the driver share its memory; a task of Spark may be anywhere.
     shared = Memory(job.driver_bytes) if job.small else None
@@ -99,10 +103,10 @@ def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts
     @contextmanager
     def begin() -> Iterator[Callable[[_SmallTable], Iterator[_Merged]]]:
         store, memory = open_stage(stage), shared or Memory(TASK_BYTES)
-        yield lambda table: merge_in_memory(store, table, memory)
+        with StepFiles(store) as files:
+            yield lambda table: merge_in_memory(store, files, table, memory)
 
     results = table_tasks.in_tasks(job, small, begin)
-    by_name = {table.table: table for table in tables}
     counts: dict[str, MergeCounts] = {}
     paths: set[str] = set()
     for table, result in zip(small, results, strict=True):
@@ -114,7 +118,7 @@ def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts
             continue
         paths.update(done.paths)
         counts[table.table] = _counts(job, by_name[table.table], done)
-    _clear(job, small, kept=paths)
+    job.clear_tables(root, theirs, kept=paths)
     return counts
 
 
@@ -142,14 +146,15 @@ def merge_large(job: Job, table: MergeTable) -> MergeCounts | None:
     one = _in_memory(job, table)
     if one is None:
         return None
-    _clear(job, [one], kept=set())
+    root = job.plan.merged_folder(job.merge_set.name)
+    job.clear_tables(root, [table])
     parts = -(-expected_bytes(table, job.schemas(table)) * SPARE * THREADS // job.driver_bytes)
     try:
         done = merge_in_parts(job.store, one, job.driver_bytes, min(max(parts, THREADS), MOST_PARTS))
     except NotSmallError as error:
         log.info("run %s: Spark merges %s: %s", job.plan.run_id, table.table, error)
         return None
-    _clear(job, [one], kept=set(done.paths))
+    job.clear_tables(root, [table], kept=done.paths)
     return _counts(job, table, done)
 
 
@@ -157,6 +162,7 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
     """Merges a table by its keys' parts. Raises NotSmallError, for what only a merge of the whole table can do."""
     rule = PartRule(_before(table.rule), parts)
     with (
+        StepFiles(store) as merged_files,
         tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
         ThreadPoolExecutor(THREADS, thread_name_prefix="part") as pool,
     ):
@@ -169,7 +175,7 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
             try:
                 with memory.share() as take:
                     rows = [rows for files in cut for rows in files.rows_of(part, take)]
-                    return _merged_part(store, table, rows, (part, parts))
+                    return _merged_part(merged_files, table, rows, (part, parts))
             except NotSmallError:
                 return None
 
@@ -177,12 +183,12 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
         found = list(pool.map(lambda part: one(part, Memory(share)), range(parts)))
         for part in [number for number, done in enumerate(found) if done is None]:
             found[part] = one(part, Memory(driver_bytes))  # alone
-    merged_parts = [done for done in found if done is not None]
-    if len(merged_parts) < parts:
-        raise NotSmallError("its rows take too much memory, in parts too")
-    paths = tuple(path for done in merged_parts for path in done.paths)
-    if not paths:
-        paths = _written(store, table.folder, _nothing(table.rule))
+        merged_parts = [done for done in found if done is not None]
+        if len(merged_parts) < parts:
+            raise NotSmallError("its rows take too much memory, in parts too")
+        paths = tuple(path for done in merged_parts for path in done.paths)
+        if not paths:
+            paths = _written(merged_files, table.folder, _nothing(table.rule))
     total = Found(*(sum(getattr(done.found, name) for done in merged_parts) for name in Found.__slots__))
     return _Merged(paths, "", total, winners=sum(done.winners for done in merged_parts))
 
@@ -199,13 +205,11 @@ def _cut(
     return parts
 
 
-def _merged_part(
-    store: ObjectStore, table: _SmallTable, staged: Sequence[StagedRows], part: tuple[int, int]
-) -> _Merged:
+def _merged_part(files: StepFiles, table: _SmallTable, staged: Sequence[StagedRows], part: tuple[int, int]) -> _Merged:
     if not staged:
         return _Merged((), "", NOTHING)
     rows, found = merged(changes_of(staged, table.rule.columns), table.rule, part)
-    return _Merged(_written(store, table.folder, rows), "", found, winners=rows.num_rows)
+    return _Merged(_written(files, table.folder, rows), "", found, winners=rows.num_rows)
 
 
 def _small(job: Job, table: MergeTable) -> _SmallTable | None:
@@ -243,36 +247,27 @@ def _has_plain_values(kind: pa.DataType) -> bool:
     return not pa.types.is_floating(kind) and not pa.types.is_nested(kind)
 
 
-def merge_in_memory(store: ObjectStore, table: _SmallTable, memory: Memory) -> Iterator[_Merged]:
+def merge_in_memory(store: ObjectStore, files: StepFiles, table: _SmallTable, memory: Memory) -> Iterator[_Merged]:
     """Merges a table; writes files of merged rows, which the driver keeps if this is the attempt that counts."""
     try:
         with memory.share() as take:
             rows, found, undone, removing = merged_rows(store, table, take)
-            paths = _written(store, table.folder, rows)
+            paths = _written(files, table.folder, rows)
     except NotSmallError as error:
         yield _Merged((), str(error), NOTHING)
         return
-    winners = 0
-    for path in paths:
-        with store.open_input(path) as file:
-            winners += pq.ParquetFile(file).metadata.num_rows
-    yield _Merged(paths, "", found, undone, winners, removing)
+    yield _Merged(paths, "", found, undone, rows.num_rows, removing)
 
 
-def _written(store: ObjectStore, folder: str, rows: pa.Table) -> tuple[str, ...]:
+def _written(files: StepFiles, folder: str, rows: pa.Table) -> tuple[str, ...]:
     """The paths of the files; there is at least one, if only an empty one."""
-    paths = []
-    for low in range(0, max(rows.num_rows, 1), PART_ROWS):
-        path = f"{folder}/part-{uuid.uuid4().hex}.parquet"
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-            local = Path(scratch) / "merged"
-            # Read once, and whole: statistics and dictionaries would cost a third of the time, and save no bytes.
-            pq.write_table(
-                rows.slice(low, PART_ROWS), local, compression="zstd", write_statistics=False, use_dictionary=False
-            )
-            store.put_file(path, local)
-        paths.append(path)
-    return tuple(paths)
+
+    def write(some: pa.Table, file: Any) -> None:
+        # Read once, and whole: statistics and dictionaries would cost a third of the time, and save no bytes.
+        pq.write_table(some, file, compression="zstd", write_statistics=False, use_dictionary=False)
+
+    starts = range(0, max(rows.num_rows, 1), PART_ROWS)
+    return tuple(files.write(folder, partial(write, rows.slice(low, PART_ROWS))) for low in starts)
 
 
 def merged_rows(
@@ -304,13 +299,3 @@ def _renews(file: FileToRead) -> bool | None:
 
 def _nothing(rule: ArrowRule) -> pa.Table:
     return merged_schema(list(rule.columns), rule.key, moving=rule.moving, shared=rule.shared).empty_table()
-
-
-def _clear(job: Job, tables: Sequence[_SmallTable], *, kept: set[str]) -> None:
-    """Removes the files of the tables but those that are kept. One listing for all tables."""
-    folders = {table.folder for table in tables}
-    root = job.plan.merged_folder(job.merge_set.name) + "/"
-    for info in list(job.store.list(root)):
-        folder = root + info.path.removeprefix(root).partition("/")[0]
-        if folder in folders and info.path not in kept:
-            job.store.delete(info.path)

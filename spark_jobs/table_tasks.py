@@ -10,19 +10,24 @@ closure of more than 1 MiB. Therefore the pieces have the destinations, without 
 from __future__ import annotations
 
 import heapq
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Sessions
 from spark_jobs.executors import on_executors
 from spark_jobs.failures import CarriedError, carried, found
 from spark_jobs.job import Job
 from spark_jobs.session import parallelism
+from spark_jobs.step_files import StepFiles
 
 TASKS_PER_CORE = 4
 THREADS = 4
@@ -60,27 +65,42 @@ class Outcome(Generic[Result]):
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a task has for all of its pieces. scratch: a local directory. files: those that it writes for later
+    steps."""
+
+    sessions: Sessions
+    store: ObjectStore
+    scratch: Path
+    files: StepFiles
+
+
 def done(
-    job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Sessions], Iterable[Result]]
+    job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Place], Iterable[Result]]
 ) -> list[list[Result] | LockstepError]:
     """As `in_tasks`, for work at a target."""
     logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
+    stage = job.pipeline.stage
 
     @contextmanager
     def connected() -> Iterator[Callable[[Piece[Given]], Iterator[Result]]]:
-        sessions = Sessions()
+        store = open_stage(stage)
+        with (
+            Sessions() as sessions,
+            StepFiles(store) as files,
+            tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
+        ):
+            place = Place(sessions, store, Path(scratch), files)
 
-        def one(piece: Piece[Given]) -> Iterator[Result]:
-            try:
-                yield from work(_with(logins, piece.destination), piece.given, sessions)
-            except Exception:
-                sessions.close()  # in whatever state the error left them
-                raise
+            def one(piece: Piece[Given]) -> Iterator[Result]:
+                try:
+                    yield from work(_with(logins, piece.destination), piece.given, place)
+                except Exception:
+                    sessions.close()  # in whatever state the error left them
+                    raise
 
-        try:
             yield one
-        finally:
-            sessions.close()
 
     without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
     return in_tasks(job, without, connected)

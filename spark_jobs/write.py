@@ -10,26 +10,21 @@ that the target rejects are set aside if the table's policy says so; their old p
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.config import StageConfig
 from cdc_core.errors import LockstepError
 from cdc_core.model.merged import REASON, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.model.version import decode
-from cdc_core.stage.stores import open_stage
-from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.text import row_keys, version_hex
@@ -39,7 +34,7 @@ from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, leave, log, run
 from spark_jobs.multiset import last_batches
-from spark_jobs.table_tasks import Piece, together
+from spark_jobs.table_tasks import Piece, Place, together
 
 BATCH_ROWS = 50_000
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
@@ -87,17 +82,15 @@ def shard_pieces(
 
 def write_pieces(job: Job, pieces: Sequence[Piece[_Shards]]) -> list[list[ShardResult] | LockstepError]:
     """What each shard's transaction did."""
-    stage, run_id = job.pipeline.stage, job.plan.run_id
+    run_id = job.plan.run_id
 
-    def work(destination: Destination, shards: _Shards, sessions: Sessions) -> Iterator[ShardResult]:
-        return _write_shards(stage, run_id, destination, shards, sessions)
+    def work(destination: Destination, shards: _Shards, place: Place) -> Iterator[ShardResult]:
+        return _write_shards(run_id, destination, shards, place)
 
     return table_tasks.done(job, pieces, work)
 
 
-def _write_shards(
-    stage: StageConfig, run_id: str, destination: Destination, shards: _Shards, sessions: Sessions
-) -> Iterator[ShardResult]:
+def _write_shards(run_id: str, destination: Destination, shards: _Shards, place: Place) -> Iterator[ShardResult]:
     transact = None if destination.key else partial(write_copies, upto=shards.upto)
     stay = pa.array(shards.stay, pa.string())
 
@@ -111,12 +104,10 @@ def _write_shards(
         names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
         return batch.filter(pc.invert(pc.is_in(names, stay)))
 
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-        filtered = stack.enter_context(FilteredFiles(open_stage(stage), shards.paths))
+    with FilteredFiles(place.store, shards.paths) as filtered:
         for number in shards.numbers:
             shard = destination.shards[number]
-            with LoadFile(scratch, destination.layout_of(shard)) as file:
+            with LoadFile(place.scratch, destination.layout_of(shard)) as file:
                 for batch in map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)):
                     file.add(batch)
                 if not file.rows:
@@ -131,7 +122,9 @@ def _write_shards(
                     quarantine=destination.quarantine,
                     pipeline=shard.writer,
                 )
-                yield write_shard(shard.server, write, file, transact=transact, session=partial(sessions.of, shard))
+                yield write_shard(
+                    shard.server, write, file, transact=transact, session=partial(place.sessions.of, shard)
+                )
 
 
 def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
@@ -158,10 +151,12 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
         for table in tables
     })  # fmt: skip
     departing: dict[str, list[Piece[_Shards]]] = {}
+    aside = job.folders_in(job.plan.quarantine_folder(job.target.name))
     for table in tables:
         if table.table in arrived:
             unfit = [row for one in arrived[table.table] for row in one.unfit]
-            _set_aside(job, table, unfit)
+            if unfit or job.quarantine(table.table) in aside:
+                _set_aside(job, table, unfit)
             if places[table.table].moving:
                 departing[table.table] = shard_pieces(
                     job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.stage.stores import open_store
-from spark_jobs import small_tables
+from spark_jobs import arrow_changes, small_tables
 from spark_jobs.arrow_changes import Memory, NotSmallError
 from spark_jobs.arrow_parts import parts_of_keys
 from spark_jobs.job import Job
@@ -39,9 +40,11 @@ def staged(folder: Path, changes: Sequence[Change], files: int, on_truncate: str
 
 
 @pytest.mark.parametrize("case", CASES)
-@given(data=st.data(), files=st.integers(1, 4))
+@given(data=st.data(), files=st.integers(1, 4), few=st.sampled_from([0, arrow_changes.FEW_ROWS]))
 @settings(max_examples=100)
-def test_the_merge_in_memory_is_what_the_model_of_history_says(case: str, files: int, data: st.DataObject) -> None:
+def test_the_merge_in_memory_is_what_the_model_of_history_says(
+    case: str, files: int, few: int, data: st.DataObject
+) -> None:
     drawn, on_truncate = CASES[case]
     changes = data.draw(drawn).changes
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +54,7 @@ def test_the_merge_in_memory_is_what_the_model_of_history_says(case: str, files:
             assert small is None
             return
         assert small is not None
-        with Memory(1 << 30).share() as take:
+        with Memory(1 << 30).share() as take, patch.object(arrow_changes, "FEW_ROWS", few):
             table, counts, undone, _ = small_tables.merged_rows(job.store, small, take)
     found = {}
     for row in table.to_pylist():

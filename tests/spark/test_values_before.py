@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE
+from spark_jobs import arrow_changes
 from spark_jobs.arrow_changes import BeforeRule, StagedRows, changes_of, read_rows
 from spark_jobs.arrow_merge import ArrowRule, merged
 from tests.history_model import Change
@@ -20,6 +21,11 @@ from tests.spark.staged_changes import staged_table, table_schema
 ITEMS = table_schema("shop.items", {"id": "int", "id.x": "int", "n": "int", "place": "int"}, ["id"])
 ROW = {"id": 1, "id.x": 2, "n": 3, "place": 4}
 COLUMNS = pa.schema([(name, pa.int32()) for name in ROW])
+
+
+@pytest.fixture(autouse=True)
+def no_file_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_changes, "FEW_ROWS", 0)
 
 
 def read(
@@ -55,6 +61,14 @@ def test_values_before_are_read_of_all_columns_only_where_a_row_may_change_its_k
     tmp_path: Path, changes: Sequence[Change], moving: Sequence[str], every: bool, needed: list[str]
 ) -> None:
     assert before(read(tmp_path, changes, BeforeRule(COLUMNS, ["id"], moving, every))) == needed
+
+
+def test_a_small_file_is_read_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_changes, "FEW_ROWS", 2)
+    rule = BeforeRule(COLUMNS, ["id"], (), False)
+    changes = [update(at, {"n": at}) for at in (1, 2, 3)]
+    assert before(read(tmp_path, changes[:2], rule)) == list(ROW)
+    assert before(read(tmp_path, changes, rule)) == ["id"]
 
 
 def test_only_changes_that_count_decide_what_is_read(tmp_path: Path) -> None:
