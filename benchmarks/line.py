@@ -108,6 +108,17 @@ def spread(tables: int) -> Write:
     return write
 
 
+def touched(tables: int) -> Write:
+    """An update of all rows of each of several tables."""
+
+    def write(server: SqlServer, rows: int) -> None:
+        _execute(server, SOURCE_DATABASE, [
+            f"UPDATE t{number:03} SET amount = amount + 1, status = 'changed'" for number in range(tables)
+        ])  # fmt: skip
+
+    return write
+
+
 @dataclass(frozen=True)
 class Workload:
     """rows: changes at full size, of which --quick takes a fifth unless `fixed`. before: applied first, unmeasured.
@@ -129,6 +140,15 @@ WORKLOADS = (
     Workload("small", "1,000 inserts into 5 tables", 1_000, spread(5), tables=5, fixed=True),
     Workload("tables", "inserts into 300 tables, as many into each", 30_000, spread(300), tables=300),
     Workload("many_tables", "3 inserts into each of 3,000 tables", 9_000, spread(3_000), tables=3_000, fixed=True),
+    Workload(
+        "many_again",
+        "3 updates in each of 3,000 tables",
+        9_000,
+        touched(3_000),
+        tables=3_000,
+        before=spread(3_000),
+        fixed=True,
+    ),
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
