@@ -57,7 +57,7 @@ class _Moment:
 _CUTOVER = "cdc_core.cutover"
 _HOLD = (
     _Moment("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
-    _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "_lock", "after"),
+    _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "Locks.take", "after"),
     _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before"),
     _Moment("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before"),
     _Moment("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after"),

@@ -113,13 +113,17 @@ def writing(lockstep: Any, servers: tuple[Any, Any], postgres: Any) -> Iterator[
 class Stations:
     """A shop for each pair of servers whose application is led back in one case after the other."""
 
+    CASES = 20
+    """Of one shop, whose application writes all the time: a bigger one needs longer for each cutover."""
+
     def __init__(self) -> None:
-        self._open: dict[tuple[Any, Any], tuple[ExitStack, tuple[Shop, Application]]] = {}
+        self._open: dict[tuple[Any, Any], tuple[int, ExitStack, tuple[Shop, Application]]] = {}
 
     @contextmanager
     def one(self, lockstep: Any, servers: tuple[Any, Any], postgres: Any) -> Iterator[tuple[Shop, Application]]:
-        """The application writes to the new tables. After a case that failed, the next one gets a new shop."""
-        stack, station = self._open.pop(servers, None) or (ExitStack(), None)
+        """The application writes to the new tables. After a case that failed, or CASES, the next one gets a new
+        shop."""
+        served, stack, station = self._open.pop(servers, None) or (0, ExitStack(), None)
         try:
             made, application = station or stack.enter_context(writing(lockstep, servers, postgres))
             if made.place_of_application() == "old":
@@ -129,10 +133,13 @@ class Stations:
         except BaseException:
             stack.close()
             raise
-        self._open[servers] = stack, (made, application)
+        if served + 1 < self.CASES:
+            self._open[servers] = served + 1, stack, (made, application)
+        else:
+            stack.close()
 
     def close(self) -> None:
-        for stack, _ in self._open.values():
+        for _, stack, _ in self._open.values():
             stack.close()
 
 

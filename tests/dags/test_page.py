@@ -410,7 +410,8 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     shop.meta.pause_copies("shop_db", "somebody")
     paused_text = unescape(client("VIEWER").get("/lockstep/").text)
     assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
-    (said,) = (one["what"] for one in health(client)[1] if one["level"] == "paused")
+    of_source = [one for one in health(client)[1] if one["subject"] == "source shop_db"]
+    (said,) = (one["what"] for one in of_source if one["level"] == "paused")
     assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in said
     assert said in paused_text
     shop.meta.resume_copies("shop_db")
