@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +35,10 @@ from cdc_core.model.merged import (
 )
 from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP
+from cdc_core.model.version import latest_places
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.keys import shared_key
+from cdc_core.target.multiset import marks_of
 from cdc_core.target.row_lookup import LocatedRows, locate_rows
 from cdc_core.target.text import row_keys, version_bytes
 from cdc_core.target.truncates import Truncates
@@ -43,6 +46,7 @@ from cdc_core.target.versions import classify_each, versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
 from spark_jobs.job import Job, leave, log, run
+from spark_jobs.staged_ends import StagedEnds
 from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.unfinished_writes import end_writes
 
@@ -51,32 +55,58 @@ BATCH_ROWS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class FilteredPart:
-    """What became of a file of merged rows. paths: in filtered/ and rejected/. classes: how many rows are of each."""
+    """What became of a file of merged rows. paths: in filtered/ and rejected/. classes: how many rows are of each.
+    latest: by source, the latest place in its log of what the target has instead of stale rows."""
 
     paths: tuple[str, ...]
     classes: Mapping[str, int]
+    latest: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Classified:
+    """Winners, and rows for shards that were left, with shard, class and reason. latest: as in FilteredPart."""
+
+    rows: pa.RecordBatch
+    latest: Mapping[str, int] = field(default_factory=dict)
 
 
 def classified(
     batches: Iterable[pa.RecordBatch], destination: Destination, sessions: Sessions, scratch: Path, removing: Truncates
-) -> Iterator[pa.RecordBatch]:
-    """The winners, and a row for each shard left, with shard, class and reason. removing: the truncates of the run."""
+) -> Iterator[Classified]:
+    """removing: the truncates of the run."""
     for batch in batches:
         truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
         if truncates.true_count:
-            yield _everywhere(destination, batch.filter(truncates))
+            yield Classified(_everywhere(destination, batch.filter(truncates)))
             batch = batch.filter(pc.invert(truncates))
         if not destination.key:
             classes = [
                 RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
             ]
-            yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
+            yield Classified(
+                _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows),
+                _marks(destination, sessions),
+            )
         elif batch.num_rows:
             _require_one_live(destination, batch)
             located = locate_rows(destination, sessions, scratch, batch)
             yield _judged(destination, sessions, scratch, located, removing)
             if destination.moving:
-                yield from _departures(destination, located)
+                yield from map(Classified, _departures(destination, located))
+
+
+def _marks(destination: Destination, sessions: Sessions) -> dict[str, int]:
+    """By source, the latest batch whose changes a shard has."""
+    found: dict[str, int] = {}
+    for shard in destination.shards:
+        with sessions.of(shard).cursor() as cursor:
+            found = _later(found, marks_of(cursor, shard.facts))
+    return found
+
+
+def _later(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {source: max(one.get(source, 0), other.get(source, 0)) for source in {**one, **other}}
 
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
@@ -91,7 +121,8 @@ def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
 
 def _judged(
     destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows, removing: Truncates
-) -> pa.RecordBatch:
+) -> Classified:
+    latest: dict[str, int] = {}
     batch, shards = located.rows, located.shards
     classes, reasons = np.empty(batch.num_rows, dtype=object), np.empty(batch.num_rows, dtype=object)
     for number in np.unique(shards):
@@ -115,7 +146,11 @@ def _judged(
             by_column=destination.rule.freshness is not None,
             removing=removing,
         )
-    return _with_notes(batch, shards, classes.tolist(), reasons.tolist())
+        stale = pa.array(classes[rows] == RowClass.STALE)
+        if stale.true_count:
+            for versions in (held.rows, held.tombstones):
+                latest = _later(latest, latest_places(versions.filter(stale)))
+    return Classified(_with_notes(batch, shards, classes.tolist(), reasons.tolist()), latest)
 
 
 def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.RecordBatch:
@@ -176,6 +211,12 @@ class _MergedFile:
 def _filter_file(destination: Destination, merged: _MergedFile, place: Place) -> Iterator[FilteredPart]:
     paths: list[str] = []
     classes: Counter[str] = Counter()
+    latest: dict[str, int] = {}
+
+    def rows_of(found: Iterable[Classified]) -> Iterator[pa.RecordBatch]:
+        for one in found:
+            latest.update(_later(latest, one.latest))
+            yield one.rows
 
     def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
         # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
@@ -187,7 +228,7 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
         none = _with_notes(pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], [])
         batches = source.iter_batches(BATCH_ROWS)
         found = classified(batches, destination, place.sessions, place.scratch, merged.removing)
-        for rows in _gathered(found):
+        for rows in _gathered(rows_of(found)):
             for one in pc.value_counts(rows.column(CLASS)).to_pylist():
                 classes[one["values"]] += one["counts"]
             stale = pc.equal(rows.column(CLASS), RowClass.STALE)
@@ -198,7 +239,7 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
                 keep(merged.rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
         if not any(one.startswith(f"{merged.filtered}/") for one in paths):
             keep(merged.filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
-    yield FilteredPart(tuple(paths), dict(classes))
+    yield FilteredPart(tuple(paths), dict(classes), latest)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -257,8 +298,11 @@ def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterC
     counts: dict[str, FilterCounts] = {}
     failed: dict[str, LockstepError] = {}
     every: set[str] = set()
+    staged = StagedEnds(job.store)
     for table in tables:
         parts, error = together(done[number] for number in of_table[table.table])
+        if error is None:
+            error = staged.behind(reduce(_later, (one.latest for one in parts), {}), table.table, job.target.name)
         if error:
             failed[table.table] = error
             continue

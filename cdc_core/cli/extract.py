@@ -63,6 +63,15 @@ def extract(
             help="Continue past the event at this position, which stops the source; may be repeated.",
         ),
     ] = None,
+    abandon: Annotated[
+        str | None,
+        typer.Option(
+            "--abandon",
+            metavar="FILE:OFFSET",
+            help="Give up what the log has from this position on, where the source stopped: continue at the log's end, "
+            "and have every table copied again.",
+        ),
+    ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,6 +82,7 @@ def extract(
       lockstep extract shop --until 2026-11-21T04:00:00Z   waits if that time is in the future
       lockstep extract shop --follow                       until Ctrl-C
       lockstep extract shop --accept binlog.000012:4711    once you know what the statement there changed
+      lockstep extract shop --abandon binlog.000012:4711   the log is purged, reset or damaged from there on
 
     Starts where the last extract ended, here or in Airflow. If several commands follow one source, one reads and the
     others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). An interrupt
@@ -91,8 +101,11 @@ def extract(
                 remedy="give one of the two",
             )
         until_us = FOREVER_US
-    accepted = _accepted(accept or [], names)
-    results = extract_sources(parsed, names, until_us, output, endless=follow, accept=accepted)
+    accepted = _places("--accept", accept or [], names)
+    abandoned = _places("--abandon", [] if abandon is None else [abandon], names)
+    results = extract_sources(
+        parsed, names, until_us, output, endless=follow, accept=accepted, abandon=abandoned[0] if abandoned else None
+    )
     document = {"pipeline": parsed.pipeline, "sources": [describe(name, result) for name, result in results]}
     columns = ("source", "rows", "batches", "files", "size", "position", "complete up to (UTC)", "lag")
     rows = [
@@ -120,17 +133,17 @@ def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -
         )
 
 
-def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
+def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
     from cdc_core.extract.acceptances import parse_place
 
     if texts and len(names) != 1:
         raise UsageError(
-            f"--accept names a position in the log of one source, but there are {len(names)} sources.",
+            f"{option} names a position in the log of one source, but there are {len(names)} sources.",
             where="lockstep extract",
             code="cli.usage",
             remedy="add --source NAME",
         )
-    return tuple(parse_place(text) for text in texts)
+    return tuple(parse_place(text, where=option) for text in texts)
 
 
 def describe(name: str, result: DrainResult) -> dict[str, Any]:
@@ -167,6 +180,7 @@ def extract_sources(
     *,
     endless: bool = False,
     accept: tuple[tuple[str, int], ...] = (),
+    abandon: tuple[str, int] | None = None,
 ) -> list[tuple[str, DrainResult]]:
     """Drain the sources side by side, a thread each, until all are done, one fails, or a signal comes.
 
@@ -191,7 +205,7 @@ def extract_sources(
                     raise _StopError
 
             try:
-                drain = partial(_drain, pipeline, name, meta, until_us, progressed, accept)
+                drain = partial(_drain, pipeline, name, meta, until_us, progressed, accept, abandon)
                 while not (_stand_by(drain, name, stop) if endless else drain()):
                     pass
             except _StopError:
@@ -227,12 +241,13 @@ def _drain(
     until_us: int | None,
     progressed: Progressed,
     accept: tuple[tuple[str, int], ...],
+    abandon: tuple[str, int] | None,
 ) -> bool:
     from cdc_core.extract import Extractor
     from cdc_core.extract.outcome import keep_failure
 
     try:
-        with Extractor(pipeline, name, meta=meta, accept=accept) as extractor:
+        with Extractor(pipeline, name, meta=meta, accept=accept, abandon=abandon) as extractor:
             progressed(extractor.drain(until_us=until_us, progress=progressed))
     except _StopError:
         raise

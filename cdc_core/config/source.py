@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from cdc_core.config.values import ConnectionRef, Model, Moment, Name
+from cdc_core.model.position import MAX_TIMELINE
 
 
 class StartPosition(Model):
@@ -77,6 +78,13 @@ class Source(Model):
         ge=0,
         description="after a failover without common GTIDs, reading starts this long before the last change that was "
         "read",
+    )
+    timeline: int = Field(
+        0,
+        ge=0,
+        le=MAX_TIMELINE,
+        description="the number of the first timeline; where a target has rows of this source from another stage, one "
+        "more than theirs",
     )
 
     @property

@@ -18,7 +18,7 @@ from cdc_core.stage.objects import ObjectStore
 log = logging.getLogger(__name__)
 
 
-def parse_place(text: str) -> tuple[str, int]:
+def parse_place(text: str, *, where: str = "accept") -> tuple[str, int]:
     """`binlog.000012:4711`. Raises UsageError (cli.usage)."""
     file, _, digits = text.strip().rpartition(":")
     try:
@@ -27,7 +27,7 @@ def parse_place(text: str) -> tuple[str, int]:
     except (LockstepError, ValueError) as error:
         raise UsageError(
             f"{text!r} is not a position in a log.",
-            where="accept",
+            where=where,
             code="cli.usage",
             remedy="copy FILE:OFFSET from the error that stopped the source, such as binlog.000012:4711",
         ) from error

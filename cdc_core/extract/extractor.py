@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
 from cdc_core.config import Pipeline, StartConfig
 from cdc_core.errors import LockstepError, RetryLater, defect
-from cdc_core.extract import acceptances, hosts
+from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.process_memory import limit_memory
 from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
@@ -38,11 +38,11 @@ from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import require_logged_cascades
-from cdc_core.source.failover import fail_over, is_other_server
+from cdc_core.source.failover import Failover, after_loss, fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
-from cdc_core.source.survey import survey_tables
+from cdc_core.source.survey import Survey, survey_tables
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
@@ -121,9 +121,12 @@ class Extractor:
         environ: Mapping[str, str] | None = None,
         scratch: Path | None = None,
         accept: Iterable[tuple[str, int]] = (),
+        abandon: tuple[str, int] | None = None,
     ) -> None:
-        """accept: file and offset of events that would stop the source, and that an operator accepts."""
+        """accept: file and offset of events that would stop the source, and that an operator accepts.
+        abandon: the same of the stored position, if what the log has from there on is to be given up."""
         self._accept = tuple(accept)
+        self._abandon = abandon
         self._pipeline = pipeline
         self._source = pipeline.source(source)
         self._meta = meta
@@ -247,13 +250,16 @@ class Extractor:
     def _begin(self, stored: Checkpoint | None, address: connections.Server, known: server.ServerFacts) -> Checkpoint:
         """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
         source = self._source
+        if self._abandon is not None and abandoned_log.is_due(self._abandon, stored, self._store, source.name):
+            assert stored is not None
+            moved = after_loss(source, self._control, address, known, stored)
+            covered = self._meta.coverage(source.name).tables
+            found = self._survey(moved.start, known, covered)
+            start = self._led_on(stored, moved, abandoned_log.missed(covered, found, moved.start))
+            self._abandon = None  # when it attaches again
+            return start
         if stored is not None and is_other_server(stored, known):
-            moved = fail_over(source, self._control, address, known, stored)
-            bridge = hosts.bridge(self._pipeline, self._lease, stored, moved, isolated(self._store, source.name))
-            if not manifests.commit(self._store, bridge).ours:
-                raise chain_moved(bridge)
-            self._meta.commit_batch(self._lease, bridge)
-            return moved.start
+            return self._led_on(stored, fail_over(source, self._control, address, known, stored), {})
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
             start = starts.put(
@@ -262,6 +268,25 @@ class Extractor:
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
+
+    def _led_on(self, stored: Checkpoint, moved: Failover, coverage: Mapping[str, TableCoverage]) -> Checkpoint:
+        """From one log to another, durably; where to read from."""
+        left_out = isolated(self._store, self._source.name)
+        bridge = hosts.bridge(self._pipeline, self._lease, stored, moved, left_out, coverage)
+        if not manifests.commit(self._store, bridge).ours:
+            raise chain_moved(bridge)
+        self._meta.commit_batch(self._lease, bridge)
+        return moved.start
+
+    def _survey(self, start: Checkpoint, known: server.ServerFacts, covered: Container[str]) -> Survey:
+        """covered: tables of which it need not be asked whether they are empty."""
+        return survey_tables(
+            self._control,
+            self._capture.captures,
+            known=covered,
+            grants=known.grants,
+            end_of_log=lambda: server.end_position(self._control, start.position.timeline),
+        )
 
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts, left_out: Mapping[str, str]) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
@@ -273,14 +298,8 @@ class Extractor:
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
         log_of.captured_again(left_out, start.position, start.watermark_us)
-        found = survey_tables(
-            self._control,
-            self._capture.captures,
-            known={table for table, one in log_of.known.items() if one.how is not How.EXISTING},
-            grants=known.grants,
-            end_of_log=lambda: server.end_position(self._control, start.position.timeline),
-        )
-        log_of.survey(found, captured=self._capture.names)
+        of_log = {table for table, one in log_of.known.items() if one.how is not How.EXISTING}
+        log_of.survey(self._survey(start, known, of_log), captured=self._capture.names)
         if log_of.pending:
             self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed)
         return log_of

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from types import MappingProxyType
 
 import pymysql
 
@@ -18,6 +19,7 @@ from cdc_core.config import Pipeline, Source
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.source import server
 from cdc_core.source.failover import Failover, is_other_server
@@ -68,9 +70,14 @@ def connect(
 
 
 def bridge(
-    pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover, left_out: Mapping[str, str]
+    pipeline: Pipeline,
+    lease: Lease,
+    stored: Checkpoint,
+    moved: Failover,
+    left_out: Mapping[str, str],
+    coverage: Mapping[str, TableCoverage] = MappingProxyType({}),
 ) -> Manifest:
-    """A batch without files, from where the log of one server was left to where that of another continues."""
+    """A batch without files, from where one log was left to where another continues. coverage: what changes by it."""
     window = pipeline.windows.containing(max(stored.watermark_us, stored.floor_us))
     return Manifest(
         pipeline=pipeline.pipeline,
@@ -86,5 +93,6 @@ def bridge(
         created_us=time.time_ns() // 1000,
         notes=(moved.note, *notes(left_out)),
         isolated=left_out,
+        coverage=coverage,
         again_until=moved.again_until,
     )

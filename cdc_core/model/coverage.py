@@ -12,7 +12,7 @@ were missed. Manifests carry changes of coverage, so that it is known from the s
     rows                      partial, where nothing is known
     unlogged, isolated,       partial: the staged files may also hold rows that the table has no more
     left out
-    captured again            partial: changes from before that are missing, and will not come
+    captured again, abandoned partial: changes from before that are missing, and will not come
     dropped                   as it was, and the table is known not to exist
 """
 
@@ -41,6 +41,8 @@ class How(StrEnum):
     """The table was left out or isolated for a while, up to the place."""
     UNLOGGED = "unlogged"
     """Rows changed without row events."""
+    ABANDONED = "abandoned"
+    """The source's log was not read up to the place: an operator has given up what it had there."""
 
     @property
     def whole(self) -> bool:
@@ -231,5 +233,7 @@ def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
             return f"changes of {table} (source {source}) were left out, up to {since}"
         case How.UNLOGGED:
             return f"rows of {table} (source {source}) changed without row events at {since}"
+        case How.ABANDONED:
+            return f"changes of {table} (source {source}) were given up with the log that came before {since}"
         case _:
             return f"{table} (source {source}) is complete only from {since} on"

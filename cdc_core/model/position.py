@@ -16,6 +16,7 @@ from cdc_core.errors import DataAtRisk, UsageError
 TIMELINE_BITS = 10
 FILE_BITS = 20
 OFFSET_BITS = 33
+TIMELINE_SHIFT = FILE_BITS + OFFSET_BITS
 MAX_TIMELINE = (1 << TIMELINE_BITS) - 1
 MAX_FILE_NUMBER = (1 << FILE_BITS) - 1
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
@@ -41,15 +42,21 @@ def file_number(file: str) -> int:
             f"Binlog file number {number} is above {MAX_FILE_NUMBER}, the largest an order key can hold.",
             where=file,
             code="position.file_number",
-            remedy="restart the source's binlog numbering (RESET BINARY LOGS) and start a new timeline of the pipeline "
-            "with a full sync",
+            remedy="restart the source's binlog numbering (RESET BINARY LOGS), then let `lockstep extract --abandon` "
+            "continue in the new log",
         )
     return number
 
 
 def order_key(timeline: int, number: int, offset: int) -> int:
     """`_cdc_seq` of a transaction whose first event starts at `offset` of binlog file `number`."""
-    return timeline << (FILE_BITS + OFFSET_BITS) | number << OFFSET_BITS | offset
+    return timeline << TIMELINE_SHIFT | number << OFFSET_BITS | offset
+
+
+def place_of(seq: int) -> str:
+    """An order key in words, for people: it does not hold the name of the file."""
+    number, offset = seq >> OFFSET_BITS & MAX_FILE_NUMBER, seq & MAX_OFFSET
+    return f"timeline {seq >> TIMELINE_SHIFT}, file {number}, offset {offset}"
 
 
 def seq_of_name(name: str) -> int:

@@ -115,3 +115,15 @@ def newer_or_equal_each(a: pa.BinaryArray, b: pa.BinaryArray) -> pa.BooleanArray
     )
     newer = pc.if_else(pc.equal(names_a, names_b), of_one_log, by_clock)
     return pc.if_else(b.is_valid(), newer, pa.scalar(None, pa.bool_()))
+
+
+def latest_places(versions: pa.BinaryArray) -> dict[str, int]:
+    """By source, the greatest `_cdc_seq` of its versions. Nulls and empty bytes say nothing."""
+    known = versions.filter(pc.fill_null(pc.greater(pc.binary_length(versions), 0), False))
+    names = pc.binary_slice(known, _SOURCE, VERSION_BYTES)
+    found: dict[str, int] = {}
+    for name in pc.unique(names):
+        seqs = pc.binary_slice(known.filter(pc.equal(names, name)), _SEQ, _SEQ + 8)
+        source = name.as_py().partition(b"\0")[0].decode()
+        found[source] = max(found.get(source, 0), int.from_bytes(pc.max(seqs).as_py()))
+    return found

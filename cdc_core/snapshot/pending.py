@@ -10,7 +10,7 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
 
-_MISSED = frozenset({How.UNLOGGED, How.CAPTURED_AGAIN})
+_MISSED = frozenset({How.UNLOGGED, How.CAPTURED_AGAIN, How.ABANDONED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,8 @@ class PendingTable:
 
     def copied_by_runs(self, pipeline: Pipeline) -> bool:
         """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
+        if self.how is How.ABANDONED:  # who gives up the log asks for it
+            return True
         if self.how is How.UNLOGGED:
             return pipeline.tables.on_unlogged_change == "resync"
         return pipeline.snapshot.mode == "initial" or (

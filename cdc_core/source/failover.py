@@ -1,8 +1,9 @@
-"""Continuing at another server: the position in its log after everything that was read from the previous server.
+"""Continuing in another log: at the position after everything that was read from the previous server.
 
 By GTIDs where the checkpoint has them: exact. Otherwise by time: from `rewind_s` before the last transaction read, so
 that some transactions come again, under a newer order key, which changes nothing where rows have a key. It must keep
 true that no change is left out: a server that lacks what was read, or whose log begins too late, stops the source.
+Then an operator can give up what was not read (`after_loss`), and every table is copied again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
 from cdc_core.source.facts import now_us as server_now_us
-from cdc_core.source.faults import FULL_COPY
+from cdc_core.source.faults import GIVE_UP
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.start import Search
 from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, from_us
@@ -53,27 +54,52 @@ def fail_over(
         raise log_off()
     search = Search(source, control, server, files, known)
     wanted, again_until = GtidSet.parse(stored.gtid_set), 0
-    timeline = stored.position.timeline + 1
     if wanted.domains if known.mariadb else wanted.intervals and known.gtid_mode == "ON":
         found, how = _by_gtid(search, source, stored, wanted), "by GTID, without overlap"
     elif len(source.connections) > 1:
         found, how, last = _by_time(search, source, stored)
-        again_until = replace(last, timeline=timeline).seq + 1 if last is not None else 0
+        again_until = replace(last, timeline=_next_timeline(source, stored)).seq + 1 if last is not None else 0
     else:
         raise _other_server(source, stored, known)
-    place = found.position
-    start = replace(
-        found,
-        position=Position(timeline, place.file, place.offset),
-        watermark_us=stored.watermark_us,
-        floor_us=stored.floor_us,
-    )
+    start = _under_next_timeline(source, found, stored)
     note = (
         f"source {source.name} was read at server {stored.server} up to {stored.position} and continues at server "
         f"{known.identity} from {start.position}, {how}"
     )
     log.warning(note)
     return Failover(start, note, again_until)
+
+
+def after_loss(
+    source: Source, control: pymysql.Connection, server: connections.Server, known: ServerFacts, stored: Checkpoint
+) -> Failover:
+    """Continues at the current end of the log, and gives up all between the stored position and there.
+
+    Raises Refused (source.log_off).
+    """
+    end = Search(source, control, server, binlog_files(control), known).latest()
+    start = _under_next_timeline(source, end, stored)
+    note = (
+        f"source {source.name} was read up to {stored.position}; what followed was given up, and reading continues "
+        f"from {start.position}"
+    )
+    log.warning(note)
+    return Failover(start, note)
+
+
+def _under_next_timeline(source: Source, found: Checkpoint, stored: Checkpoint) -> Checkpoint:
+    """What is complete, and in which window the next change belongs, is as it was at the stored position."""
+    place = found.position
+    return replace(
+        found,
+        position=Position(_next_timeline(source, stored), place.file, place.offset),
+        watermark_us=stored.watermark_us,
+        floor_us=stored.floor_us,
+    )
+
+
+def _next_timeline(source: Source, stored: Checkpoint) -> int:
+    return max(stored.position.timeline + 1, source.timeline)
 
 
 def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet) -> Checkpoint:
@@ -141,7 +167,7 @@ def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
         where=f"{source.name}, {stored.position}",
         code="source.no_time",
         remedy="correct the clocks. If the previous server still answers, run once more against it, which records the "
-        f"right time; otherwise {FULL_COPY}",
+        f"right time; otherwise {GIVE_UP}",
     )
 
 
@@ -160,7 +186,7 @@ def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> Loc
         where=where,
         code="source.diverged",
         remedy="they are staged, but this server never had them: apply the old server's transactions to it, or, if "
-        f"it is right without them, {FULL_COPY}",
+        f"it is right without them, {GIVE_UP}",
     )
 
 
@@ -169,7 +195,7 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
         f"The log of {known.identity} no longer holds {what}.",
         where=f"{source.name}, failover",
         code="source.purged",
-        remedy=f"read a standby that still has this log, or {FULL_COPY}; keep the log longer "
+        remedy=f"read a standby that still has this log, or {GIVE_UP}; keep the log longer "
         "(binlog_expire_logs_seconds)",
     )
 

@@ -39,7 +39,10 @@ def undone_after_parts(why: str, where: str) -> DataAtRisk:
     )
 
 
-FULL_COPY = "take a new full copy of the captured tables, and start after it under a new timeline"
+GIVE_UP = (
+    "give up what cannot be read: `lockstep extract PIPELINE --source NAME --abandon FILE:OFFSET`, with the position "
+    "up to which it was read, continues at the end of the log and has every table copied again"
+)
 
 
 def history_changed(how: str, where: str) -> DataAtRisk:
@@ -48,7 +51,7 @@ def history_changed(how: str, where: str) -> DataAtRisk:
         where=where,
         code="source.history_changed",
         remedy="the log was reset, the data was restored from a backup, or another server answers here. If it is the "
-        f"wrong server, point the connection back at the right one; otherwise {FULL_COPY}",
+        f"wrong server, point the connection back at the right one; otherwise {GIVE_UP}",
     )
 
 
@@ -71,8 +74,7 @@ def incident(event: Event, where: str) -> DataAtRisk:
         f"The source reports that it lost changes before it logged them: {found.message or 'no reason given'}.",
         where=where,
         code="source.incident",
-        remedy="the log alone can no longer reproduce the source: take a full copy of all tables and start after this "
-        "position",
+        remedy=f"the log alone can no longer reproduce the source: {GIVE_UP}",
     )
 
 
@@ -151,8 +153,7 @@ def xa_unknown(xid: str, where: str) -> DataAtRisk:
         f"XA COMMIT {xid}: its XA PREPARE is not in the part of the log that the server still has.",
         where=where,
         code="source.xa_unknown",
-        remedy="find out which tables that transaction changed, take a full copy of them, and start after this "
-        "position",
+        remedy=f"the log has no longer what that transaction changed: {GIVE_UP}",
     )
 
 
@@ -206,16 +207,15 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
             f"The server has purged the log from this position on: {text}.",
             where=where,
             code="source.purged",
-            remedy="the log no longer has these changes: take a new full copy and start after it; keep the log longer "
-            "(binlog_expire_logs_seconds)",
+            remedy=f"the log no longer has these changes: {GIVE_UP}. Keep the log longer (binlog_expire_logs_seconds)",
         )
     if "> file size" in lower or "impossible position" in lower:
         return DataAtRisk(
             f"The log ends before this position: {text}.",
             where=where,
             code="source.position_beyond_end",
-            remedy="the server's log was reset or lost its end: compare SHOW BINARY LOGS with the position, then take "
-            "a new full copy",
+            remedy="compare SHOW BINARY LOGS with the position. If the server's log was reset, or lost its end, "
+            f"{GIVE_UP}",
         )
     if "same server_uuid/server_id" in lower or "same server-id" in lower or "same server_id" in lower:
         return Refused(
@@ -230,7 +230,7 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
             where=where,
             code="source.bad_position",
             remedy="if the position was set by hand, use one at which an event begins (SHOW BINLOG EVENTS); otherwise "
-            "the file is damaged (mysqlbinlog --verify-binlog-checksum): take a new full copy",
+            f"the file is damaged (mysqlbinlog --verify-binlog-checksum): {GIVE_UP}",
         )
     return DataAtRisk(
         f"The server stopped the stream: {text}.",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
-from cdc_core.model.position import FILE_BITS, OFFSET_BITS, Position
+from cdc_core.model.position import TIMELINE_SHIFT, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
 from cdc_core.source.mentioned_names import Table
@@ -116,7 +116,7 @@ class History:
         """
         name = _name(schema)
         last = self._last(name, point.seq)
-        known = last.defaults if last is not None and last.seq >> _TIMELINE == point.seq >> _TIMELINE else None
+        known = last.defaults if last is not None and _in_one_log(last.seq, point.seq) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
@@ -154,7 +154,7 @@ class History:
         if last.gone:
             return True
         # The log of another server may repeat what was read from the previous one.
-        return not guarded and last.seq >> _TIMELINE == point.seq >> _TIMELINE
+        return not guarded and _in_one_log(last.seq, point.seq)
 
     def existed(self, name: Table, point: LogPoint) -> bool:
         """Whether a table of that name is known to exist just before a point."""
@@ -266,7 +266,7 @@ class History:
     def _as_of(self, name: Table, seq: int) -> TableSchema | None:
         """The last one before `seq` on this timeline: another server has another log."""
         last = self._last(name, seq)
-        if last is None or last.seq >> _TIMELINE != seq >> _TIMELINE or not last.schema.columns:
+        if last is None or not _in_one_log(last.seq, seq) or not last.schema.columns:
             return None
         return last.schema
 
@@ -288,7 +288,9 @@ class Change:
     moves_no_rows: bool = False
 
 
-_TIMELINE = FILE_BITS + OFFSET_BITS
+def _in_one_log(one: int, other: int) -> bool:
+    """Whether two order keys are on one timeline."""
+    return one >> TIMELINE_SHIFT == other >> TIMELINE_SHIFT
 
 
 def _same(one: TableSchema, other: TableSchema | None) -> bool:

@@ -172,7 +172,7 @@ def advise_retention(server: ServerFacts) -> Advice | None:
         return None
     return Advice(
         f"The server keeps its log for only {server.retention_s / 3600:.1f} hours: a pipeline that is stopped for "
-        "longer needs a new full copy",
+        "longer must copy all tables again",
         "SET GLOBAL binlog_expire_logs_seconds to days, not hours",
     )
 

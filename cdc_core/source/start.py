@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pymysql
@@ -35,7 +35,7 @@ from cdc_core.source.facts import (
     log_status,
     now_us,
 )
-from cdc_core.source.faults import FULL_COPY, history_changed
+from cdc_core.source.faults import GIVE_UP, history_changed
 from cdc_core.source.gtid_sets import GtidSet, compact
 from cdc_core.windows import from_us, to_us
 
@@ -69,11 +69,15 @@ def find_start(
     if stored is not None:
         require_available(stored, files, known, connection, source)
         return stored
-    search = Search(source, connection, server, files, known)
+    found = _asked(source, Search(source, connection, server, files, known), files[0].name)
+    return replace(found, position=replace(found.position, timeline=source.timeline))
+
+
+def _asked(source: Source, search: Search, oldest: str) -> Checkpoint:
     if source.start == "latest":
         return search.latest()
     if source.start == "earliest":
-        return search.at_file(files[0].name)
+        return search.at_file(oldest)
     start: StartConfig = source.start
     if start.position is not None:
         return search.at_position(start.position.file, start.position.offset)
@@ -102,7 +106,7 @@ def require_available(
             where=where,
             code="source.other_server",
             remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
-            f"{FULL_COPY}",
+            f"{GIVE_UP}",
         )
     require_in_files(checkpoint.position, files, where)
     if checkpoint.gtid_set:
@@ -128,8 +132,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
             f"file{'s' if gone > 1 else ''} before it are missing.",
             where=where,
             code="source.purged",
-            remedy=f"the log no longer has these changes: {FULL_COPY}; keep the log longer "
-            "(binlog_expire_logs_seconds)",
+            remedy=f"the log no longer has these changes: {GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
@@ -137,7 +140,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
         f"The log ends before {position}: {what}.",
         where=where,
         code="source.position_beyond_end",
-        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {FULL_COPY}",
+        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {GIVE_UP}",
     )
 
 
@@ -258,7 +261,7 @@ class Search:
             f"{from_us(begun_us).isoformat()}.",
             where=where,
             code="source.purged",
-            remedy="use a later time, after a full copy; or restore the changes before it from a backup",
+            remedy=f"use a later time; `lockstep snapshot` copies the rows from before it. In a failover, {GIVE_UP}",
         )
 
     def after_gtids(self, text: str) -> Checkpoint:
@@ -288,7 +291,7 @@ class Search:
             f"{self.head(oldest).previous}.",
             where=f"{self._source.name}, start.gtid",
             code="source.purged",
-            remedy=f"the log no longer has these changes: {FULL_COPY}",
+            remedy="use a later start; `lockstep snapshot` copies the rows from before it",
         )
 
     def first(self, file: str, fits: Callable[[Begin], bool]) -> Checkpoint:

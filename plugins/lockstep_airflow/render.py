@@ -33,6 +33,7 @@ from lockstep_airflow.specs import REPAIR as REPAIR_TASK
 from lockstep_airflow.switching import BACK, THERE, CutoverOperator
 from lockstep_airflow.verifying import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
+    ABANDON,
     ACCEPT,
     CONNECTIONS,
     DATABASE,
@@ -221,6 +222,14 @@ def _params(spec: DagSpec) -> dict[str, Param]:
             title="Accept",
             description="SOURCE=FILE:OFFSET of a statement that stopped a source, once you know what it changed. Any "
             "table that it may have changed needs a re-sync.",
+        ),
+        ABANDON: Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Abandon",
+            description="SOURCE=FILE:OFFSET of the position up to which a source was read, if its log is purged, reset "
+            "or damaged from there on: reading continues at the end of the log, and every table is copied again.",
         ),
     }
     if spec.targets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from cdc_core.errors import UsageError
 from lockstep_airflow.specs import dag_id_of
 from lockstep_airflow.window import (
+    ABANDON,
     ACCEPT,
     DRY_RUN,
     FIRST_BATCHES,
@@ -142,21 +144,28 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
 
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:
     """Places in the source's log that the DAG run accepts. Raises UsageError (cli.usage, airflow.accept)."""
+    return tuple(_places(context, pipeline, source, ACCEPT))
+
+
+def abandoned_of(context: Context, pipeline: Pipeline, source: str) -> tuple[str, int] | None:
+    """The place from which on the DAG run gives up the source's log. Raises UsageError (cli.usage, airflow.accept)."""
+    return next(_places(context, pipeline, source, ABANDON), None)
+
+
+def _places(context: Context, pipeline: Pipeline, source: str, param: str) -> Iterator[tuple[str, int]]:
     from cdc_core.extract.acceptances import parse_place
 
-    found = []
-    for text in _params(context).get(ACCEPT) or ():
+    for text in _params(context).get(param) or ():
         name, _, place = str(text).partition("=")
         if name not in {one.name for one in pipeline.sources}:
             raise UsageError(
                 f"{text!r} does not begin with a source of the pipeline.",
-                where=f"param {ACCEPT}",
+                where=f"param {param}",
                 code="airflow.accept",
                 remedy="give SOURCE=FILE:OFFSET, such as shop=binlog.000012:4711",
             )
         if name == source:
-            found.append(parse_place(place))
-    return tuple(found)
+            yield parse_place(place, where=f"param {param}")
 
 
 def is_dry_run(context: Context) -> bool:

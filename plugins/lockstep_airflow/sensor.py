@@ -24,7 +24,7 @@ from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
-from lockstep_airflow.run_context import accepted_of, holder_name, is_dry_run, window_of
+from lockstep_airflow.run_context import abandoned_of, accepted_of, holder_name, is_dry_run, window_of
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -147,7 +147,10 @@ class ExtractSensor(BaseSensorOperator):
             meta = opening.enter_context(Meta.open(pipeline.meta.url, upgrade=True))
             opening.enter_context(exported(pipeline))
             accept = accepted_of(context, pipeline, self.source)
-            extractor = opening.enter_context(Extractor(pipeline, self.source, meta=meta, holder=holder, accept=accept))
+            abandon = abandoned_of(context, pipeline, self.source)
+            extractor = opening.enter_context(
+                Extractor(pipeline, self.source, meta=meta, holder=holder, accept=accept, abandon=abandon)
+            )
             self._open = opening.pop_all()
         return extractor
 

@@ -293,10 +293,11 @@ class RandomCutovers:
                         yield int(folder.name)
 
     def _settled(self, pipeline: str) -> tuple[str, ...]:
-        """Ends a cutover that was left; what was said."""
+        """Ends a cutover that was left; what was said. One there stays in WATCH, one back does not."""
         answers: tuple[str, ...] = ()
         end_s = time.monotonic() + PATIENCE_S
-        while (state := self._reader.state(pipeline)) in OPEN and state != State.WATCH:
+        left = OPEN if pipeline.endswith("_back") else OPEN - {State.WATCH}
+        while (state := self._reader.state(pipeline)) in left:
             assert time.monotonic() < end_s, (state, answers)
             _until(self._reader.lease_is_free)
             answers = (*answers, self._ended_by_hand(pipeline))
@@ -309,7 +310,7 @@ class RandomCutovers:
         if state == State.SWITCHING:
             switched = (made.place_of_application() == "new") == there
             said = ["resume", "--answer", "switched" if switched else "not-switched"]
-        elif state == State.SWITCHED:
+        elif state in (State.SWITCHED, State.WATCH):
             said = ["resume"]
         else:
             said = [self._chance.choice(("resume", "abort"))]

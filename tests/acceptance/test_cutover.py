@@ -11,6 +11,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pymysql
@@ -477,14 +478,11 @@ def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
     lockstep: Any, servers: tuple[Any, Any]
 ) -> None:
     with shop(lockstep, *servers) as made:
-        text = (made.folder / "shop.yaml").read_text()
         for number, table in enumerate(TABLES):
-            of_group = text.replace(f"pipeline: {made.name}", f"pipeline: {made.name}_{table}")
-            of_group = of_group.replace(f"sources: [{{name: {made.name},", f"sources: [{{name: {made.name}_{table},")
-            of_group = of_group.replace("server_id: 5191", f"server_id: {5195 + number}").replace("orders|items", table)
-            (made.folder / f"{table}.yaml").write_text(of_group.replace("/stage", f"/stage_{table}"))
-            lockstep("run", f"{table}.yaml")
-            lockstep("verify", f"{table}.yaml")
+            one = group(made, table, number)
+            one.write_text(one.read_text().replace(f"[{{name: {made.name},", f"[{{name: {made.name}_{table},"))
+            lockstep("run", one.name)
+            lockstep("verify", one.name)
         orders, items = f"{made.name}.orders", f"{made.name}.items"
 
         # A group that fails leaves the other one where it is.
@@ -513,6 +511,55 @@ def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
         lockstep("run", "items_back.yaml")
         assert made.new("orders") == made.old("orders") == REST | {1: 1, 9: 9}
         assert made.new("items") == made.old("items") == REST | {1: 1, 8: 8}
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_a_group_is_taken_out_of_a_pipeline_that_goes_on_with_the_other_tables(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        orders, items = f"{made.name}.orders", f"{made.name}.items"
+        lockstep("run", "shop.yaml")
+        one, path = group(made, "items", 0), made.folder / "shop.yaml"
+        text = one.read_text().replace("/meta.db", "/meta_items.db")
+        one.write_text(text.replace("start: latest", "start: latest, timeline: 1"))
+
+        # Both read the table for a while.
+        execute(made.source, f"INSERT INTO {items} VALUES (8, 8)", f"DELETE FROM {items} WHERE id = 1000")
+        lockstep("extract", "items.yaml")
+        execute(made.source, f"INSERT INTO {items} VALUES (9, 9)", f"DELETE FROM {items} WHERE id = 1001",
+                f"INSERT INTO {orders} VALUES (8, 8)")  # fmt: skip
+        lockstep("run", "shop.yaml")
+        path.write_text(path.read_text().replace("orders|items", "orders"))
+        execute(made.source, f"UPDATE {items} SET n = 90 WHERE id = 9", f"DELETE FROM {items} WHERE id = 8",
+                f"INSERT INTO {orders} VALUES (9, 9)")  # fmt: skip
+        for file in ("items.yaml", "shop.yaml"):
+            lockstep("run", file)
+            lockstep("verify", file)
+        for table in TABLES:
+            assert made.new(table) == made.old(table)
+
+        assert made.cutover("run", "items.yaml")["state"] == "WATCH"
+        execute(made.source, f"INSERT INTO {orders} VALUES (7, 7)")
+        execute(made.target, f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)")
+        lockstep("run", "shop.yaml")
+        lockstep("run", "items_back.yaml")
+        for table in TABLES:
+            assert made.new(table) == made.old(table)
+        assert made.cutover("back", "items.yaml")["state"] == "COMPLETE"
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+
+
+def group(made: Shop, table: str, number: int) -> Path:
+    """A pipeline file for one of the tables, with a stage of its own."""
+    text = (made.folder / "shop.yaml").read_text()
+    text = text.replace(f"pipeline: {made.name}", f"pipeline: {made.name}_{table}").replace("orders|items", table)
+    text = text.replace("server_id: 5191", f"server_id: {5195 + number}").replace("/stage", f"/stage_{table}")
+    path = made.folder / f"{table}.yaml"
+    path.write_text(text)
+    return path
 
 
 @FROM_MYSQL
