@@ -217,10 +217,11 @@ def _noted(status: Status) -> Iterator[Problem]:
                 what, remedy, code = f"{said} {why.what}", why.remedy, why.code
                 yield Problem(Level.NOTED, f"table {table}", what, why.where, remedy, code)
                 continue
+            ways_out = "`lockstep snapshot` copies the table" if coverage.how.captured else ISOLATED_REMEDY
             yield Problem(
                 Level.NOTED, f"table {table}", said, code="stage.partial",
                 remedy="the staged files do not have its full state; "
-                + ("`lockstep snapshot` copies the table" if coverage.how.captured else ISOLATED_REMEDY),
+                + ("the source has the table no more" if coverage.gone else ways_out),
             )  # fmt: skip
 
 

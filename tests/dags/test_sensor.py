@@ -39,6 +39,7 @@ class Extraction:
     logins: list[str | None] = field(default_factory=list)
     until_us: list[int | None] = field(default_factory=list)
     accepted: list[tuple[tuple[str, int], ...]] = field(default_factory=list)
+    abandoned: list[tuple[str, int] | None] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -46,8 +47,9 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
     record = Extraction()
 
     class StandIn:
-        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str, accept: Any) -> None:
+        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str, accept: Any, abandon: Any) -> None:
             record.accepted.append(accept)
+            record.abandoned.append(abandon)
             record.logins.append(os.environ.get("LOCKSTEP_CONN_SOURCE_DB"))
             record.holders.append(holder)
 
@@ -123,14 +125,20 @@ def test_reschedule_mode_opens_and_closes_in_each_poke(extraction: Extraction, s
     assert extraction.events == ["open", "drain", "close"] * 2
 
 
-def test_the_param_accept_is_for_the_source_that_it_names(extraction: Extraction, sensor: Any, context: Any) -> None:
-    extraction.answers = [True, True]
+def test_the_params_accept_and_abandon_are_for_the_source_that_they_name(
+    extraction: Extraction, sensor: Any, context: Any
+) -> None:
+    place = "shop_db=binlog.000012:4711"
+    extraction.answers = [True] * 3
     assert sensor("poke").poke(context)
-    assert sensor("poke").poke({**context, "params": {"accept": ["shop_db=binlog.000012:4711"]}})
-    assert extraction.accepted == [(), (("binlog.000012", 4711),)]
-    for wrong, code in (("other=binlog.000012:4711", "airflow.accept"), ("shop_db=binlog.000012", "cli.usage")):
-        with pytest.raises(AirflowFailException, match=code):
-            sensor("poke").poke({**context, "params": {"accept": [wrong]}})
+    assert sensor("poke").poke({**context, "params": {"accept": [place]}})
+    assert sensor("poke").poke({**context, "params": {"abandon": [place]}})
+    assert extraction.accepted == [(), (("binlog.000012", 4711),), ()]
+    assert extraction.abandoned == [None, None, ("binlog.000012", 4711)]
+    for param in ("accept", "abandon"):
+        for wrong, code in (("other=binlog.000012:4711", "airflow.accept"), ("shop_db=binlog.000012", "cli.usage")):
+            with pytest.raises(AirflowFailException, match=f"(?s)param {param}.*{code}"):
+                sensor("poke").poke({**context, "params": {param: [wrong]}})
 
 
 def test_a_source_that_another_holds_is_waited_for(extraction: Extraction, sensor: Any, context: Any) -> None:

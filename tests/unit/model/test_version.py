@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from cdc_core.model.version import (
     decode,
     encode,
     encode_numbers,
+    latest_places,
     newer_or_equal,
     origin_name,
     other_origin,
@@ -62,3 +64,11 @@ def test_many_versions_encode_as_one(versions: list[Version]) -> None:
     columns = [np.array([getattr(one, name) for one in versions]) for name in ("commit_ts_us", "seq", "row")]
     table = encode_numbers(*columns)
     assert [row.tobytes() for row in table] == [encode(one)[:24] for one in versions]
+
+
+@given(st.lists(st.none() | st.just(b"") | (VERSIONS | TOLD).map(encode), max_size=8))
+def test_the_latest_place_of_each_source_whatever_its_clock_said(versions: list[bytes | None]) -> None:
+    expected: dict[str, int] = {}
+    for one in map(decode, filter(None, versions)):
+        expected[one.source] = max(one.seq, expected.get(one.source, 0))
+    assert latest_places(pa.array(versions, pa.binary())) == expected
