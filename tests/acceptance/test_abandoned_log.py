@@ -46,6 +46,8 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
         assert failure(lockstep("extract", "shop.yaml", "--abandon", "binlog.000001:4", code=2))
         waiting = {one["table"] for one in source_of(made)["copies"] if one["state"] == "pending"}
         assert waiting == {items, orders, "bare.bare"}
+        error = failure(lockstep("stage", "export", "shop.yaml", "items", "-o", made.folder / "items.parquet", code=3))
+        assert (error["code"], "were given up" in error["what"]) == ("stage.partial", True)
 
         execute(made.source, f"UPDATE {items} SET n = 78 WHERE id = 1000", f"INSERT INTO {orders} VALUES (9, 9)")
         lockstep("run", "shop.yaml")
