@@ -21,10 +21,11 @@ from cdc_core.model.schema import (
     ColumnType,
     TableSchema,
 )  # fmt: skip
+from cdc_core.remedies import RESYNC
 
 SCHEMA_REMEDY = (
-    "SET GLOBAL binlog_row_metadata = FULL on the source, so that the log itself names and types the columns; then "
-    "start after the last ALTER of this table, with a full sync of it"
+    "SET GLOBAL binlog_row_metadata = FULL on the source, so that the log itself names and types the columns, and "
+    f"{RESYNC}"
 )
 
 INTEGERS = {
@@ -72,8 +73,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
             raise Refused(
                 f"The log has column {table_map.name}.{name} in an old temporal form without its fractional digits.",
                 code="binlog.row_metadata",
-                remedy="ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, then start after it "
-                "with a full sync of the table",
+                remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
             )
         kind = found.type if found is not None else _logged_type(table_map, i)
         computed = {} if found is None else {"generated": found.generated, "logged": found.logged}

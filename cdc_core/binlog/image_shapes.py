@@ -26,6 +26,7 @@ from cdc_core.binlog.wire import malformed
 from cdc_core.errors import InternalError, Refused
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import absent_text
+from cdc_core.remedies import RESYNC
 
 Bools = npt.NDArray[np.bool_]
 
@@ -96,7 +97,7 @@ class ImageShape:
                 where=where,
                 code="binlog.row_image",
                 remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
-                "reconnect), or give the table a primary key; then start after this transaction with a full sync of it",
+                f"reconnect), or give the table a primary key; and {RESYNC}",
             )
 
 

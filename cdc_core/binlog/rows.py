@@ -29,6 +29,7 @@ from cdc_core.binlog.wire import malformed
 from cdc_core.errors import DataAtRisk, InternalError, Refused
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE_MARK, row_field
+from cdc_core.remedies import RESYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,7 @@ def _patched(
                 where=where(update),
                 code="binlog.partial_update",
                 remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
-                "sessions that set them), then start after this transaction with a full sync of the table; or "
-                "continue without the table until then: tables.on_unreadable: isolate",
+                f"sessions that set them), and {RESYNC}",
             )
         before, after = places.before_offset[i, update], places.offset[i, at]
         old = buffer[before : before + places.before_length[i, update]].tobytes()

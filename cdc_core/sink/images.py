@@ -27,6 +27,7 @@ from cdc_core.model.staged import (
     row_field,
     staged_schema,
 )
+from cdc_core.remedies import GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,6 @@ def unknown_value(part: TableRows, what: str) -> DataAtRisk:
         f"Rows of {part.schema.name} lack values that the pipeline needs: {what}.",
         where=f"from {part.rows[FILE][0]}:{part.rows[POS][0]} on",
         code="sink.unknown_value",
-        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline; then start "
-        "after these rows with a full sync of the table",
+        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline. Where "
+        f"the rows are needed as they are, {GIVE_UP}",
     )

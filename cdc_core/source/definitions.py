@@ -14,6 +14,7 @@ import pymysql
 from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.remedies import RESYNC
 from cdc_core.source import merge_tables
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.facts import ServerFacts, as_text, query
@@ -81,8 +82,8 @@ def system_versioned(database: str, table: str) -> Refused:
         f"{database}.{table} is system-versioned: the log records its history as further rows with the same key.",
         where=f"{database}.{table}",
         code="source.system_versioned",
-        remedy="exclude the table (tables.exclude); or ALTER TABLE ... DROP SYSTEM VERSIONING on the source, and start "
-        "after it with a full copy of the table",
+        remedy="exclude the table (tables.exclude); or ALTER TABLE ... DROP SYSTEM VERSIONING on the source, and "
+        f"{RESYNC}",
     )
 
 

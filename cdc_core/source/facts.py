@@ -265,7 +265,7 @@ def log_off() -> Refused:
         "The server does not write a binary log.",
         where="source",
         code="source.log_off",
-        remedy="start the source with log_bin (and binlog_format=ROW), then take a full copy",
+        remedy="start the source with log_bin (and binlog_format=ROW)",
     )
 
 

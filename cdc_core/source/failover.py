@@ -17,9 +17,9 @@ from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
 from cdc_core.source.facts import now_us as server_now_us
-from cdc_core.source.faults import GIVE_UP
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.start import Search
 from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, from_us

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from cdc_core.binlog.events import Event, parse_incident, type_name
 from cdc_core.connections import DENIED
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.remedies import GIVE_UP
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
@@ -37,12 +38,6 @@ def undone_after_parts(why: str, where: str) -> DataAtRisk:
         code="source.undone_after_parts",
         remedy="run again: the extractor reads the transaction again and leaves it out. Nothing of it was staged",
     )
-
-
-GIVE_UP = (
-    "give up what cannot be read: `lockstep extract PIPELINE --source NAME --abandon FILE:OFFSET`, with the position "
-    "up to which it was read, continues at the end of the log and has every table copied again"
-)
 
 
 def history_changed(how: str, where: str) -> DataAtRisk:
@@ -93,8 +88,8 @@ def unknown_statement(words: str, where: str) -> DataAtRisk:
         f"Lockstep does not know this statement: {words}",
         where=where,
         code="source.unknown_statement",
-        remedy="check whether it changed rows of captured tables, and report it. To continue, start after it with a "
-        "full copy of the tables that it changed",
+        remedy="check whether it changed rows of captured tables, and report it. To continue, accept this place, and "
+        "copy the tables that it changed (`lockstep snapshot`)",
     )
 
 
@@ -104,7 +99,7 @@ def statement_dml(words: str, where: str) -> DataAtRisk:
         where=where,
         code="source.statement_dml",
         remedy="SET GLOBAL binlog_format = 'ROW' on the source and end the sessions that use another format; then "
-        "start after this position with a full copy of the tables that the statement changed",
+        "accept this place, and copy the tables that the statement changed (`lockstep snapshot`)",
     )
 
 

@@ -22,6 +22,7 @@ from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
 from cdc_core.model.position import TIMELINE_SHIFT, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.remedies import RESYNC
 from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement
@@ -330,8 +331,7 @@ def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint
         f"An INSERT left {', '.join(names)} to the defaults, and {why}.",
         where=f"{schema.name}, {point.after}",
         code="binlog.row_image",
-        remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full sync "
-        "of the table; or continue without the table: tables.on_unreadable: isolate",
+        remedy=f"SET GLOBAL binlog_row_image = FULL on the source, and {RESYNC}",
     )
 
 

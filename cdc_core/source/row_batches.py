@@ -33,6 +33,7 @@ from cdc_core.model.staged import (
     TS,
     staged_schema,
 )
+from cdc_core.remedies import GIVE_UP
 from cdc_core.source.growable import GrowableBytes, Int64Columns, Longs
 from cdc_core.source.pending_changes import MappedTable, Name, PendingRowEvents, PendingRows, PendingTruncate
 
@@ -251,8 +252,8 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
             f"A row event has {int(counts.max())} rows, more than an order key can number.",
             where=images.where(int(counts.argmax())),
             code="source.event_rows",
-            remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), "
-            "and start after this transaction with a full copy of its tables",
+            remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), and "
+            f"{GIVE_UP}",
         )
     first = np.cumsum(counts) - counts
     within = np.arange(len(decoded), dtype=np.int64) - np.repeat(first, counts)

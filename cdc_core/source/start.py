@@ -22,6 +22,7 @@ from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_g
 from cdc_core.config import Source, StartConfig
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
+from cdc_core.remedies import GIVE_UP
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import (
     BinlogFile,
@@ -35,7 +36,7 @@ from cdc_core.source.facts import (
     log_status,
     now_us,
 )
-from cdc_core.source.faults import GIVE_UP, history_changed
+from cdc_core.source.faults import history_changed
 from cdc_core.source.gtid_sets import GtidSet, compact
 from cdc_core.windows import from_us, to_us
 
