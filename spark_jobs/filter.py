@@ -84,10 +84,7 @@ def classified(
             classes = [
                 RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
             ]
-            yield Classified(
-                _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows),
-                _marks(destination, sessions),
-            )
+            yield Classified(_with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows))
         elif batch.num_rows:
             _require_one_live(destination, batch)
             located = locate_rows(destination, sessions, scratch, batch)
@@ -226,6 +223,8 @@ def _filter_file(destination: Destination, merged: _MergedFile, place: Place) ->
         source = pq.ParquetFile(file)
         # An empty file needs no answers: it is there for its columns.
         none = _with_notes(pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], [])
+        if source.metadata.num_rows and not destination.key:
+            latest = _marks(destination, place.sessions)
         batches = source.iter_batches(BATCH_ROWS)
         found = classified(batches, destination, place.sessions, place.scratch, merged.removing)
         for rows in _gathered(rows_of(found)):

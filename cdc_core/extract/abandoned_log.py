@@ -2,7 +2,7 @@
 
 A batch without files leads from there to the current end of the log, under a new timeline, and its manifest says of
 every captured table that changes of it are missing up to that end. So every table is copied again, as after any change
-that the log does not carry, and the copies take away what is no longer there.
+that the log does not carry, and rows that the source has no more are removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cdc_core.stage.objects import ObjectStore
 def is_due(place: tuple[str, int], stored: Checkpoint | None, store: ObjectStore, source: str) -> bool:
     """Whether the log is still to be given up from a place (file, offset) on; False if that has been done.
 
-    Raises UsageError (extract.abandon) if it is not where reading stopped: it would give up what can be read.
+    Raises UsageError (extract.abandon) if it is not where reading stopped. Whether the log can be read from
+    there on is not asked.
     """
     if stored is not None and (stored.position.file, stored.position.offset) == place:
         return True

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import MappingProxyType
 
 import pymysql
 
@@ -75,7 +74,7 @@ def bridge(
     stored: Checkpoint,
     moved: Failover,
     left_out: Mapping[str, str],
-    coverage: Mapping[str, TableCoverage] = MappingProxyType({}),
+    coverage: Mapping[str, TableCoverage],
 ) -> Manifest:
     """A batch without files, from where one log was left to where another continues. coverage: what changes by it."""
     window = pipeline.windows.containing(max(stored.watermark_us, stored.floor_us))

@@ -59,6 +59,8 @@ from lockstep_airflow.window import (
 MAX_RETRY_DELAY = timedelta(minutes=10)
 # Without catchup it only has to be in the past; a constant, so that a DAG is the same each time it is parsed.
 START_DATE = datetime.fromisoformat("2020-01-01T00:00:00+00:00")
+_TEXTS: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string"}}
+"""Of a Param: a list of texts, or nothing."""
 
 
 def render(spec: DagSpec) -> DAG:
@@ -217,16 +219,14 @@ def _params(spec: DagSpec) -> dict[str, Param]:
         ),
         ACCEPT: Param(
             None,
-            type=["null", "array"],
-            items={"type": "string"},
+            **_TEXTS,
             title="Accept",
             description="SOURCE=FILE:OFFSET of a statement that stopped a source, once you know what it changed. Any "
             "table that it may have changed needs a re-sync.",
         ),
         ABANDON: Param(
             None,
-            type=["null", "array"],
-            items={"type": "string"},
+            **_TEXTS,
             title="Abandon",
             description="SOURCE=FILE:OFFSET of the position up to which a source was read, if its log is purged, reset "
             "or damaged from there on: reading continues at the end of the log, and every table is copied again.",
@@ -245,7 +245,6 @@ def _params(spec: DagSpec) -> dict[str, Param]:
 
 
 def _replay_params(spec: DagSpec) -> dict[str, Param]:
-    names: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string"}}
     start, end = (
         Param(None, type=["null", "string"], format="date-time", title=title, description=description)
         for title, description in (
@@ -254,7 +253,7 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
         )
     )
     first, last = (
-        Param(None, **names, title=title, description=description)
+        Param(None, **_TEXTS, title=title, description=description)
         for title, description in (
             ("First batches", "For each source, the first batch to replay, as `lockstep stage ls` names it."),
             ("Last batches", "For each source, the last batch to replay."),
@@ -276,7 +275,7 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
         FIRST_BATCHES: first,
         LAST_BATCHES: last,
         TABLES: Param(
-            None, **names, title="Tables", description="Logical names of tables. Empty: every table of the target."
+            None, **_TEXTS, title="Tables", description="Logical names of tables. Empty: every table of the target."
         ),
         REQUEUE: Param(
             None,
@@ -301,8 +300,7 @@ def _copy_params(spec: DagSpec) -> dict[str, Param]:
         ),
         TABLES: Param(
             None,
-            type=["null", "array"],
-            items={"type": "string"},
+            **_TEXTS,
             title="Tables",
             description="database.table of the source, to copy them whether rows are missing or not. Empty: each "
             "captured table that lacks rows from before its capture.",
@@ -348,8 +346,7 @@ def _verify_params(spec: DagSpec) -> dict[str, Param]:
         ),
         TABLES: Param(
             None,
-            type=["null", "array"],
-            items={"type": "string"},
+            **_TEXTS,
             title="Tables",
             description="Logical names of tables. Empty: every table of the target.",
         ),
@@ -394,8 +391,7 @@ def _reshard_params(spec: DagSpec) -> dict[str, Param]:
         ),
         CONNECTIONS: Param(
             None,
-            type=["null", "array"],
-            items={"type": "string"},
+            **_TEXTS,
             title="Connections",
             description="Servers of the new databases, as in airflow:shards: one, or one for each database. Empty: "
             "the old one.",
