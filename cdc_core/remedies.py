@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-RESYNC = "set tables.on_unreadable: resync, which leaves the table out from here on and has it copied again"
+RESYNC = (
+    "set tables.on_unreadable: resync, which leaves the table out from here on and has it copied again "
+    "(on_unreadable: isolate only leaves it out)"
+)
 """For one table."""
 GIVE_UP = (
     "give up what cannot be read: `lockstep extract PIPELINE --source NAME --abandon FILE:OFFSET`, with the position "
