@@ -2,6 +2,7 @@
 
 Great Expectations loads altair for its pages and scipy.stats for statistical expectations: a third of the CPU time that
 its import takes. Another tenth is the collector of cyclic garbage, which finds none among new modules.
+Jobs use them from several threads, in which importlib.util.LazyLoader of Python 3.11.7 shows modules half loaded.
 """
 
 from __future__ import annotations

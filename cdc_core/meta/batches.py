@@ -266,7 +266,7 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
         where=manifest.path,
         code="meta.chain",
         remedy="nothing has moved. A manifest is missing or meta belongs to another stage: restore the missing "
-        "manifest from a backup, or start the source under a new name with a full sync",
+        "manifest from a backup, or start the source under a new name: its tables are copied again",
     )
 
 

@@ -87,7 +87,7 @@ class Position:
                 f"Timeline {self.timeline} is outside 0..{MAX_TIMELINE}.",
                 where=self.file,
                 code="position.timeline",
-                remedy="start the pipeline again under another source name, with a full sync",
+                remedy="start the pipeline again under another source name: its tables are copied again",
             )
         if not FIRST_OFFSET <= self.offset <= MAX_OFFSET:
             raise DataAtRisk(
