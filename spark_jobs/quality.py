@@ -154,28 +154,35 @@ def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Which rows of each file of filtered/ are read back: each `every`-th, from `first` on, which differs by run. Their
-    order is that of shard and key, so that they are spread over both."""
+    """Which rows of the files of filtered/ are read back: each `every`-th, counted through all files. The rows of a file
+    are in the order of shard and key, so that they are spread over both.
 
-    every: int = 1
-    first: int = 0
+    first: the number of the first such row in each file, or of rows to pass after its end. Differs by run.
+    rows:  how many rows are read back.
+    """
+
+    every: int
+    first: Mapping[str, int]
+    rows: int
 
     @classmethod
-    def of(cls, run_id: str, rows: int, most: int | None) -> Sample:
-        """About `most` of so many rows; None: all of them."""
-        every = 1 if most is None else max(-(-rows // most), 1)
-        return cls(every, crc32(run_id.encode()) % every)
+    def of(cls, run_id: str, files: Mapping[str, int], most: int | None) -> Sample:
+        """At most `most` of the rows of files, and at least one if there is any; None: all of them."""
+        every = 1 if most is None else max(-(-sum(files.values()) // most), 1)
+        first, taken, at = {}, 0, crc32(run_id.encode()) % every
+        for path, rows in files.items():
+            first[path] = at
+            here = len(range(at, rows, every))
+            taken += here
+            at += here * every - rows
+        return cls(every, first, taken)
 
-    def count(self, rows: int) -> int:
-        """How many rows of a file are taken."""
-        return len(range(self.first, rows, self.every))
-
-    def taken(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def taken(self, path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Those of a file's batches."""
         if self.every == 1:
             yield from batches
             return
-        at = self.first
+        at = self.first[path]
         for batch in batches:
             rows = np.arange(at, batch.num_rows, self.every)
             at += len(rows) * self.every - batch.num_rows
@@ -195,7 +202,7 @@ def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> pa.Ta
 
     def work(destination: Destination, path: str, place: Place) -> Iterator[bytes]:
         with place.store.open_input(path) as source:
-            batches = sample.taken(pq.ParquetFile(source).iter_batches(COMPARED_ROWS))
+            batches = sample.taken(path, pq.ParquetFile(source).iter_batches(COMPARED_ROWS))
             compared = _compared(destination, batches, place.sessions, place.scratch)
             found = pa.Table.from_batches(list(compared), _compared_schema())
         sink = pa.BufferOutputStream()
@@ -241,13 +248,6 @@ def _coded(rows: pa.Table) -> pa.Table:
         else:
             rows = rows.set_column(at, pa.field(field.name, field.type), column)
     return rows
-
-
-def _to_compare(job: Job, table: MergeTable, sample: Sample) -> int:
-    if table.table in job.tables_aside:
-        return accepted(job, table, job.read(job.filtered_files(table))).count()
-    paths = job.filtered_files(table)
-    return sum(sample.count(rows) for rows in job.rows_of(paths))
 
 
 def _comparer(destination: Destination) -> Work:
@@ -311,15 +311,17 @@ def _check(job: Job) -> None:
     tables = [table for table in job.tables() if table.files]
     counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
     winners = {one.table: one.winners for one in counts}
+    names = job.tables_aside
+    aside = [table for table in tables if table.table in names]
+    paths = [path for table in tables if table.table not in names for path in job.filtered_files(table)]
+    files = dict(zip(paths, job.rows_of(paths), strict=True))
+    sample = Sample.of(job.plan.run_id, files, job.pipeline.quality.sample_rows)
+    compared_whole = sum(accepted(job, table, job.read(job.filtered_files(table))).count() for table in aside)
     rows = {
         "staged": sum(table.rows for table in tables),
         "merged": sum(winners[table.table] for table in tables),
-        "target": sum(_to_compare(job, table, Sample()) for table in tables),
+        "target": sample.rows + compared_whole,
     }
-    written = rows["target"]
-    sample = Sample.of(job.plan.run_id, written, job.pipeline.quality.sample_rows)
-    if sample.every > 1:
-        rows["target"] = sum(_to_compare(job, table, sample) for table in tables)
     in_memory: dict[str, Rows] = {
         "staged": staged_rows, "merged": merged_rows, "target": partial(target_rows, sample=sample)
     }  # fmt: skip
@@ -343,7 +345,7 @@ def _check(job: Job) -> None:
             if not verdicts[stage]["success"] and stage == "target":
                 verdicts[stage]["examples"] = _examples(frame, GOOD)
         if stage == "target":
-            verdicts[stage]["of"] = written
+            verdicts[stage]["of"] = sum(files.values()) + compared_whole
         _keep(job, folder, stage, verdicts[stage])
     for name, verdict in _own_verdicts(job, tables, winners):
         verdicts[name] = verdict

@@ -407,14 +407,19 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
     assert caught.value.code == "quality.failed"
 
 
-@given(rows=st.lists(st.integers(0, 9), max_size=5), every=st.integers(1, 12), first=st.integers(0, 11))
-def test_a_sample_takes_the_same_rows_however_a_file_is_cut(rows: list[int], every: int, first: int) -> None:
-    sample = Sample(every, first % every)
-    numbers = iter(range(sum(rows)))
-    batches = [pa.record_batch({"n": pa.array([next(numbers) for _ in range(count)], pa.int64())}) for count in rows]
-    taken = [number for batch in sample.taken(batches) for number in batch.column(0).to_pylist()]
-    assert taken == list(range(sum(rows)))[sample.first :: every]
-    assert len(taken) == sample.count(sum(rows))
+@given(files=st.lists(st.lists(st.integers(0, 9), max_size=5), max_size=9), most=st.integers(1, 40), run=st.text())
+def test_a_sample_is_evenly_spaced_over_all_files_and_never_empty(files: list[list[int]], most: int, run: str) -> None:
+    """A row of each file, from the same number on, were none at all where files are shorter than that number."""
+    total = sum(map(sum, files))
+    numbers = iter(range(total))
+    sample = Sample.of(run, {str(path): sum(file) for path, file in enumerate(files)}, most)
+    taken = []
+    for path, file in enumerate(files):
+        batches = [pa.record_batch({"n": pa.array([next(numbers) for _ in range(rows)], pa.int64())}) for rows in file]
+        taken += [number for batch in sample.taken(str(path), batches) for number in batch.column(0).to_pylist()]
+    assert taken == list(range(total))[taken[0] if taken else 0 :: sample.every]
+    assert len(taken) == sample.rows <= most
+    assert bool(taken) == bool(total)
 
 
 def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
