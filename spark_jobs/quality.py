@@ -154,8 +154,8 @@ def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Which rows of the files of filtered/ are read back: each `every`-th, counted through all files. The rows of a file
-    are in the order of shard and key, so that they are spread over both.
+    """Which rows of the files of filtered/ are read back: each `every`-th, counted through all files. The rows of a
+    file are in the order of shard and key, so that they are spread over both.
 
     first: the number of the first such row in each file, or of rows to pass after its end. Differs by run.
     rows:  how many rows are read back.

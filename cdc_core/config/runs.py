@@ -83,8 +83,8 @@ class Quality(Model):
         None,
         ge=1,
         le=1_000_000,
-        description="of a run that wrote more rows than this, at most so many, evenly spaced through all tables, are read "
-        "back from the target; default: all rows of every run are",
+        description="of a run that wrote more rows than this, at most so many, evenly spaced through all tables, are "
+        "read back from the target; default: all rows of every run are",
     )
 
 
