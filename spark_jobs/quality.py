@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -57,12 +57,16 @@ from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
-"""A frame of up to this many rows is gathered with Arrow and judged in memory (see suite_runner), without the JVM."""
+"""A frame of up to this many rows is gathered with Arrow and judged in memory (see suite_runner), without the JVM; one
+that a pipeline's own suite judges, only if its values fit as well."""
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
 _FEW_VALUES = frozenset({_TABLE, _SHARD, _OUTCOME, OP, SOURCE, FILE})
 _WHOLE = {_KEY: pa.string(), SEQ: pa.int64(), ROW: pa.int64(), POS: pa.int64()}
 _EXAMPLES = 20
+_VALUE_BYTES = 16
+_COPIES = 4
+"""Of a frame that is judged in memory: Arrow's columns, those of pandas, and what an expectation makes of them."""
 COMPARED_ROWS = 50_000
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
 
@@ -298,6 +302,14 @@ def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     return rows.drop(*[c(name) for name in nested])
 
 
+def size_bytes(frame: DataFrame, rows: int) -> int:
+    """What the values of a frame with so many rows take in memory, to within a few bytes for each."""
+    texts = [f.name for f in frame.schema if isinstance(f.dataType, T.StringType | T.BinaryType)]
+    lengths = [F.coalesce(F.sum(F.octet_length(c(name))), F.lit(0)) for name in texts]
+    (found,) = frame.agg(reduce(Column.__add__, lengths, F.lit(0)).alias("bytes")).collect()
+    return int(found["bytes"]) + rows * len(frame.schema) * _VALUE_BYTES
+
+
 def check(job: Job) -> None:
     """Runs the three suites and the pipeline's own. Raises DataAtRisk (quality.failed) after all have run and their
     results are kept, UsageError (quality.suite), Refused (plan.purged) for staged files that were purged meanwhile."""
@@ -376,7 +388,8 @@ def _own_verdicts(
             made = own_suite(suite)
             rows = table.rows if suite.stage == "staged" else winners[table.table]
             frame = own_frame(job, table, suite.stage)
-            verdict = judge(frame.toArrow().to_pandas() if rows <= GATHERED_ROWS else frame, made, rows)
+            here = rows <= GATHERED_ROWS and size_bytes(frame, rows) <= job.driver_bytes // _COPIES
+            verdict = judge(frame.toArrow().to_pandas() if here else frame, made, rows)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import cast
 from urllib.parse import urlsplit
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -57,8 +57,9 @@ def is_on_this_machine() -> bool:
     context = SparkContext._active_spark_context
     if context is not None:
         return is_local(context.master or "")
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # only the JVM that started this process knows
-        return False
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started this process, and told its JVM the master
+        SparkContext._ensure_initialized()
+        return is_local(SparkConf().get("spark.master") or "")
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     return "--master" not in words or is_local(words[words.index("--master") + 1])
 

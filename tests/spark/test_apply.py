@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.config import Pipeline, Quality, parse
+from cdc_core.config import Pipeline, Quality, Spark, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
@@ -31,7 +32,7 @@ from spark_jobs import failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
-from spark_jobs.quality import Sample, check
+from spark_jobs.quality import Sample, check, size_bytes
 from spark_jobs.table_tasks import together
 from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -446,7 +447,18 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     merged = json.loads((folder / "own-0.json").read_text())
     assert (merged["success"], merged["rows"], merged["expectations"][0]["success"]) == (True, 9, False)
     assert merged["expectations"][0]["result"]["partial_unexpected_list"] == [8, 9]
-    assert json.loads((folder / "own-1.json").read_text())["rows"] == 10
+    assert [json.loads((folder / f"own-{n}.json").read_text())["rows"] for n in (0, 1)] == [9, 10]
+
+    # Where a table's values do not fit into the driver's memory, Spark judges them, and finds the same.
+    everything = line.pipeline
+    line.pipeline = everything.model_copy(update={"spark": Spark(driver_mib=0)})
+    check(line.job(plan))
+    by_spark = json.loads((folder / "own-0.json").read_text())
+    assert (merged["engine"], by_spark["engine"]) == ("pandas" if everything.spark.driver_mib else "spark", "spark")
+    counts = [one["expectations"][0]["result"]["partial_unexpected_counts"] for one in (merged, by_spark)]
+    assert (by_spark["rows"], counts[1]) == (9, counts[0])
+    line.pipeline = everything
+    check(line.job(plan))
     assert "orders.yaml on staged shop.orders" in (folder / "report.html").read_text()
 
     expect("critical", column="customer", max_value=7)
@@ -459,6 +471,14 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
     check(line.job(plan))
     assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
+
+
+def test_the_size_of_a_frame_is_that_of_its_values_and_not_of_its_files(line: Line) -> None:
+    """Parquet stores a text that repeats once."""
+    columns = [F.repeat(F.lit("\u00e9"), 1000).alias("v"), F.lit(None).cast("binary").alias("n"), "id"]
+    frame = line.spark.range(5000).select(*columns)
+    assert 10_000_000 <= size_bytes(frame, 5000) <= 10_500_000
+    assert size_bytes(frame.where("id < 0").select("id"), 0) == 0
 
 
 def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_nothing_else_suffers(

@@ -47,3 +47,21 @@ def test_a_driver_alone_starts_the_jvm_when_it_needs_it_and_leaves_none(tmp_path
         "spark.master": "local[1]", "spark.some.text": conf["spark.some.text"],
         "spark.sql.session.timeZone": "UTC", "rows": 7,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("master", "here"), [("local[1]", True), ("spark://127.0.0.1:1", False)])
+def test_a_driver_of_spark_submit_knows_where_its_executors_are_before_it_opens_a_session(
+    tmp_path: Path, master: str, here: bool
+) -> None:
+    """Under Airflow a large table is merged by the driver, or by executors that are elsewhere."""
+    script = tmp_path / "driver.py"
+    script.write_text(
+        "from pyspark import SparkContext\nfrom spark_jobs.session import is_on_this_machine\n"
+        "print(f'here: {is_on_this_machine()}, session: {SparkContext._active_spark_context}')\n"
+    )
+    done = subprocess.run(
+        ["spark-submit", "--master", master, str(script)],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert f"here: {here}, session: None" in done.stdout
