@@ -1,9 +1,11 @@
 """A pipeline's DAG with its Spark elsewhere: at a Connect endpoint, and on a standalone cluster, whose executors have
-nothing of Lockstep."""
+nothing of Lockstep. And with an application for each task."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from examples.sandbox.spark import ConnectServer, Standalone
-from tests.dags.airflow_line import Line, now
+from tests.dags.airflow_line import Line, ended, now
 from tests.foreign_python import foreign_python, install_what_jobs_import
 
 pytestmark = [pytest.mark.matrix, pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
@@ -80,3 +82,54 @@ def test_a_dag_ends_green_and_its_target_equal_with_spark_elsewhere(
         cursor.execute(f"DROP DATABASE `{name}`")
     for secret in (mariadb_target.password, source_database.server.password):
         assert secret not in run.output
+
+
+@pytest.mark.parametrize("victim", ["spark-submit", "its driver"])
+def test_each_task_may_have_an_application_of_its_own_and_is_tried_again_when_it_is_killed(
+    line: Callable[..., Line], source_database: Any, mariadb_target: Any, victim: str
+) -> None:
+    """`spark.session: task`. The write waits for a lock on the target when its application dies."""
+    name = source_database.name
+    tables = {f"{name}.t": {"database": name, "table": "t"}}
+    target = f'  - {{name: main, connections: ["airflow:copy"], tables: {json.dumps(tables)}}}'
+    spark = json.dumps({"connection": "spark_default", "session": "task"})
+    with mariadb_target.connect(autocommit=True) as opened, opened.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{name}`")
+        cursor.execute(f"USE `{name}`")
+        cursor.execute(TABLE)
+        run = line("alone", more=f"targets:\n{target}\nspark: {spark}")
+        run.environ["AIRFLOW_CONN_COPY"] = mariadb_target.url
+        source_database.execute(TABLE, "INSERT INTO t VALUES (1, 'new'), (2, 'new')")
+        run.run(now())
+        assert run.states() == {task: ["success"] for task in TASKS}
+        source_database.execute("UPDATE t SET v = 'paid' WHERE id = 1", "DELETE FROM t WHERE id = 2")
+        process = run.start(now())
+        with ended(process):
+            run.wait_for(lambda: run.states().get("to_main.filter") == ["success"], process)
+            cursor.execute("LOCK TABLES t READ")
+            waiting = "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'"
+            run.wait_for(lambda: cursor.execute(waiting) and cursor.fetchall() != ((0,),), process)
+            submitted, driver = application_of(process.pid, "spark_jobs/write.py")
+            os.kill(submitted if victim == "spark-submit" else driver, signal.SIGKILL)
+            cursor.execute("UNLOCK TABLES")
+            assert process.wait(timeout=240) == 0, run.output[-6000:]
+        assert run.states() == {task: ["success"] for task in TASKS}, run.output[-6000:]
+        assert "up_for_retry" in run.output.lower()
+        cursor.execute("SELECT id, v FROM t")
+        assert cursor.fetchall() == ((1, "paid"),)
+        cursor.execute(f"DROP DATABASE `{name}`")
+
+
+def application_of(ancestor: int, job: str) -> tuple[int, int]:
+    """The JVM of spark-submit and the driver below it that carry out a job for a process."""
+    found = [pid for pid in below(ancestor) if job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    jvm, driver = sorted(found, key=lambda pid: len(list(below(pid))), reverse=True)[:2]
+    return jvm, driver
+
+
+def below(pid: int) -> Iterator[int]:
+    """The processes that descend from one."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            yield child
+            yield from below(child)
