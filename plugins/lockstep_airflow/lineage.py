@@ -29,6 +29,7 @@ from openlineage.client.facet_v2 import (
     InputDatasetFacet,
     column_lineage_dataset,
     data_quality_assertions_dataset,
+    input_statistics_input_dataset,
     output_statistics_output_dataset,
     schema_dataset,
     symlinks_dataset,
@@ -184,7 +185,8 @@ def _committed(
         columns = {
             column.name: [_field(staged, column.name, masked=False)] for schema in schemas for column in schema.columns
         }
-        inputs.append(InputDataset(staged.namespace, staged.name))
+        read = input_statistics_input_dataset.InputStatisticsInputDatasetFacet(rowCount=entry.staged_rows)
+        inputs.append(InputDataset(staged.namespace, staged.name, inputFacets={"inputStatistics": read}))
         statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.written)
         outputs.append(
             _output(target_name(pipeline, pipeline.target(target), entry.table, environ), schemas, columns, statistics)
