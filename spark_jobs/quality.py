@@ -99,7 +99,7 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 
 def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     def one(table: MergeTable) -> DataFrame:
-        rows = accepted(job, table, job.read(job.filtered_files(table)))
+        rows = accepted(job, table, job.read(job.filtered_files(table))).coalesce(job.target.sessions)
         return map_in_arrow(rows, _comparer(job.destination(table, writing=False)), _TARGET_FRAME)
 
     parts = each_table(one, tables)

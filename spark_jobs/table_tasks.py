@@ -79,7 +79,7 @@ class Place:
 def done(
     job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Place], Iterable[Result]]
 ) -> list[list[Result] | LockstepError]:
-    """As `in_tasks`, for work at a target."""
+    """As `in_tasks`, for work at a target, which gets as many sessions at once as the pipeline allows."""
     logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
     stage = job.pipeline.stage
 
@@ -103,14 +103,18 @@ def done(
             yield one
 
     without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
-    return in_tasks(job, without, connected)
+    return in_tasks(job, without, connected, most=job.target.sessions)
 
 
 def in_tasks(
-    job: Job, pieces: Sequence[Sized], begin: Callable[[], AbstractContextManager[Callable[[Sized], Iterable[Result]]]]
+    job: Job,
+    pieces: Sequence[Sized],
+    begin: Callable[[], AbstractContextManager[Callable[[Sized], Iterable[Result]]]],
+    *,
+    most: int | None = None,
 ) -> list[list[Result] | LockstepError]:
     """The results of each piece, or the error that ended it, in the order of the pieces. begin: opens what a task
-    needs, and gives its work on a piece.
+    needs, and gives its work on a piece. most: of tasks; None: as many as there is something to do them with.
 
     An error that another attempt may cure ends the job at once and is raised: Spark may have attempts left.
     """
@@ -130,7 +134,7 @@ def in_tasks(
                         raise
                     yield Outcome(number, error=str(error))
 
-    tasks = packed(pieces, most_tasks(job))
+    tasks = packed(pieces, min(most_tasks(job), most or len(pieces)))
     outcomes: list[Outcome[Any]]
     if job.small:
         with ThreadPoolExecutor(len(tasks), thread_name_prefix="task") as pool:

@@ -201,6 +201,12 @@ class Target(Model):
         description="a table that does not exist there: create it from the source's definition, with its database, "
         "before the first run that needs it; or stop the run",
     )
+    sessions: int = Field(
+        32,
+        ge=1,
+        description="at most so many tasks of a run work at the target at once, each with a session at a server: keep "
+        "it well below max_connections",
+    )
     replay_only: bool = Field(
         False, description="only replays that name this target feed it; scheduled runs and `lockstep run` skip it"
     )

@@ -40,7 +40,8 @@ def test_many_tables_share_a_spark_job_and_one_that_fails_leaves_the_others_writ
         PIPELINE.format(folder=tmp_path)
         + f"""\
 spark: {{driver_mib: 0}}
-targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{database: "{database}"}}}}}}]
+targets:
+  - {{name: shards, connections: ["env:TARGET_URL"], sessions: 3, tables: {{"*": {{database: "{database}"}}}}}}
 """,
         where="test",
     )
@@ -53,9 +54,11 @@ targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{data
     job = Job(lambda: spark, pipeline, plan, store, None, "shards")
 
     parallelize = context.parallelize
+    tasks: list[int] = []
 
     def without_secrets(given: Any, *arguments: Any) -> Any:  # it may pass through a file
         assert mariadb_target.password.encode() not in pickle.dumps(given)
+        tasks.append(len(given))
         return parallelize(given, *arguments)
 
     monkeypatch.setattr(context, "parallelize", without_secrets)
@@ -79,6 +82,7 @@ targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{data
 
             merge(replace(job, set_name="0", target_name=None))
             assert jobs_of("filter", apply_filter) == 1
+            assert tasks[-1] == 3  # as many sessions as the target gives
             with pytest.raises(DataAtRisk) as caught:
                 write(job)
             assert (caught.value.code, ".t5" in str(caught.value)) == ("target.row_error", True)
@@ -90,6 +94,7 @@ targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{data
             cursor.execute(f"CREATE TABLE {database}.t5 (id INT PRIMARY KEY, n INT)")
             assert jobs_of("write", write) == 1
             assert held(5) == [51, 52, 53]
+            assert tasks[-1] == 3
             check(job)
         finally:
             context.setJobGroup("", "")
