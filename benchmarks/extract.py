@@ -65,7 +65,7 @@ def measured(reader: str, url: str, stretch: Stretch, environ: dict[str, str]) -
     if found.get("changes") == stretch.changes:
         return found
     why = done.stderr[-2000:] if done.returncode else f"{found['changes']} changes, not {stretch.changes}"
-    if reader == "lockstep":
+    if reader.startswith("lockstep"):
         raise SystemExit(f"{reader} failed on {stretch.database}: {why}")
     print(f"{reader} has no figure for {stretch.database}: {why}", file=sys.stderr)
     return None
@@ -92,15 +92,24 @@ def line(workload: Workload, stretch: Stretch, figures: Figures) -> str:
         seconds = figures[reader]["seconds"]
         return f"{stretch.changes / seconds:,.0f} ({seconds / ours['seconds']:.1f}×)"
 
+    whole_s = figures["lockstep_command"]["seconds"]
+    whole = f"{whole_s:.2f} s"
+    if "rivet" in figures:
+        whole += f" (rivet-cli {figures['rivet']['seconds'] / whole_s:.1f}×)"
     return (
         f"| {workload.about} | {stretch.changes:,} | {ours['seconds']:.2f} s | "
         f"**{stretch.changes / ours['seconds']:,.0f}** | {ours['cpu']:.2f} s | {ours['rss_mib']:,.0f} MiB | "
+        f"{stretch.log_bytes / _MIB:,.0f} → {ours['staged_bytes'] / _MIB:,.1f} MiB | "
         + " | ".join(map(beside, PEERS))
+        + f" | {whole}"
         + " |"
     )
 
 
-_COLUMNS = ("workload", "changes", "time", "changes/s", "CPU", "memory", *PEERS.values())
+_MIB = 1 << 20
+_COLUMNS = (
+    "workload", "changes", "time", "changes/s", "CPU", "memory", "log → staged", *PEERS.values(), "whole command"
+)  # fmt: skip
 HEAD = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
 
 
@@ -139,7 +148,7 @@ def main() -> None:
             rows = int(workload.rows * (workload.quick if chosen.quick else 1))
             print(f"writing {rows:,} changes: {workload.about}", file=sys.stderr)
             stretch = written(server, workload, rows)
-            readers = ["lockstep", "pyarrow", "mysql_replication"]
+            readers = ["lockstep", "lockstep_command", "pyarrow", "mysql_replication"]
             if copier:
                 readers.append("mysqlbinlog")
             if peer and len(workload.tables) == 1:

@@ -23,14 +23,8 @@ from benchmarks.workloads import Stretch
 SOURCE = "bench"
 
 
-def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
-    """The whole extractor: ring, lease, Parquet parts with all bookkeeping columns, manifest, meta (SQLite)."""
-    from cdc_core.config import parse
-    from cdc_core.extract import Extractor
-    from cdc_core.meta import Meta
-
-    pipeline = parse(
-        f"""
+def pipeline_of(stretch: Stretch, place: Path) -> str:
+    return f"""
         pipeline: bench
         sources:
           - name: {SOURCE}
@@ -41,9 +35,16 @@ def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
         stage: {{uri: {(place / "stage").as_uri()}}}
         meta: {{url: "sqlite:///{place}/meta.db"}}
         limits: {{batch_rows: 100000000, batch_mib: 100000}}
-        """,
-        where="benchmark",
-    )
+        """
+
+
+def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """The whole extractor: ring, lease, Parquet parts with all bookkeeping columns, manifest, meta (SQLite)."""
+    from cdc_core.config import parse
+    from cdc_core.extract import Extractor
+    from cdc_core.meta import Meta
+
+    pipeline = parse(pipeline_of(stretch, place), where="benchmark")
     meta = Meta.open(pipeline.meta.url)
     try:
         opened_s = time.perf_counter()
@@ -58,7 +59,20 @@ def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
         "cpu": used_s,
         "opening": started_s - opened_s,
         "changes": result.staged.rows,
+        "staged_bytes": sum(part.stat().st_size for part in (place / "stage").rglob("*.parquet")),
     }
+
+
+def lockstep_command(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """`lockstep extract`, its process from start to end."""
+    file = place / "bench.yaml"
+    file.write_text(pipeline_of(stretch, place))
+    command = [str(Path(sys.executable).parent / "lockstep"), "extract", str(file), "--json"]
+    started_s = time.perf_counter()
+    done = subprocess.run(command, env={**os.environ, "BENCH": url}, check=True, capture_output=True, text=True)
+    seconds = time.perf_counter() - started_s
+    (source,) = json.loads(done.stdout)["sources"]
+    return {"seconds": seconds, "changes": source["rows"]}
 
 
 def pyarrow(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
@@ -141,6 +155,7 @@ def mysqlbinlog(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
 
 READERS: dict[str, Callable[[str, Stretch, Path], dict[str, Any]]] = {
     "lockstep": lockstep,
+    "lockstep_command": lockstep_command,
     "pyarrow": pyarrow,
     "mysql_replication": mysql_replication,
     "rivet": rivet,

@@ -36,13 +36,14 @@ class Workload:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where a workload is in the log, and how many changes it has."""
+    """Where a workload is in the log, how large that is, and how many changes it has."""
 
     database: str
     tables: tuple[str, ...]
     file: str
     end_file: str
     end_offset: int
+    log_bytes: int
     changes: int
 
 
@@ -51,25 +52,26 @@ def written(server: SqlServer, workload: Workload, rows: int) -> Stretch:
     with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {workload.name}")
     workload.write(server, workload.name, rows)
-    file, offset = _end(server)
+    files = _log(server)
     with server.connect(workload.name) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT file FROM meta_start")
         [[start]] = cursor.fetchall()
-    return Stretch(workload.name, workload.tables, start, file, offset, rows)
+    read = sum(size for name, size in files if name >= start)
+    return Stretch(workload.name, workload.tables, start, *files[-1], read, rows)
 
 
-def _end(server: SqlServer) -> tuple[str, int]:
+def _log(server: SqlServer) -> list[tuple[str, int]]:
+    """Its files, with their sizes."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SHOW BINARY LOGS")
-        file, offset = cursor.fetchall()[-1][:2]
-        return str(file), int(offset)
+        return [(str(name), int(size)) for name, size, *_ in cursor.fetchall()]
 
 
 def _begin(server: SqlServer, database: str, *definitions: str) -> None:
     """Makes the tables, and a table of numbers that the log knows nothing of; then a new binlog file begins."""
     _execute(server, database, *definitions)
     _execute(server, database, "FLUSH BINARY LOGS")
-    file, _ = _end(server)
+    file, _ = _log(server)[-1]
     _execute(
         server,
         database,
