@@ -36,6 +36,7 @@ def test_the_helm_values_are_of_the_chart_and_of_the_image() -> None:
     assert {one["value"] for one in found["env"] if one["name"] == "LOCKSTEP_PIPELINES"} == mounted
     project = (DOCKER.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"apache-airflow=={found["airflowVersion"]}"' in project
+    assert f'\nversion = "{found["defaultAirflowTag"]}"\n' in project
 
 
 def test_the_compose_file_takes_each_secret_from_the_file_that_make_env_writes(tmp_path: Path) -> None:
