@@ -72,6 +72,8 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             try:
                 since = chase(moving, provers, since)
                 seen = undisturbed(work, seen)  # little of the log is left for the time without writes
+                if not rehearse:
+                    work.way_back.keep_out()
                 if not held(moving, provers, tables, since, seen, rehearse=rehearse):
                     moving.to(State.ROLLED_BACK, error="it was a rehearsal")
                     return moving.cutover

@@ -51,7 +51,7 @@ def undo_made(work: Work, cutover: Cutover) -> None:
         return
     tables = read(cutover.details["tables"])
     _insist(work, cutover, partial(open_gates, tables.sources, work.environ, token=token))
-    _insist(work, cutover, partial(work.way_back.disarm, token))
+    _insist(work, cutover, partial(_disarmed, work, token))
     for target in work.targets:
         _insist(work, cutover, partial(_admitted, work, target, tables, note(cutover, token)))
 
@@ -95,6 +95,12 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
             remedy="the old tables may refuse writes until you say `lockstep cutover abort`, as soon as the servers "
             "answer again",
         ) from error
+
+
+def _disarmed(work: Work, token: str) -> None:
+    left = work.way_back.disarm(token)
+    if left:
+        work.told(left)
 
 
 def _admitted(work: Work, target: Target, tables: Tables, noted: str) -> None:

@@ -14,7 +14,7 @@ from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
-from cdc_core.cutover.work import Disturbed
+from cdc_core.cutover.work import Disturbed, pair_of
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
@@ -23,6 +23,7 @@ from cdc_core.model.staged import TRUNCATE
 from cdc_core.source.facts import end_position
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
+from cdc_core.target.fence import raise_fences
 from cdc_core.verify.job import Job
 
 _CARRIED = ("tables", "routes", "targets")
@@ -76,8 +77,12 @@ class ExistingWayBack:
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
         return self.pipeline
 
-    def disarm(self, token: str) -> None:
+    def keep_out(self) -> None:
+        """The cutover by which the application came here has raised the fences."""
+
+    def disarm(self, token: str) -> str:
         """Nothing was made."""
+        return ""
 
 
 class NewWayBack:
@@ -119,12 +124,27 @@ class NewWayBack:
             self._write(reverse.text({name: Position.from_text(text) for name, text in starts.items()}))
         return self._existing(reverse)
 
-    def disarm(self, token: str) -> None:
+    def keep_out(self) -> None:
+        """Until the application is switched, Lockstep alone writes to the new tables. What a run would carry from
+        there is older than the application's own rows in the old ones."""
+        reverse = self._checked()
+        owner = pair_of(self._job.pipeline.pipeline, self.name)
+        note = f"the application writes here until a cutover of {self._job.pipeline.pipeline} leads it away"
+        for target in _wanted(reverse).targets:
+            raise_fences(target, list(target.tables), note, owner=owner)
+
+    def disarm(self, token: str) -> str:
         """Removes the file if nothing was read by it yet."""
-        if self._file.exists() and _mark(token) in self._file.read_text(encoding="utf-8"):
-            sources = config.load(self._file).sources
-            if all(self._job.meta.checkpoint(one.name) is None for one in sources):
-                self._file.unlink()
+        if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
+            return ""
+        if all(self._job.meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+            self._file.unlink()
+            return ""
+        self.keep_out()  # a cutover that an earlier version began has not
+        return (
+            f"{self._file.name} stays: it was run meanwhile. Pause its runs: they are refused (target.fenced) until a "
+            "cutover has switched the application, which will use it"
+        )
 
     def _checked(self) -> Reverse:
         if self._reverse is None:
@@ -139,9 +159,7 @@ class NewWayBack:
 
     def _existing(self, reverse: Reverse) -> Pipeline:
         found = config.load(self._file)
-        nowhere = {one.name: Position(0, "none.000001", 4) for one in reverse.sources}
-        wanted = Pipeline.model_validate(reverse.document(nowhere))
-        if _carried(found) != _carried(wanted):
+        if _carried(found) != _carried(_wanted(reverse)):
             raise Refused(
                 f"{self._file} is there already, and carries other tables, or carries them otherwise.",
                 where=str(self._file),
@@ -157,6 +175,12 @@ class NewWayBack:
     def _end(self, reference: str) -> Position:
         with connect(resolve(reference, self._job.environ), where=reference) as connection:
             return end_position(connection, 0)
+
+
+def _wanted(reverse: Reverse) -> Pipeline:
+    """But for where its sources begin."""
+    nowhere = {one.name: Position(0, "none.000001", 4) for one in reverse.sources}
+    return Pipeline.model_validate(reverse.document(nowhere))
 
 
 def origins_of(proving: Prover, job: Job) -> list[Origin]:

@@ -83,8 +83,18 @@ class WayBack(Protocol):
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
         """What `arm` has made, made again if it is gone. Raises as `check`."""
 
-    def disarm(self, token: str) -> None:
-        """Takes back what `arm` has made with this token, if nobody has used it. Safe to repeat."""
+    def keep_out(self) -> None:
+        """From now on no run of it writes to the tables that the application leaves, whoever starts one, until it is
+        let in (target.fence.admit). Safe to repeat. Raises as raise_fences."""
+
+    def disarm(self, token: str) -> str:
+        """Takes back what `arm` has made with this token, if nobody has used it. Safe to repeat. Says what it leaves;
+        "" for nothing. Raises as `keep_out`."""
+
+
+def pair_of(pipeline: str, other: str) -> str:
+    """Names the cutovers between two pipelines, in both directions. Fences have it as their owner."""
+    return min(pipeline, other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,7 @@ class Work:
 
     @property
     def pair(self) -> str:
-        """Names the cutovers between the two pipelines, in both directions."""
-        return min(self.pipeline.pipeline, self.way_back.name)
+        return pair_of(self.pipeline.pipeline, self.way_back.name)
 
     @property
     def options(self) -> config.Cutover:

@@ -84,8 +84,8 @@ def fenced(table: str, note: str) -> Refused:
         f"There is a fence around the table: {note}.",
         where=table,
         code="target.fenced",
-        remedy="nothing was written; if Lockstep is to write to this table again, lower the fence (`lockstep target "
-        "fence PIPELINE --lower`)",
+        remedy="nothing was written. If Lockstep is to write to this table again, and no application does, lower the "
+        "fence (`lockstep target fence PIPELINE --lower`)",
     )
 
 
