@@ -16,7 +16,7 @@ from typing import Any
 
 from cdc_core.config import Pipeline
 from cdc_core.connections import resolve
-from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, combined
 from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
 from cdc_core.repair.findings import LOOKED_UP
@@ -69,9 +69,12 @@ class Prover:
 
     def __init__(self, job: Job, sources: Sequence[SourceTables]) -> None:
         self._job = job
-        self.feeding = feeding_of(job, sources)
+        fed = feeding_of(job, sources)
+        if fed.uncompared:
+            raise combined(list(fed.uncompared.values()))
+        self.feeding = fed.tables
         self._targets = TargetTables()
-        self._tables = {name: TableKeys(job, sources, name, self._targets) for name in self.feeding}
+        self._tables = {name: TableKeys(job, fed, name, self._targets) for name in self.feeding}
         for name, table in self._tables.items():
             if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
                 raise Refused(
@@ -192,7 +195,7 @@ def _again(table: str, why: str) -> Refused:
 
 @contextmanager
 def prover(job: Job) -> Iterator[Prover]:
-    """Sessions at the sources, for the block. Raises as verifying."""
+    """Sessions at the sources, for the block. Raises as verifying, and Refused for tables that cannot be compared."""
     with ExitStack() as opened:
         sources = [
             opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))

@@ -174,7 +174,7 @@ def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
     for one in wanted:
         feeding = []
         for source, former in one.feeding:
-            schema = next((schema for schema in source.schemas() if schema.name == former.name), None)
+            schema, _ = source.tables().get((former.database, former.table), (None, ""))
             if schema is None or not set(one.shape.key) <= {column.name for column in schema.columns}:
                 raise _overtaken(former.name, "the table is gone, or has another key")
             feeding.append((source, schema))

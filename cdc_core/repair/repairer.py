@@ -29,6 +29,7 @@ from cdc_core.repair.findings import Key, error_values, has_error_value, texts_o
 from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
 from cdc_core.snapshot.copier import copier_lease, require_ages
 from cdc_core.snapshot.staging import finish_decided
+from cdc_core.verify.feeding import feeding_of
 from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
@@ -117,8 +118,9 @@ def repair(
     next run. dry_run: only says how the rows differ now. A table that cannot be repaired is left out.
 
     Raises, if all are left out, Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key,
-    repair.key_differs, snapshot.shared_keys, and what opening the destination raises); else DataAtRisk (repair.limit),
-    UsageError (verify.unknown_table), RetryLater (verify.paused), and what verifying, claiming and `apply` raise.
+    repair.key_differs, snapshot.shared_keys, verify.not_read, verify.source_gone, and what opening the destination
+    raises); else DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater (verify.paused), and what
+    verifying, claiming and `apply` raise.
     """
     with ExitStack() as opened:
         sources = [
@@ -150,7 +152,8 @@ def repair(
         if apply is None:
             return done
         # Opened again: the run may have added what Lockstep needs there.
-        asked = {name: TableKeys(job, sources, name, targets) for name in asked}
+        fed = feeding_of(job, sources)
+        asked = {name: TableKeys(job, fed, name, targets) for name in asked}
         removed = sum(_remove_misplaced(asked[name].shape, claimed) for name, claimed in done.claimed.items())
         with targets:
             after = {name: table.verify(texts[name]) for name, table in asked.items()}
@@ -230,9 +233,10 @@ def _asked(
     asked: dict[str, TableKeys] = {}
     texts: dict[str, list[str]] = {}
     refused: dict[str, Refused] = {}
+    fed = feeding_of(job, sources)
     for name in keys:
         try:
-            table = TableKeys(job, sources, name, targets)
+            table = TableKeys(job, fed, name, targets)
             texts[name] = list(texts_of(table.shape, keys[name]))
             for source, schema in table.feeding:
                 require_ages(job.pipeline, source.capture, schema)

@@ -40,6 +40,7 @@ from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.canonical import has_errors, row_texts
 from cdc_core.verify.changed_keys import as_read, changed_keys, key_columns
+from cdc_core.verify.feeding import read_feeding
 from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import SourceTables, open_source
 from cdc_core.windows import age_us
@@ -272,19 +273,15 @@ def _askable(
     pipeline: Pipeline, sources: Sequence[SourceTables], wanted: Mapping[str, _Changed], left_out: dict[str, str]
 ) -> list[Wanted[_Changed]]:
     """With the source tables that feed each logical table now; adds why others cannot be looked up."""
-    feeding: dict[str, list[tuple[SourceTables, TableSchema]]] = {}
-    for source in sources:
-        for schema in source.schemas():
-            for logical in source.capture.route(schema.database, schema.table):
-                if logical in wanted:
-                    feeding.setdefault(logical, []).append((source, schema))
+    fed, _ = read_feeding(sources, wanted.__contains__)
     asked = []
     for logical, changed in wanted.items():
-        why = _refusal(pipeline, changed, feeding.get(logical, []))
+        unread = fed.uncompared.get(logical)
+        why = unread.what if unread is not None else _refusal(pipeline, changed, fed.tables.get(logical, ()))
         if why:
             left_out[logical] = why
         else:
-            asked.append(Wanted(changed, feeding[logical], tuple(changed.seqs), changed.gone))
+            asked.append(Wanted(changed, fed.tables[logical], tuple(changed.seqs), changed.gone))
     return asked
 
 

@@ -46,12 +46,23 @@ SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM INFORMATION_SCHEMA.TABLES
 Name = tuple[str, str]
 
 
+NOT_VISIBLE = "not visible to the account: GRANT SELECT on it"
+
+
 @answers("source")
-def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
-    """The definitions of all captured tables, keyless ones included, sorted by name."""
+def captured_tables(
+    connection: pymysql.Connection, captures: Callable[[str, str], bool]
+) -> dict[Name, tuple[TableSchema | None, str]]:
+    """All captured tables, keyless ones included, in the order of their names: the definition, or why there is none."""
     names = [name for row in query(connection, _TABLES) if captures(*(name := (as_text(row[0]), as_text(row[1]))))]
     definitions = read_definitions(connection, names)
-    return [schema for name in names if (schema := definitions.get(name, (None, ""))[0]) is not None]
+    return {name: definitions.get(name, (None, NOT_VISIBLE)) for name in names}
+
+
+@answers("source")
+def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
+    """The definitions of the captured tables that have one: those whose rows can be read."""
+    return [schema for schema, _ in captured_tables(connection, captures).values() if schema is not None]
 
 
 @answers("source")

@@ -23,7 +23,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
-from cdc_core.source.definitions import Name, read_definitions
+from cdc_core.source.definitions import NOT_VISIBLE, Name, read_definitions
 from cdc_core.source.facts import Grants, ServerFacts, as_text, now_us, query
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
     definitions = read_definitions(connection, [one.name for one in listed])
     found = []
     for one in listed:
-        schema, problem = definitions.get(one.name, (None, "not visible to the account: GRANT SELECT on it"))
+        schema, problem = definitions.get(one.name, (None, NOT_VISIBLE))
         kind = "table" if one.is_table else one.type.lower()
         if not one.is_table:
             schema, problem = None, f"a {kind}, which has no row events"

@@ -8,7 +8,7 @@ the range that was there at `low` and was not changed until `high` is read once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ from cdc_core.snapshot.sessions import open_pair
 from cdc_core.snapshot.throttle import Throttle
 from cdc_core.snapshot.watermarks import await_logged, high_of, read_view
 from cdc_core.source import server_id
-from cdc_core.source.definitions import table_schema, table_schemas
+from cdc_core.source.definitions import Name, captured_tables, table_schema
 from cdc_core.source.facts import ServerFacts
 from cdc_core.source.failover import is_other_server
 from cdc_core.verify import lookup
@@ -89,9 +89,14 @@ class SourceTables:
         self._past_last: set[str] = set()
         self._bookkeeping: _Bookkeeping | None = None
 
-    def schemas(self) -> list[TableSchema]:
-        """The definitions of its captured tables, before the pipeline's rules."""
-        return table_schemas(self._control, self.capture.captures)
+    def tables(self) -> Mapping[Name, tuple[TableSchema | None, str]]:
+        """Its captured tables: the definition before the pipeline's rules, or why the table cannot be read."""
+        return captured_tables(self._control, self.capture.captures)
+
+    def gone(self, there: Collection[Name]) -> list[Name]:
+        """Captured tables that it had. there: those that it has."""
+        known = (tuple(name.split(".", 1)) for name in self._meta.coverage(self.name).tables)
+        return [(database, table) for database, table in known if (database, table) not in there]
 
     def has(self, schema: TableSchema) -> bool:
         """Whether the table has this definition now."""

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
 
 import pyarrow as pa
+import pymysql
 
-from cdc_core.connections import SafeConnection, connect
+from cdc_core.config import Target
+from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.results import TableReader, prepare_for_keys
-from cdc_core.results.faults import translating
+from cdc_core.results.faults import translated, translating
 from cdc_core.snapshot.chunks import from_table
 from cdc_core.target.destination import Shard
+from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import BULK_S, SILENCE_S
+from cdc_core.target.sharding import ShardTable, shard_tables
 from cdc_core.verify import lookup
 from cdc_core.verify.shape import Shape
 
@@ -49,6 +54,37 @@ def session(shard: Shard) -> SafeConnection:
         opened.close()
         raise
     return opened
+
+
+def tables_with_rows(
+    target: Target, logical: Sequence[str], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Of these logical tables, those with rows at the target, and the name of a table that has them. One that the
+    target does not have has none. Raises what connecting raises, and shard_tables."""
+    places = [(name, place) for name in logical for place in shard_tables(target, name)]
+    found: dict[str, str] = {}
+    for number, reference in enumerate(target.connections):
+        mine = [(name, place) for name, place in places if place.connection == number]
+        if not mine:
+            continue
+        with (
+            closing(connect(resolve(reference, environ), where=reference, read_timeout=SILENCE_S)) as opened,
+            opened.cursor() as cursor,
+        ):
+            for name, place in mine:
+                if name not in found and _has_rows(cursor, place):
+                    found[name] = place.name
+    return found
+
+
+def _has_rows(cursor: Any, place: ShardTable) -> bool:
+    try:
+        cursor.execute(f"SELECT 1 FROM {quote(place.database, place.table)} LIMIT 1")
+        return cursor.fetchone() is not None
+    except pymysql.err.MySQLError as error:
+        if number_of(error) in NO_TABLE:
+            return False
+        raise translated(error, where=place.name) from None
 
 
 class TargetTables:

@@ -1,8 +1,8 @@
 """One verification: the tables of a pipeline at one target, one after the other, each range by range.
 
 A range is judged as soon as it is read (table), and then in meta (kept_progress), so that a killed verification
-continues after it. It must keep true that a table is equal, different, or said not to be proven: nothing that was not
-compared counts as equal.
+continues after it. It must keep true that each table of the target that has a source table (feeding) is equal,
+different, or said not to be proven: nothing that was not compared counts as equal, and nothing is left out unsaid.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from cdc_core.errors import LockstepError
-from cdc_core.verify.feeding import Feeding, chosen, feeding_of
+from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.kept_progress import KeptProgress
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult, Verified
-from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.source_rows import open_source
 from cdc_core.verify.table import Table
 from cdc_core.verify.target_rows import TargetTables
 
 
 def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
-    """Verifies these logical tables of the target, or all that it takes and that have a source table.
+    """Verifies these logical tables of the target, or all that it takes and that have, or had, a source table.
 
     Raises UsageError (verify.unknown_table), RetryLater (verify.paused), and what opening the sources raises. What
     concerns one table alone is its result's error.
@@ -34,14 +34,16 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
             for one in job.pipeline.sources
         ]
         targets = opened.enter_context(TargetTables())
-        feeding = feeding_of(job, sources)
-        wanted = chosen(job, feeding, tables)
+        fed = feeding_of(job, sources)
+        wanted = chosen(job, fed, tables)
         kept = KeptProgress(job, wanted)
         results = []
         for name in wanted:
             started_s = time.monotonic()
             try:
-                result = _verified(job, name, feeding[name], targets, kept)
+                if name in fed.uncompared:
+                    raise fed.uncompared[name]
+                result = _verified(job, name, fed.tables[name], targets, kept)
             except LockstepError as error:
                 if error.code == "verify.paused" or (
                     error.retriable and not error.code.startswith(("verify.", "results.", "snapshot."))
@@ -49,7 +51,8 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
-        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, set(wanted) == set(feeding))
+        compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
+        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, compared)
 
 
 def _verified(job: Job, name: str, feeding: Feeding, targets: TargetTables, kept: KeptProgress) -> TableResult:
@@ -70,14 +73,16 @@ class TableKeys:
     feeding: the source tables that feed it, with their definitions before the pipeline's rules.
     """
 
-    def __init__(self, job: Job, sources: Sequence[SourceTables], table: str, targets: TargetTables) -> None:
+    def __init__(self, job: Job, fed: Fed, table: str, targets: TargetTables) -> None:
         """targets: the target's sessions, which several tables may share; the caller closes them.
 
-        Raises UsageError (verify.unknown_table), and what opening the destination raises.
+        Raises UsageError (verify.unknown_table), Refused (verify.not_read, verify.source_gone), and what opening the
+        destination raises.
         """
-        feeding = feeding_of(job, sources)
-        chosen(job, feeding, [table])
-        self.feeding: Feeding = feeding[table]
+        chosen(job, fed, [table])
+        if table in fed.uncompared:
+            raise fed.uncompared[table]
+        self.feeding: Feeding = fed.tables[table]
         self._targets = targets
         self._table = Table(job, table, self.feeding, self._targets)
         self.shape = self._table.shape
