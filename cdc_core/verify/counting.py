@@ -44,19 +44,22 @@ class CountedTable:
             rows += count
             self._job.progressed(self._name, "source", rows)
             spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
-        consumed, consumed_until = self._batches.consumed()
+        consumed = self._batches.consumed()
         shards = self._shape.destination.shards
         there = sum(self._targets.count(self._shape, shard) for shard in shards)
         self._job.progressed(self._name, "target", there)
         reached = self._job.mode is not Mode.MAX_ID or not last or self._reaches(last)
         chains = self._batches.chains_until(spans)
-        excess = excess_of(chains, self._name, {one.source: (one.low, one.high) for one in spans}, consumed)
+        excess = excess_of(chains, self._name, {one.source: (one.low, one.high) for one in spans}, consumed.batches)
         verdict = judged(rows, there, excess, reached=reached)
+        moving = verdict.moving if consumed.known else 0
+        unsettled = verdict.unsettled + verdict.moving - moving
         return TableResult(
             self._name, mode=self._job.mode, spans=spans,
-            consumed_until=consumed_until, source=Side(rows, ""), target=Side(there, ""), moving=verdict.moving,
-            unsettled=verdict.unsettled, found={Wrong.UNKNOWN: verdict.differences} if verdict.differences else {},
-            ranges=1, greatest_differs=verdict.differences > 0 and not reached, seconds=time.monotonic() - started_s,
+            consumed_until=consumed.until, source=Side(rows, ""), target=Side(there, ""), moving=moving,
+            unsettled=unsettled, unreplayed=unsettled > 0 and not consumed.known,
+            found={Wrong.UNKNOWN: verdict.differences} if verdict.differences else {}, ranges=1,
+            greatest_differs=verdict.differences > 0 and not reached, seconds=time.monotonic() - started_s,
         )  # fmt: skip
 
     def _require_countable(self) -> None:

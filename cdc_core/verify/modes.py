@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, worst
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,19 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
                 remedy="see which side is wrong, and docs/verification.md for what to do",
             )
         )
-    unsettled = [one for one in results if one.unsettled]
+    unreplayed = [one for one in results if one.unreplayed]
+    if unreplayed:
+        errors.append(
+            Refused(
+                f"{counted(sum(one.unsettled for one in unreplayed), 'row')} of "
+                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target "
+                "(replay_only), and no replay from the beginning is known that tells which changes it has.",
+                where=f"target {target}",
+                code="verify.not_replayed",
+                remedy="replay everything to it (`lockstep run PIPELINE --replay --target TARGET`), then verify again",
+            )
+        )
+    unsettled = [one for one in results if one.unsettled and not one.unreplayed]
     if unsettled:
         errors.append(
             RetryLater(

@@ -35,7 +35,8 @@ class TableResult(Figures):
 
     moving, unsettled: of a count, whether it is explained by changes, or cannot be judged. findings: the first
     `KEPT_ROWS`, or as many as `KEPT_BYTES` take. whole: why it was read in one range, "" where it was cut.
-    greatest_differs: of Mode.MAX_ID.
+    greatest_differs: of Mode.MAX_ID. unreplayed: rows are unsettled because nothing tells what a target has that only
+    replays feed.
     """
 
     table: str
@@ -46,6 +47,7 @@ class TableResult(Figures):
     left_out: Mapping[str, str] = field(default_factory=dict)
     whole: str = ""
     greatest_differs: bool = False
+    unreplayed: bool = False
 
     @property
     def differences(self) -> int:

@@ -1,9 +1,15 @@
-"""The staged batches of a table's sources: how far they reach, and which of them the target has consumed."""
+"""The staged batches of a table's sources: how far they reach, and which of them the target has consumed.
+
+Runs record what they have applied (consume records). Only replays feed a target that is `replay_only`, and its own
+records may end long before what it has: there, what replays have applied counts as well. It must keep true that a
+change is only taken for one that such a target lacks where it is known what it has.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from cdc_core.errors import RetryLater
 from cdc_core.model.batch import Manifest
@@ -11,8 +17,19 @@ from cdc_core.stage import coverage
 from cdc_core.stage import manifest as manifests
 from cdc_core.verify.job import Job
 from cdc_core.verify.progress import SourceSpan
+from cdc_core.verify.replayed import Replayed
 
 _PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """batches: ids of those that the target has consumed. until: by source, where the first that it has not begins.
+    known: it has none of the others, or only what was written to it in between; else nothing tells what it has."""
+
+    batches: frozenset[str]
+    until: Mapping[str, str]
+    known: bool = True
 
 
 class StagedBatches:
@@ -24,11 +41,16 @@ class StagedBatches:
         self._sources = sorted(set(sources))
         self._known: set[str] = set()
         self._chains: dict[str, list[Manifest]] = {}
+        self._replayed = Replayed(job, table) if job.target.replay_only else None
+        self._with_changes: dict[str, bool] = {}
 
-    def consumed(self) -> tuple[frozenset[str], dict[str, str]]:
-        """Batches that the target has consumed by now; by source, where the first that it has not begins."""
+    def consumed(self) -> Consumed:
+        """What the target has by now."""
         job = self._job
         until: dict[str, str] = {}
+        known = True
+        if self._replayed is not None:
+            self._known |= self._replayed.batches()
         for source in self._sources:
             batches = job.meta.batches(source)
             open_ones = [batch.batch_id for batch in batches if batch.batch_id not in self._known]
@@ -39,7 +61,17 @@ class StagedBatches:
             first = next((batch for batch in batches if batch.batch_id not in self._known), None)
             place = first.begin if first is not None else batches[-1].end if batches else None
             until[source] = "" if place is None else str(place)
-        return frozenset(self._known), until
+            known = known and (self._replayed is None or self._from_the_start([one.batch_id for one in batches]))
+        return Consumed(frozenset(self._known), until, known)
+
+    def _from_the_start(self, batches: Sequence[str]) -> bool:
+        """Whether those of these batches with changes of the table that the target has are the first ones, if there are
+        any. batches: of one source, in order."""
+        asked = [one for one in batches if one not in self._with_changes]
+        files = self._job.meta.files(asked)
+        self._with_changes |= {one: any(file.table == self._table for file in files.get(one, ())) for one in asked}
+        has = [one in self._known for one in batches if self._with_changes[one]]
+        return not has or (has[0] and has == sorted(has, reverse=True))
 
     def chains_until(self, spans: Sequence[SourceSpan]) -> list[Manifest]:
         """All batches of the sources, once they reach as far as the sources were read.

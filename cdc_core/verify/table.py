@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from cdc_core.verify.ranges import why_whole
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape, shape_of
 from cdc_core.verify.source_rows import Read, SourceTables, Take, columns_of
-from cdc_core.verify.staged_batches import StagedBatches
+from cdc_core.verify.staged_batches import Consumed, StagedBatches
 from cdc_core.verify.target_rows import TargetTables
 from cdc_core.words import counted
 
@@ -143,14 +143,14 @@ class Table:
                     begun = ahead or self._begun(self._next(tally.driver, tally.reached, None))
                     ahead, failed = None, None
                     with closing(begun.rows):
-                        consumed, consumed_until = self._batches.consumed()
+                        consumed = self._batches.consumed()
                         differing = beside.submit(self._compared, begun)
                         try:
                             if begun.range_.through is not None:
                                 ahead = self._begun(self._next(begun.range_.driver, begun.range_.through, None))
                         except LockstepError as error:
                             failed = error  # of the next range: this one counts
-                        found = self._judged(begun, differing.result(), consumed, consumed_until)
+                        found = self._judged(begun, differing.result(), consumed)
                     found = replace(found, seconds=time.monotonic() - began_s)
                     tally = tally.plus(found, most_first=KEPT_ROWS, most_bytes=most_bytes)
                     yield tally
@@ -199,8 +199,8 @@ class Table:
         """What a range alone has shown."""
         begun = self._begun(range_)
         with closing(begun.rows):
-            consumed, consumed_until = self._batches.consumed()
-            return self._judged(begun, self._compared(begun), consumed, consumed_until)
+            consumed = self._batches.consumed()
+            return self._judged(begun, self._compared(begun), consumed)
 
     def _range_rows(self) -> RangeRows:
         def opened(stack: ExitStack) -> Comparison:
@@ -250,23 +250,23 @@ class Table:
         self._read_target(begun.rows, begun.range_)
         return begun.rows.differing()
 
-    def _judged(
-        self, begun: _Begun, differing: int, consumed: frozenset[str], consumed_until: Mapping[str, str]
-    ) -> Tally:
+    def _judged(self, begun: _Begun, differing: int, consumed: Consumed) -> Tally:
         """What a range has shown whose rows of both sides have been read."""
         range_, rows = begun.range_, begun.rows
         found = Tally(
             self.definition, range_.driver, range_.through or range_.above, range_.through is None,
-            ranges=1, spans=begun.spans, consumed_until=consumed_until,
+            ranges=1, spans=begun.spans, consumed_until=consumed.until,
             source=rows.side("source"), target=rows.side("target"),
         )  # fmt: skip
         if not differing:
             return found
-        verdict = self._verdict(rows.comparison, begun.spans, consumed)
+        verdict = self._verdict(rows.comparison, begun.spans, consumed.batches)
+        # Where nothing tells what the target has, a row of any earlier moment would pass for one that lags.
+        moving = verdict.moving if consumed.known else 0
         return replace(
             found,
-            moving=verdict.moving,
-            unsettled=verdict.unsettled,
+            moving=moving,
+            unsettled=verdict.unsettled + verdict.moving - moving,
             found=verdict.by_wrong,
             first=tuple(rows.comparison.findings(KEPT_ROWS)),
         )
@@ -293,6 +293,7 @@ class Table:
             columns=tuple(column.name for column in self._shape.columns),
             left_out=self._shape.left_out,
             whole=self._whole,
+            unreplayed=tally.unsettled > 0 and not self._batches.consumed().known,
             **figures_of(tally),
         )
 

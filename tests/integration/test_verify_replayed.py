@@ -1,0 +1,60 @@
+"""A target that only replays feed: what they have applied counts, and where nothing tells it, nothing is equal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tests.forked_commands import ForkedCommands
+from tests.integration.test_verify import FIRST_MARIADB, Verified, fill, verified
+
+__all__ = ["verified"]
+
+
+@FIRST_MARIADB
+def test_of_a_target_that_only_replays_feed_a_row_that_was_set_back_by_hand_is_no_lag(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified()
+    run.line.again(**{"{name: copy, ": "{name: copy, replay_only: true, "})
+    folder = run.line.folder
+    (folder / "shop.yaml").write_text(run.line.text)
+
+    def command(name: str, *arguments: str) -> Any:
+        environ = {**os.environ, **run.environ}
+        return commands.run(name, "shop.yaml", *arguments, "--json", directory=folder, environ=environ)
+
+    def verify(*arguments: str) -> tuple[int, str, str, int, int]:
+        done = command("verify", *arguments)
+        (one,) = done.document["tables"]
+        code = done.error["code"] if done.code else ""
+        return done.code, code, one["verdict"], one["moving"], one["unsettled"]
+
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+    fill(run, range(20))
+    run.drain()
+    run.source("UPDATE number SET v = 'now' WHERE id < 10")
+    run.drain()
+    run.target(f"CREATE TABLE number LIKE {run.line.origin.name}.number")
+    run.target(f"INSERT INTO number SELECT * FROM {run.line.origin.name}.number")
+    run.target("UPDATE number SET v = 'v3' WHERE id = 3")  # as it was
+    # Nothing is known to be applied, so that nothing tells this from a lag.
+    assert verify() == (3, "verify.not_replayed", "unsettled", 0, 1)
+    run.target("DELETE FROM number WHERE id = 3")
+    assert verify("--mode", "count") == (3, "verify.not_replayed", "unsettled", 0, 1)
+
+    replayed = command("run", "--replay", "--target", "copy")
+    assert replayed.code == 0, replayed.document
+    assert verify() == (0, "", "equal", 0, 0)
+    run.target("UPDATE number SET v = 'v3' WHERE id = 3")
+    assert verify() == (4, "verify.differs", "different", 0, 0)
+    run.target("UPDATE number SET v = 'now' WHERE id = 3")
+    # What no replay has brought is a lag.
+    run.source("UPDATE number SET v = 'later' WHERE id = 5")
+    assert verify() == (0, "", "equal so far", 1, 0)
+    # A replay of the newest batch adds to what is known.
+    newest = sorted(path.stem for path in folder.glob("stage/manifests/shop/*.json"))[-1]
+    replayed = command("run", "--replay", "--target", "copy", "--from", f"shop/{newest}")
+    assert replayed.code == 0, replayed.document
+    assert verify() == (0, "", "equal", 0, 0)
