@@ -647,7 +647,7 @@ def patched(world: World) -> Iterator[None]:
         sizes = itertools.cycle((2, 1, 3))
         patch.setattr(pace, "chunk_rows", lambda *_: next(sizes))
         for name, patched_one in (
-            ("TableReader", Reader), ("table_schema", lambda *_: SCHEMA), ("table_schemas", lambda *_: [SCHEMA]),
+            ("TableReader", Reader), ("table_schema", lambda *_: SCHEMA), ("captured_tables", lambda *_: {("shop", "t"): (SCHEMA, "")}),
             ("is_other_server", lambda *_: False),
         ):  # fmt: skip
             patch.setattr(source_rows, name, patched_one)

@@ -52,7 +52,10 @@ def snapshot(
     ] = None,
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Only this source.")] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every captured table, whether rows of it are missing or not.")
+        bool,
+        typer.Option(
+            "--all", help="Every captured table, whether rows of it are missing or not; says which others it leaves."
+        ),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be copied, and how long it may take; copy nothing.")
@@ -104,17 +107,18 @@ def snapshot(
         _extract_first(parsed, meta, names, output, needed=not dry_run)
         if not dry_run:
             _read_again(parsed, meta, names, output)
-        wanted = {
-            name: _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything) for name in names
-        }
+        wanted: dict[str, tuple[PendingTable, ...]] = {}
+        left: dict[str, dict[str, str]] = {}
+        for name in names:
+            wanted[name], left[name] = _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything)
         if dry_run:
-            _show_plan(output, parsed, meta, wanted)
+            _show_plan(output, parsed, meta, wanted, left)
             return
         copied = copy_sources(parsed, meta, wanted, output)
     error = combined(list(copied.refused.values())) if copied.refused else None
     if error is not None and not copied.staged:
         raise error
-    _answer(output, parsed, wanted, copied, error)
+    _answer(output, parsed, wanted, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
 
@@ -238,12 +242,22 @@ def _read_again(pipeline: Pipeline, meta: Meta, sources: list[str], output: CliO
 
 def _wanted(
     meta: Meta, source: str, tables: list[str] | None, *, on_new: str, everything: bool = False
-) -> tuple[PendingTable, ...]:
-    from cdc_core.snapshot.pending import chosen, pending
+) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
+    """The tables to copy; of --all, why others are left out."""
+    from cdc_core.snapshot.pending import captured, chosen, pending
 
     if everything:
-        tables = sorted(meta.coverage(source).tables)
-    return chosen(meta, source, tables) if tables else pending(meta, source, on_new=on_new)
+        return captured(meta, source)
+    return chosen(meta, source, tables) if tables else pending(meta, source, on_new=on_new), {}
+
+
+def _left_out(left: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
+    return [{"source": source, "table": name, "why": why} for source, of in left.items() for name, why in of.items()]
+
+
+def _note_left_out(output: CliOutput, left: Mapping[str, Mapping[str, str]]) -> None:
+    for one in _left_out(left):
+        output.note(f"left out: {one['why']}")
 
 
 def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
@@ -257,7 +271,13 @@ def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
             raise
 
 
-def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[str, tuple[PendingTable, ...]]) -> None:
+def _show_plan(
+    output: CliOutput,
+    pipeline: Pipeline,
+    meta: Meta,
+    wanted: dict[str, tuple[PendingTable, ...]],
+    left: Mapping[str, Mapping[str, str]],
+) -> None:
     from cdc_core.snapshot.estimate import estimate
 
     found: list[dict[str, Any]] = []
@@ -266,7 +286,7 @@ def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[s
         estimates = estimate(pipeline, source, [one.name for one in tables], meta, os.environ) if tables else {}
         for one in tables:
             known = estimates.get(one.name)
-            rows = one.rows if known is None else known.rows
+            rows = one.rows if known is None or (known.refused and not known.rows) else known.rows
             why = one.why if known is None or not known.refused else f"cannot be copied: {known.refused}"
             found.append(
                 {
@@ -293,6 +313,7 @@ def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[s
         "tables": found,
         "seconds_estimated": round(total_s, 3) if any(one["seconds_estimated"] is not None for one in found) else None,
         "paused": paused,
+        "left_out": _left_out(left),
     }
     columns = ("source", "table", "rows", "size", "chunks", "time", "why")
     numbers = ("rows", "size", "chunks", "time")
@@ -302,6 +323,7 @@ def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[s
             f"About {duration(total_s)} for one reader, from a sample; the pipeline has "
             f"{counted(pipeline.snapshot.readers, 'reader')}. Rows and sizes are the server's estimates."
         )
+    _note_left_out(output, left)
     for source in paused:
         output.note(f"Copies of {source} are paused (`lockstep snapshot --resume`).")
 
@@ -310,11 +332,12 @@ def _answer(
     output: CliOutput,
     pipeline: Pipeline,
     wanted: dict[str, tuple[PendingTable, ...]],
+    left: Mapping[str, Mapping[str, str]],
     copied: Copied,
     error: LockstepError | None,
 ) -> None:
-    """error: of the tables that were not copied."""
-    document: dict[str, Any] = {"pipeline": pipeline.pipeline, "sources": []}
+    """left: by source and table, why tables were not to be copied. error: of those that could not be."""
+    document: dict[str, Any] = {"pipeline": pipeline.pipeline, "sources": [], "left_out": _left_out(left)}
     if error is not None:
         document |= error_document(error)
     rows = []
@@ -335,6 +358,7 @@ def _answer(
         rows.append((name, len(result.tables), staged_rows, size(size_bytes), len(result.batches)))
     if not rows:
         output.answer(document, "Nothing to copy: every captured table is staged with all of its rows.")
+        _note_left_out(output, left)
         return
     output.answer(
         document,
@@ -346,6 +370,7 @@ def _answer(
         ),
     )
     _note_refused(output, copied)
+    _note_left_out(output, left)
     for name, result in copied.staged.items():
         for one, why in result.dropped:
             output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")

@@ -27,7 +27,8 @@ from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
 from cdc_core.repair.findings import Key, error_values, has_error_value, texts_of
 from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
-from cdc_core.snapshot.copier import copier_lease, require_ages
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.copyable import require_ages
 from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.feeding import feeding_of
 from cdc_core.verify.job import Job, waiting

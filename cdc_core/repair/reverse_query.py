@@ -33,7 +33,8 @@ from cdc_core.model.staged import LITERAL, SEQ, staged_schema
 from cdc_core.repair.claims import Wanted, claim, finish_former
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.sink.columns import HASH
-from cdc_core.snapshot.copier import copier_lease, require_ages
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.copyable import require_ages
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import batch_path, parse_copied
 from cdc_core.stage.manifest import parse

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pymysql
@@ -37,6 +38,7 @@ from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import count_rows, from_table, greatest
+from cdc_core.snapshot.copyable import require_copied
 from cdc_core.snapshot.second_thread import taking
 from cdc_core.snapshot.sessions import Pair, Sessions
 from cdc_core.snapshot.standby import (
@@ -129,14 +131,10 @@ def copy_tables(
         limits = pipeline.snapshot
         captured = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
 
-        def require(schema: TableSchema) -> None:
-            _require_alone(pipeline, captured, schema)
-            require_ages(pipeline, captured, schema)
-
         chunks = [
             TableChunks(
                 meta, lease, source, table, chunk_bytes=limits.chunk_mib << 20, chunk_s=limits.chunk_s,
-                require=require,
+                require=partial(require_copied, pipeline, captured),
             )
             for table in tables
         ]  # fmt: skip
@@ -409,39 +407,6 @@ def paused(source: str, pause: CopyPause) -> RetryLater:
         code="snapshot.paused",
         remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
     )
-
-
-def _require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
-    """A copy of rows without a key replaces all rows of the target's table. Raises Refused (snapshot.no_key)."""
-    for logical in () if schema.key else capture.route(schema.database, schema.table):
-        fed = any(target.table(logical) is not None for target in pipeline.targets)
-        if fed and not pipeline.feeds_alone(schema.name, logical):
-            raise Refused(
-                f"{schema.name} has neither a primary key nor a unique key without nulls, and rows of {logical} may "
-                "come from other tables too: which of them a copy has to replace, nothing tells.",
-                where=schema.name,
-                code="snapshot.no_key",
-                remedy="give the table a primary key; or route it to a logical table of its own; or load its rows into "
-                "the targets by a dump (docs/tutorial.md)",
-            )
-
-
-def require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
-    """Where rows of several tables count as one, the newest wins; how old a copied row is, nothing tells.
-
-    Raises Refused (snapshot.shared_keys).
-    """
-    for logical in capture.route(schema.database, schema.table):
-        for target in pipeline.targets:
-            if pipeline.counts_newest(target.name, logical, schema.name):
-                raise Refused(
-                    f"Rows of {schema.name} and of other tables with the same key count as one row of {logical}, for "
-                    "which the newest change counts; of a copied row nothing tells when it was changed.",
-                    where=f"targets.{target.name}.tables.{logical}.shared_keys",
-                    code="snapshot.shared_keys",
-                    remedy="load the tables' rows into the target by a dump (docs/tutorial.md); or, if the tables "
-                    "share no keys, leave out shared_keys",
-                )
 
 
 def _staged(meta: Meta, source: str) -> Checkpoint:

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import pymysql
+
 from cdc_core import connections
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
@@ -23,6 +25,8 @@ from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import TableSize, from_table, size_of
+from cdc_core.snapshot.copyable import require_copied, require_view
+from cdc_core.snapshot.watermarks import engine_of
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
 from cdc_core.stage.stores import open_store
@@ -57,12 +61,22 @@ def estimate(
         replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
-        schemas = {name: table_schema(control, *name.split(".", 1)) for name in tables}
-        sizes = {name: size_of(control, schema) for name, schema in schemas.items() if schema is not None}
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+        schemas: dict[str, TableSchema] = {}
+        sizes: dict[str, TableSize] = {}
         found: dict[str, TableEstimate] = {}
-        for name, size in sizes.items():
-            found[name] = _of_table(schemas[name], size, pipeline.snapshot.chunk_mib << 20)
+        for name in tables:
+            try:
+                schema = table_schema(control, *name.split(".", 1))
+            except Refused as error:
+                if error.code not in keys.NOT_COPIED:
+                    raise
+                found[name] = TableEstimate(0, 0, 0, refused=error.what)
+                continue
+            if schema is not None:
+                schemas[name], sizes[name] = schema, size_of(control, schema)
+                refused = _refused(control, pipeline, capture, schema)
+                found[name] = _of_table(schema, sizes[name], pipeline.snapshot.chunk_mib << 20, refused)
         largest = max(
             (name for name, one in found.items() if one.chunks and sizes[name].row_bytes),
             key=lambda name: sizes[name].size_bytes,
@@ -72,19 +86,25 @@ def estimate(
             return found
         reader = connections.connect(address, where=source, read_timeout=config.read_timeout_s)
         opened.callback(reader.close)
-        schema = schemas[largest]
-        assert schema is not None
-        bytes_s = _sampled(reader, schema, sizes[largest], capture, staged, pipeline.stage.compression_level)
+        level = pipeline.stage.compression_level
+        bytes_s = _sampled(reader, schemas[largest], sizes[largest], capture, staged, level)
         return {name: one if not one.chunks or not bytes_s else _timed(one, bytes_s) for name, one in found.items()}
 
 
-def _of_table(schema: TableSchema | None, size: TableSize, chunk_bytes: int) -> TableEstimate:
-    assert schema is not None
+def _refused(control: pymysql.Connection, pipeline: Pipeline, capture: Capture, schema: TableSchema) -> str:
+    """Why a copier would leave the table out; "" if it would not."""
     try:
-        keys.key_columns(schema)
+        require_copied(pipeline, capture, schema)
+        require_view(schema, engine_of(control, schema))
     except Refused as error:
-        return TableEstimate(size.rows, size.size_bytes, 0, refused=error.what)
-    return TableEstimate(size.rows, size.size_bytes, max(1, math.ceil(size.rows * size.row_bytes / chunk_bytes)))
+        return error.what
+    return ""
+
+
+def _of_table(schema: TableSchema, size: TableSize, chunk_bytes: int, refused: str) -> TableEstimate:
+    """A table without a key is one chunk, whatever its size."""
+    chunks = max(1, math.ceil(size.rows * size.row_bytes / chunk_bytes)) if schema.key else 1
+    return TableEstimate(size.rows, size.size_bytes, 0 if refused else chunks, refused=refused)
 
 
 def _timed(one: TableEstimate, bytes_s: float) -> TableEstimate:
@@ -110,8 +130,8 @@ def _sampled(
             low=staged.position, ts_us=staged.watermark_us, level=level, scratch=Path(scratch),
         )  # fmt: skip
         try:
-            order = keys.ordered(schema)
-            for batch in TableReader(reader, schema).batches(f"{from_table(schema)} ORDER BY {order} LIMIT {rows}"):
+            order = f"ORDER BY {keys.ordered(schema)}" if schema.key else ""
+            for batch in TableReader(reader, schema).batches(f"{from_table(schema)} {order} LIMIT {rows}"):
                 file.add(batch)
             file.finish()
         finally:

@@ -59,6 +59,15 @@ def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[Pending
     return tuple(one for one in found if one.copied_by_runs(pipeline))
 
 
+def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
+    """Every captured table that is there, whether anything of it is missing or not; and why others, of which the stage
+    has rows, are not copied."""
+    coverage = meta.coverage(source).tables
+    left = {name: lacks(name, source, one) for name, one in coverage.items() if not one.how.captured}
+    left |= {name: f"{name} of {source} is gone" for name, one in coverage.items() if one.gone and name not in left}
+    return chosen(meta, source, sorted(coverage.keys() - left.keys())), dict(sorted(left.items()))
+
+
 def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable, ...]:
     """These tables, whether anything of them is missing or not.
 

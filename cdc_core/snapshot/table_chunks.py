@@ -17,7 +17,6 @@ from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import require_unreserved
 from cdc_core.results import TableReader
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, computed_end, end_of_chunk, least, size_of
@@ -201,9 +200,6 @@ class TableChunks:
         if schema is None:
             self._meta.drop_copy(self._lease, self._source, self.name)
             return None
-        if schema.key:
-            keys.key_columns(schema)
-        require_unreserved(schema)
         self._require(schema)
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes

@@ -28,6 +28,7 @@ from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
+from cdc_core.snapshot.copyable import require_view
 from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
 from cdc_core.source.survey import is_transactional, locked_for_copies
 
@@ -70,15 +71,8 @@ def read_view(
     run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     engine = engine_of(control, schema)
     transactional = is_transactional(engine)
-    if exact and not transactional:
-        raise Refused(
-            f"{schema.name} has neither a primary key nor a unique key without nulls, and its engine gives no view of "
-            "it at one place of the log.",
-            where=schema.name,
-            code="snapshot.no_key",
-            remedy="give the table a primary key, or ENGINE=InnoDB; or load its rows into the targets by a dump "
-            "(docs/tutorial.md)",
-        )
+    if exact:
+        require_view(schema, engine)
     if locked_for_copies(server, engine, keyed=not exact) or not (server.mariadb or staged.gtid_set):
         view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
     elif server.mariadb:

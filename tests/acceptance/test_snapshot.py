@@ -265,3 +265,59 @@ def test_a_target_that_is_down_at_the_beginning_of_a_run_gets_everything_from_a_
         lockstep("run", "shop.yaml")
         assert rows(down) == rows(up) == [(1, "old"), (2, "new")]
         lockstep("verify", "shop.yaml", "--target", "target1")
+
+
+def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
+    source_database: Any, lockstep: Any
+) -> None:
+    name = source_database.name
+    source_database.execute(*(f"CREATE TABLE {one} (id INT PRIMARY KEY)" for one in ("orders", "former", "gone")))
+    source_database.execute(*(f"INSERT INTO {one} VALUES (1)" for one in ("orders", "former", "gone")))
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep("extract", "shop.yaml")
+    file = lockstep.directory / "shop.yaml"
+    text = file.read_text()
+    assert "exclude: []" in text
+    file.write_text(text.replace("exclude: []", f"exclude: ['{name}[.]former']"))
+    source_database.execute("DROP TABLE gone")
+    lockstep("extract", "shop.yaml")
+    planned = lockstep("snapshot", "shop.yaml", "--all", "--dry-run").document
+    assert [one["table"] for one in planned["tables"]] == [f"{name}.orders"]
+    left = [(one["source"], one["table"]) for one in planned["left_out"]]
+    assert left == [("shop", f"{name}.former"), ("shop", f"{name}.gone")]
+    done = lockstep("snapshot", "shop.yaml", "--all").document
+    assert ([one["tables"] for one in done["sources"]], done["left_out"]) == (
+        [[f"{name}.orders"]], planned["left_out"],
+    )  # fmt: skip
+
+
+def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any, lockstep: Any) -> None:
+    name = source_database.name
+    source_database.execute(
+        "CREATE TABLE orders (order_id INT PRIMARY KEY)",
+        "CREATE TABLE visits (at DATETIME)",
+        "CREATE TABLE heap (n INT) ENGINE=MyISAM",
+        *(f"CREATE TABLE all_{one} (id INT PRIMARY KEY)" for one in "ab"),
+    )
+    source_database.execute("INSERT INTO orders VALUES (1)", "INSERT INTO visits VALUES (NOW()), (NOW())")
+    source_database.execute(*(f"INSERT INTO {one} VALUES (1)" for one in ("heap", "all_a", "all_b")))
+    lockstep.environ |= {"SHOP": source_database.server.url}
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    file = lockstep.directory / "shop.yaml"
+    target = (
+        "\nroutes: [{match: '.*[.]all_.*', to: all}]\n"
+        "targets: [{name: copy, connections: [env:SHOP], tables: {'*': {database: other, table: '{table}'}, "
+        "all: {database: other, table: all, shared_keys: newest}}}]\n"
+    )
+    file.write_text(file.read_text() + target)
+    lockstep("extract", "shop.yaml")
+    planned = lockstep("snapshot", "shop.yaml", "--dry-run").document
+    of = {one["table"].partition(".")[2]: one for one in planned["tables"]}
+    assert {table: one["chunks_estimated"] for table, one in of.items()} == {
+        "orders": 1, "visits": 1, "heap": 0, "all_a": 0, "all_b": 0,
+    }  # fmt: skip
+    refused = {table for table, one in of.items() if one["why"].startswith("cannot be copied")}
+    done = lockstep("snapshot", "shop.yaml", code=3).document
+    assert refused == {"heap", "all_a", "all_b"}
+    assert sorted(done["sources"][0]["tables"]) == [f"{name}.orders", f"{name}.visits"]
