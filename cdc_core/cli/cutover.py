@@ -33,7 +33,7 @@ from cdc_core.windows import age_us, parse_moment, to_us
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.cutover.work import CaughtUp, Work
+    from cdc_core.cutover.work import CaughtUp, Evidence, Work
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
     from cdc_core.run import RunContext
@@ -63,9 +63,9 @@ def plan(
     for which it reads the log of the old tables: a TRUNCATE there makes every earlier verification worthless. Exit code
     3: something would stop it.
     """
-    from cdc_core.cutover.preparing import known, require_hooks
+    from cdc_core.cutover.preparing import findings_of, known, require_hooks
     from cdc_core.cutover.proof import Since, prover
-    from cdc_core.cutover.readiness import failed, look
+    from cdc_core.cutover.readiness import failed
     from cdc_core.cutover.work import tables_of
 
     output = CliOutput(as_json)
@@ -76,15 +76,15 @@ def plan(
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
             fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
-        looked = look(tables.pairs, work.way_back.preview(), work.options.budget_s, os.environ)
-        findings = [one for one in looked if one.status != "ok"]
+        findings = [one for one in findings_of(work, tables) if one.status != "ok"]
         before = known(work)
+    documents = [(fed[name], one.document) for name, one in before.evidence.items()]
     ended = [
-        str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= fed[name] else None
-        for name, one in before.evidence.items()
+        str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= tables_fed else None
+        for tables_fed, one in documents
     ]
     oldest = None if None in ended else min(one for one in ended if one is not None)
-    disturbed = before.disturbed.why
+    disturbed = before.why
     if disturbed:
         said = f"the cutover begins with a verification of all rows, as no earlier one counts: {disturbed}"
     elif oldest is None:
@@ -441,15 +441,16 @@ class _Hands:
             raise error
         return evidence.read(self.context.store, path)
 
-    def newest_evidence(self, target: str) -> Mapping[str, Any] | None:
+    def newest_evidence(self, target: str) -> Evidence:
+        from cdc_core.cutover.work import Evidence
         from cdc_core.verify import evidence
         from cdc_core.verify.job import config_digest
 
         pipeline, meta = self.context.pipeline, self.context.meta
         known = meta.verification(pipeline.pipeline, target)
         summary = known.evidence.get("ordered") if known is not None else None
-        if summary is None:
-            return None
+        if known is None or summary is None:
+            return Evidence(None)
         document = evidence.read(self.context.store, summary["path"])
         age = meta.now_us() - to_us(parse_moment(document["ended"]))
         usable = (
@@ -458,4 +459,5 @@ class _Hands:
             and document["config_sha256"] == config_digest(pipeline)
             and age <= age_us(pipeline.cutover.evidence)
         )
-        return document if usable else None
+        found = evidence.found_since(known.evidence)
+        return Evidence(document if usable and not found else None, found)

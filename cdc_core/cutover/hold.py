@@ -14,14 +14,16 @@ from cdc_core.cutover.locks import locked
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.preparing import undisturbed
 from cdc_core.cutover.proof import Proof, Prover, Since
-from cdc_core.cutover.readiness import require_ids
+from cdc_core.cutover.readiness import raise_ids, require_ids
 from cdc_core.cutover.states import State
 from cdc_core.cutover.undoing import fenced_in, hook_variables, note
+from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Tables, Work, message
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Position
 from cdc_core.target.fence import raise_fences
 
+_SLIPPED = "nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with"
 _HELD_BEYOND_S = 2.0
 """How much longer than the budget a server keeps the locks of a process that says nothing."""
 
@@ -38,6 +40,7 @@ def held(
     """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. Undoes itself, whatever
     stops it; raises what did. seen: as in `undisturbed`."""
     work, options = moving.work, moving.work.options
+    raise_ids(tables.pairs, work.environ)  # the application may have used up the headroom during the chase
     clock = Clock(options.budget_s)
     laps = clock.laps
     try:
@@ -91,7 +94,16 @@ def held(
                 f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
                 where=work.pipeline.pipeline,
                 code="cutover.slipped",
-                remedy="nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with",
+                remedy=_SLIPPED,
+            )
+        store = work.jobs[work.targets[0].name].store
+        unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, store)
+        if unstaged:
+            raise RetryLater(
+                f"Changes may have been made after the final position, which no staged change shows: {unstaged}.",
+                where=work.pipeline.pipeline,
+                code="cutover.slipped",
+                remedy=_SLIPPED,
             )
         if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
             laps.begin("old log")
@@ -106,9 +118,17 @@ def held(
 
 
 def written_since(work: Work, reached: Mapping[str, Position]) -> int:
-    """The changes that the sources' logs have after these places, whoever has staged them."""
+    """The changes of the targets' tables that the sources' logs have after these places, whoever has staged them. Other
+    tables of the pipeline may be written at any time, and are."""
     work.hands.extract()
-    return sum(one.rows for source, place in reached.items() for one in work.meta.batches(source) if one.end > place)
+    batches = [one for source, place in reached.items() for one in work.meta.batches(source) if one.end > place]
+    files = work.meta.files([one.batch_id for one in batches if not one.copied])
+    return sum(
+        file.rows
+        for listed in files.values()
+        for file in listed
+        if any(target.table(file.table) is not None for target in work.targets)
+    )
 
 
 def _document(proof: Proof) -> dict[str, Any]:

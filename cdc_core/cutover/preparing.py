@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
 from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
-from cdc_core.cutover.work import Disturbed, Tables, Work
-from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.cutover.unstaged import StagedTables
+from cdc_core.cutover.work import Evidence, Tables, Work
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.position import Position
 
 
@@ -28,11 +29,16 @@ def require_hooks(work: Work) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the targets before anything is done. evidence: by target, of a full verification that counts;
-    None: every row is verified first."""
+    """What is known of the targets before anything is done. evidence: by target; where it has no document, every row is
+    verified first. seen: as `Disturbed.seen`."""
 
-    evidence: Mapping[str, Mapping[str, Any] | None]
-    disturbed: Disturbed
+    evidence: Mapping[str, Evidence]
+    seen: Mapping[str, Position] | None
+
+    @property
+    def why(self) -> str:
+        """What speaks against earlier evidence, for people; "" for nothing."""
+        return next((one.why for one in self.evidence.values() if one.why), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +52,47 @@ class Prepared:
 def known(work: Work) -> Known:
     """Of a way back, reads the log of the old tables up to now."""
     disturbed = work.way_back.disturbed()
-    found = {one.name: None if disturbed.why else work.hands.newest_evidence(one.name) for one in work.targets}
-    return Known(found, disturbed)
+    found = {
+        one.name: Evidence(None, disturbed.why) if disturbed.why else _not_outdated(work, one) for one in work.targets
+    }
+    return Known(found, disturbed.seen)
+
+
+def _not_outdated(work: Work, target: Target) -> Evidence:
+    """The newest evidence, unless rows may have changed since then unseen."""
+    found = work.hands.newest_evidence(target.name)
+    if found.document is None:
+        return found
+    staged = StagedTables(work.pipeline, [target], work.meta)
+    why = staged.missed(Since.of_evidence(found.document).places, work.jobs[target.name].store)
+    return Evidence(None, why) if why else found
 
 
 def prepare(work: Work) -> Prepared:
     """What each target is proven to have, verified now if the evidence is missing or old.
 
-    Raises DataAtRisk (cutover.not_equal), and what verifying raises.
+    Raises Refused (cutover.not_captured, cutover.copy_due), DataAtRisk (cutover.not_equal), and what verifying raises.
     """
+    for error in unproven(work):
+        raise error
     before = known(work)
-    if before.disturbed.why:
-        work.told(f"no earlier evidence counts: {before.disturbed.why}")
+    if before.why:
+        work.told(f"no earlier evidence counts: {before.why}")
     found = {}
     for target in work.targets:
-        evidence = before.evidence[target.name]
+        evidence = before.evidence[target.name].document
         found[target.name] = verified(work, target) if evidence is None else Since.of_evidence(evidence)
-    return Prepared(found, before.disturbed.seen)
+    return Prepared(found, before.seen)
+
+
+def unproven(work: Work) -> list[LockstepError]:
+    """Tables of which nothing can be proven before somebody has acted: of this pipeline, and of the one in the other
+    direction, where that one exists. A copy that is due there waits until that one may write again."""
+    other = work.way_back.preview()
+    return [
+        *StagedTables(work.pipeline, work.targets, work.meta).refused(),
+        *StagedTables(other, other.targets, work.meta).not_captured(),
+    ]
 
 
 def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str, Position] | None:
@@ -97,10 +127,18 @@ def verified(work: Work, target: Target) -> Since:
     return Since.of_evidence(evidence)
 
 
+def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
+    """What would go wrong: see readiness.py, and `unproven`."""
+    found = Findings()
+    for error in unproven(work):
+        found.fail("stage", error)
+    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.options.budget_s, work.environ))
+
+
 def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:
     """What the application should know, as `lockstep cutover plan` shows it. Raises the first of what would go
     wrong."""
-    findings = look(tables.pairs, work.way_back.preview(), work.options.budget_s, work.environ)
+    findings = findings_of(work, tables)
     for one in findings:
         if one.status == "warn":
             work.told(f"{one.subject}: {one.what}")

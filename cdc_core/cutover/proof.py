@@ -1,9 +1,9 @@
 """That a target has what its sources have, at the end of the log, without reading everything once more.
 
-A full verification has compared every row at its time. Since then, rows changed only by what is staged (a row that was
-changed at the source without the log, or at the target by somebody else, is what the next full verification finds). So
-every key that is in a batch staged since then is compared, row by row, as `lockstep verify` does. Numbers of rows of
-small tables are compared as well.
+A full verification has compared every row at its time. Since then, rows changed only by what is staged: where the log
+says otherwise, the proof is refused (unstaged.py); a row that was changed at the source without the log, or at the
+target by somebody else, is what the next full verification finds. So every key that is in a batch staged since then is
+compared, row by row, as `lockstep verify` does. Numbers of rows of small tables are compared as well.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from cdc_core.config import Pipeline
 from cdc_core.connections import resolve
+from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, combined
 from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
@@ -69,6 +70,7 @@ class Prover:
 
     def __init__(self, job: Job, sources: Sequence[SourceTables]) -> None:
         self._job = job
+        self._staged = StagedTables(job.pipeline, [job.target], job.meta)
         fed = feeding_of(job, sources)
         if fed.uncompared:
             raise combined(list(fed.uncompared.values()))
@@ -89,10 +91,11 @@ class Prover:
         """Compares every key that changed since. still: nothing is written, and everything is applied: no key may be
         moving, and numbers of rows are compared as well.
 
-        Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again), RetryLater (cutover.moving), and what
-        verifying raises.
+        Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again, cutover.not_captured), RetryLater
+        (cutover.moving), and what verifying raises.
         """
         batches = {source: self._consumed(source, place) for source, place in since.places.items()}
+        self._require_all_staged(since)
         wanted = self._keys([one for found in batches.values() for one in found])
         with self._targets:
             results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
@@ -104,6 +107,21 @@ class Prover:
         unsettled = sum(one.unsettled for one in results)
         proven = since if unsettled else Since(reached, since.tables)
         return Proof(proven, {name: len(keys) for name, keys in wanted.items()}, unsettled, tuple(counted))
+
+    def _require_all_staged(self, since: Since) -> None:
+        """Once the batches that are compared are known: what extractors note of them is known, too.
+
+        Raises Refused (cutover.not_captured, cutover.verify_again)."""
+        for error in self._staged.not_captured():
+            raise error
+        why = self._staged.missed(since.places, self._job.store)
+        if why:
+            raise Refused(
+                f"Rows may have changed since the last full verification without a staged change: {why}.",
+                where=self._job.target.name,
+                code="cutover.verify_again",
+                remedy="nothing was switched. Begin again: every row is verified first",
+            )
 
     def _require_counts(self) -> list[str]:
         """While nothing is written, and everything is applied; the tables that were counted. Raises DataAtRisk

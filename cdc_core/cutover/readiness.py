@@ -4,7 +4,7 @@ what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, CHECK constraint
                            old ones, which a target that only Lockstep writes to does not need, and an application may
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
-locks and gates            privileges, and transactions that are open for long, or prepared
+locks and gates            privileges, and what they would wait for (blockers.py)
 events                     that the old servers run on a schedule
 foreign keys               between a table that is switched and one that is not
 """
@@ -23,6 +23,7 @@ from cdc_core.check.findings import Finding, Findings
 from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
 from cdc_core.connections import DENIED, quote, resolve, shown
+from cdc_core.cutover.blockers import find_blockers
 from cdc_core.cutover.gates import BINLOG_PRIVILEGE
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
@@ -40,8 +41,6 @@ _BESIDE = 20
 """Sessions that a server has beside those that close gates."""
 _GATES_S = 0.006
 """Of a server, for the three gates of a table (measured on MySQL 9.7 and MariaDB 11.4, with 1,024 tables)."""
-LONG_S = 2
-"""Transactions that are open for longer are listed: locks wait for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def places_of(listed: Iterable[Place]) -> Places:
 def look(
     pairs: Sequence[Pair], way_back: Pipeline | None, budget_s: float, environ: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
-    """way_back: None for one that exists. budget_s: for how long writes may be stopped."""
+    """way_back: as it is, or would be written; None: not looked at. budget_s: for how long writes may be stopped."""
     findings = Findings()
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
         with altering_session(resolve(reference, environ), reference) as session:
@@ -72,7 +71,7 @@ def look(
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
             _many(session, reference, len(tables), "In this cutover", budget_s, findings)
-            _transactions(session, reference, findings)
+            find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
     for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
@@ -91,7 +90,10 @@ def look(
             )
     if way_back is not None:
         for one in check(way_back, environ=environ).findings:
-            if one.status != "ok" and not one.subject.endswith(EXISTING_ROWS):  # the old tables have them
+            expected = one.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
+                one.error is not None and one.error.code == "target.fenced"  # the switch lets it in
+            )
+            if one.status != "ok" and not expected:
                 findings.made.append(Finding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error))
     return tuple(findings.made)
 
@@ -181,31 +183,6 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
                     "log, SET GLOBAL log_bin_trust_function_creators = ON as well, or grant SUPER",
                 ),
             )
-
-
-def _transactions(session: Any, reference: str, findings: Findings) -> None:
-    with session.cursor() as cursor:
-        with suppress(pymysql.err.MySQLError):  # needs PROCESS
-            cursor.execute(
-                "SELECT t.trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), t.trx_rows_modified "
-                "FROM information_schema.INNODB_TRX t WHERE t.trx_rows_modified > 0 AND "
-                f"t.trx_started < NOW() - INTERVAL {LONG_S} SECOND AND t.trx_mysql_thread_id > 0"
-            )
-            for thread, age_s, rows in cursor.fetchall():
-                findings.warn(
-                    reference,
-                    f"connection {thread} has had a transaction open for {age_s} s, with {counted(int(rows), 'row')}",
-                    "writes are not stopped before it ends (cutover.patience_s)",
-                )
-        with suppress(pymysql.err.MySQLError):
-            cursor.execute("XA RECOVER")
-            for row in cursor.fetchall():
-                name = row[3] if isinstance(row[3], str) else bytes(row[3]).decode("utf-8", "replace")
-                findings.warn(
-                    reference,
-                    f"the XA transaction {name!r} is prepared",
-                    "writes are not stopped before it ends: XA COMMIT or XA ROLLBACK",
-                )
 
 
 def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
@@ -340,10 +317,10 @@ def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[t
 
 
 def raise_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> list[str]:
-    """Raises the counters of the new tables above those of the old ones, with HEADROOM; the tables that were behind.
-    Raises what altering raises."""
+    """Raises the counters of the new tables HEADROOM above those of the old ones, where half of it or more is used up;
+    the tables that were raised. Raises what altering raises."""
     raised = []
-    for reference, tables in _behind(pairs, environ).items():
+    for reference, tables in _behind(pairs, environ, HEADROOM // 2).items():
         with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
             cursor.execute("SET SESSION lock_wait_timeout = 5")
             for table, least in tables.items():
@@ -355,7 +332,7 @@ def raise_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -
 def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
     """While nothing is written: raises RetryLater (cutover.ids) if a new table would give out an id that an old one may
     have given."""
-    for tables in _behind(pairs, environ).values():
+    for tables in _behind(pairs, environ, 0).values():
         for table in tables:
             raise RetryLater(
                 f"{'.'.join(table)} would give out ids that the old table has given already.",
@@ -365,8 +342,10 @@ def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None)
             )
 
 
-def _behind(pairs: Iterable[Pair], environ: Mapping[str, str] | None) -> dict[str, dict[tuple[str, str], int]]:
-    """New tables whose next id is below that of an old one, by server; the old one's."""
+def _behind(
+    pairs: Iterable[Pair], environ: Mapping[str, str] | None, ahead: int
+) -> dict[str, dict[tuple[str, str], int]]:
+    """New tables whose next id is not that far ahead of the greatest of the old ones, by server; the latter."""
     listed = list(pairs)
     old = next_ids(places_of(one for pair in listed for one in pair.old), environ)
     new = next_ids(places_of(one for pair in listed for one in pair.new), environ) if old else {}
@@ -375,7 +354,7 @@ def _behind(pairs: Iterable[Pair], environ: Mapping[str, str] | None) -> dict[st
         least = max((old[one[1:]] for one in pair.old if one[1:] in old), default=0)
         for reference, *table in pair.new:
             name = (table[0], table[1])
-            if new.get(name, least) < least:
+            if name in new and least and new[name] < least + ahead:
                 found.setdefault(reference, {})[name] = least
     return found
 

@@ -14,14 +14,12 @@ from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
+from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Disturbed, pair_of
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import Meta
-from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Position
-from cdc_core.model.staged import TRUNCATE
 from cdc_core.source.facts import end_position
-from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import raise_fences
 from cdc_core.verify.job import Job
@@ -58,18 +56,16 @@ class ExistingWayBack:
             return Disturbed(f"the log of the old tables cannot be read to its end: {error}", None)
         led, store = self.meta.latest_cutover(self.pipeline.pipeline), open_stage(self.pipeline.stage)
         reached = led.details.get("reached", {}) if led is not None else {}
+        places = {source: Position.from_text(text) for source, text in reached.items()} if after is None else after
         seen: dict[str, Position] = {}
-        found: list[str] = []
-        for source, text in reached.items():
-            place = after[source] if after is not None else Position.from_text(text)
+        for source, place in places.items():
             later = [one for one in self.meta.batches(source) if one.end > place and not one.copied]
             seen[source] = max((one.end for one in later), default=place)
-            found += filter(None, (_unlike_rows(manifests.read(store, source, one.begin)) for one in later))
-        why = f"the log of the old tables has more than changes of rows: {found[0]}" if found else ""
-        return Disturbed(why, seen)
+        why = StagedTables(self.pipeline, self.pipeline.targets, self.meta).missed(places, store)
+        return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
-    def preview(self) -> None:
-        return None
+    def preview(self) -> Pipeline:
+        return self.pipeline
 
     def arm(self, token: str) -> Mapping[str, str]:
         return {}
@@ -107,9 +103,11 @@ class NewWayBack:
         """Nothing reads the logs of new tables before the application writes to them."""
         return Disturbed("", None)
 
-    def preview(self) -> Pipeline | None:
+    def preview(self) -> Pipeline:
         reverse = self._checked()
-        return None if self._file.exists() else config.parse(self._text(reverse), where=self._file.name)
+        if self._file.exists():
+            return self._existing(reverse)
+        return config.parse(self._text(reverse), where=self._file.name)
 
     def arm(self, token: str) -> Mapping[str, str]:
         """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
@@ -190,12 +188,6 @@ def origins_of(proving: Prover, job: Job) -> list[Origin]:
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]
-
-
-def _unlike_rows(manifest: Manifest) -> str:
-    """What a batch has that no change of a row shows."""
-    emptied = sorted({part.table for part in manifest.parts if part.ops.get(TRUNCATE)})
-    return "; ".join([*(f"{table} was emptied" for table in emptied), *manifest.notes])
 
 
 def _mark(token: str) -> str:

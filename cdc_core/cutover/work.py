@@ -31,6 +31,15 @@ class CaughtUp:
     steps_s: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """document: of a full verification that counts; None: there is none. why: what speaks against the latest one, for
+    people; "" if it is only missing or old."""
+
+    document: Mapping[str, Any] | None
+    why: str = ""
+
+
 class Hands(Protocol):
     """What a cutover has done for it: the same code by which runs and verifications are made otherwise."""
 
@@ -43,9 +52,9 @@ class Hands(Protocol):
     def verify(self, target: str) -> Mapping[str, Any]:
         """Compares every row; the evidence."""
 
-    def newest_evidence(self, target: str) -> Mapping[str, Any] | None:
-        """Of a full verification of this definition of the pipeline that found all tables equal, and is not older than
-        `cutover.evidence`."""
+    def newest_evidence(self, target: str) -> Evidence:
+        """Of a full verification of this definition of the pipeline that found all tables equal, is not older than
+        `cutover.evidence`, and was not followed by one that found something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +83,8 @@ class WayBack(Protocol):
         what reading the log raises if it is given.
         """
 
-    def preview(self) -> Pipeline | None:
-        """As `arm` would make it now; None for one that exists already."""
+    def preview(self) -> Pipeline:
+        """As it is, or as `arm` would make it now."""
 
     def arm(self, token: str) -> Mapping[str, str]:
         """From now on it reads what is written to the targets: by source, from where on. Raises as `check`."""

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"check", "repair", "verify"},
+    "cutover": JOINED | {"check", "repair", "snapshot", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED

@@ -292,6 +292,15 @@ def test_counters_of_new_tables_are_raised_above_those_of_the_old_one(server: An
     ((highest,),) = execute(server, f"SELECT MAX(id) FROM {database}.new_0")
     assert highest == 4 + HEADROOM
 
+    # The application goes on, as during a chase: the headroom is renewed once half of it is used up.
+    execute(server, f"INSERT INTO {database}.old VALUES ({HEADROOM // 3}, 1)")
+    assert raise_ids(pairs) == []
+    execute(server, f"INSERT INTO {database}.old VALUES ({4 + HEADROOM - 1}, 1)")
+    require_ids(pairs)  # equal counters give out different ids: the old table gives out none any more
+    assert sorted(raise_ids(pairs)) == [f"{database}.new_0", f"{database}.new_1"]
+    execute(server, f"INSERT INTO {database}.new_1 (n) VALUES (9)")
+    assert execute(server, f"SELECT MAX(id) FROM {database}.new_1") == [(4 + 2 * HEADROOM,)]
+
 
 def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
     execute(
@@ -312,6 +321,40 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
     assert failed(look([pair], None, BUDGET_S)) is None
+
+
+def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
+    server: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that have only read, too: no gate closes before they end."""
+    place, user = ("env:MOVED", database), f"u{uuid.uuid4().hex[:10]}"
+    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+
+    def said() -> list[str]:
+        return [one.what for one in look([pair], None, BUDGET_S) if "transaction" in one.what]
+
+    assert said() == []
+    execute(server, "XA START 'left'", f"INSERT INTO {database}.a VALUES (5, 5)", "XA END 'left'", "XA PREPARE 'left'")
+    execute(server, f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'", f"GRANT ALL ON {database}.* TO {user}@'%'")
+    try:
+        with server.connect(autocommit=False) as reader, reader.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {database}.b")
+            cursor.execute("SELECT CONNECTION_ID()")
+            number = cursor.fetchone()[0]
+            wait_until(lambda: any(one.startswith(f"connection {number} has had a transaction open") for one in said()))
+            assert any("which has changed nothing" in one for one in said())
+            assert "the XA transaction 'left' is prepared" in said()
+
+            # An account that may not see them says so.
+            monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{server.url.rpartition('@')[2]}")
+            blind = said()
+            assert sum("may not see the transactions of others (PROCESS)" in one for one in blind) == 1
+            mariadb = "MariaDB" in execute(server, "SELECT VERSION()")[0][0]  # needs no privilege for XA RECOVER
+            assert any("(XA_RECOVER_ADMIN)" in one for one in blind) != mariadb
+            assert ("the XA transaction 'left' is prepared" in blind) == mariadb
+            reader.rollback()
+    finally:
+        execute(server, "XA ROLLBACK 'left'", f"DROP USER {user}@'%'")
 
 
 def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,181 @@
+"""What a cutover may conclude from earlier verifications: no change that was not staged is left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+
+from cdc_core.cli import cutover as cli
+from cdc_core.cli.output import CliOutput
+from cdc_core.cutover import hold, machine
+from cdc_core.cutover.moving import cutover_lease
+from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+UNLOGGED = """
+import pymysql
+from cdc_core.connections import parse_url
+at = parse_url({url!r}, where="test")
+session = pymysql.connect(host=at.host, port=at.port, user=at.user, password=at.password, autocommit=True)
+with session.cursor() as cursor:
+    for statement in {statements!r}:
+        cursor.execute(statement)
+"""
+
+
+def capture_rules(made: Shop, rules: str) -> None:
+    """Adds keys to `tables` of the pipeline file."""
+    path = made.folder / "shop.yaml"
+    path.write_text(path.read_text().replace("tables: {include", f"tables: {{{rules}, include", 1))
+
+
+def as_a_statement(table: str) -> list[str]:
+    """Changes rows, of which the log has only the statement; and then others, of which it has the rows."""
+    return [
+        "SET SESSION binlog_format = STATEMENT",
+        f"UPDATE {table} SET n = n + 1 WHERE id = 1000",
+        "SET SESSION binlog_format = ROW",
+        f"UPDATE {table} SET n = 50 WHERE id = 1001",
+    ]
+
+
+def verified_after_its_copy(made: Shop) -> None:
+    """The log has gone on since the copy, so that no proof compares the rows that were copied."""
+    made.lockstep("run", "shop.yaml")
+    execute(made.source, f"UPDATE {made.name}.items SET n = 3 WHERE id = 1000")
+    made.lockstep("run", "shop.yaml")
+    made.lockstep("verify", "shop.yaml")
+
+
+@pytest.mark.timeout(600)
+def test_updates_of_a_table_that_was_isolated_after_its_verification_are_not_left_behind(
+    lockstep: Any, mysql9: Any, mariadb_target: Any
+) -> None:
+    """They are in the log, are not staged, and change no number of rows."""
+    with shop(lockstep, mysql9, mariadb_target) as made:
+        made.behave(more=f"attempts: 1, stop_with: {made.folder}/stop.sh")
+        capture_rules(made, "on_unreadable: isolate")
+        stop, statements = made.folder / "stop.py", as_a_statement(f"{made.name}.orders")
+        stop.write_text(UNLOGGED.format(url=mysql9.url, statements=statements))
+        (made.folder / "stop.sh").write_text(
+            f"#!/bin/sh\n[ $LOCKSTEP_CUTOVER_PHASE = release ] || {sys.executable} {stop}\n"
+        )
+        (made.folder / "stop.sh").chmod(0o755)
+        verified_after_its_copy(made)
+
+        # It is isolated while writes are stopped, by the last of them.
+        late = made.cutover("run", "shop.yaml", code=3)["error"]
+        assert (late["code"], "orders" in late["what"]) == ("cutover.not_captured", True)
+        assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
+        assert made.called() == []
+
+        # It is known beforehand.
+        (made.folder / "stop.sh").write_text("#!/bin/sh\n")
+        planned = made.cutover("plan", "shop.yaml", code=3)
+        assert planned["error"]["code"] == "cutover.not_captured"
+        for verb in ("rehearse", "run"):
+            assert made.cutover(verb, "shop.yaml", code=3)["error"]["code"] == "cutover.not_captured"
+
+        # Read again, it waits for its copy, and then every row is verified first.
+        lockstep("stage", "isolated", "shop.yaml", "--clear", f"{made.name}.orders")
+        lockstep("extract", "shop.yaml")
+        assert made.cutover("plan", "shop.yaml", code=3)["error"]["code"] == "cutover.copy_due"
+        lockstep("run", "shop.yaml")
+        execute(mysql9, f"UPDATE {made.name}.items SET n = 4 WHERE id = 1000")
+        lockstep("run", "shop.yaml")
+        planned = made.cutover("plan", "shop.yaml")
+        assert (planned["evidence"], "orders" in planned["disturbed"]) == (None, True)
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        assert made.new("orders") == made.old("orders") == REST | {1000: 2, 1001: 50}
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_earlier_verification(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        capture_rules(made, "on_unlogged_change: record")
+        verified_after_its_copy(made)
+        assert made.cutover("plan", "shop.yaml")["evidence"] is not None
+        orders, items, there = f"{made.name}.orders", f"{made.name}.items", f"{made.name}_0.orders_0"
+
+        # A later verification has found something, if only a sample, or a number of rows.
+        execute(made.target, f"UPDATE {there} SET n = 9 WHERE id = 1000")
+        lockstep("verify", "shop.yaml", "--mode", "random", "--sample", "100", code=4)
+        speaks_against_it(made, "were found to differ")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
+        execute(made.target, f"UPDATE {there} SET n = 1 WHERE id = 1000")
+        lockstep("verify", "shop.yaml")
+        assert made.cutover("plan", "shop.yaml")["evidence"] is not None
+        execute(made.target, f"INSERT INTO {there} (id, n) VALUES (4, 4)")
+        lockstep("verify", "shop.yaml", "--mode", "count", code=4)
+        speaks_against_it(made, "--mode count")
+        execute(made.target, f"DELETE FROM {there} WHERE id = 4")
+        lockstep("verify", "shop.yaml")
+        assert made.cutover("plan", "shop.yaml")["evidence"] is not None
+
+        # A definition has given rows other values.
+        execute(made.source, f"ALTER TABLE {items} DROP COLUMN n",
+                f"ALTER TABLE {items} ADD COLUMN n INT NOT NULL DEFAULT 7",
+                f"UPDATE {items} SET n = 8 WHERE id = 1001")  # fmt: skip
+        lockstep("run", "shop.yaml")
+        speaks_against_it(made, f"rows of {items}")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
+        lockstep("repair", "shop.yaml")
+        lockstep("verify", "shop.yaml")
+
+        # A statement was accepted unread.
+        execute(made.source, *as_a_statement(orders))
+        stopped = json.loads(lockstep("extract", "shop.yaml", code=4).out)["error"]
+        (place,) = re.findall(r"--accept (\S+:\d+)", stopped["remedy"])
+        lockstep("extract", "shop.yaml", "--accept", place)
+        lockstep("run", "shop.yaml")
+        speaks_against_it(made, f"rows of {orders}")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
+        assert made.called() == []
+        lockstep("repair", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        for table in ("orders", "items"):
+            assert made.new(table) == made.old(table)
+
+
+def speaks_against_it(made: Shop, why: str) -> None:
+    planned = made.cutover("plan", "shop.yaml")
+    assert planned["evidence"] is None
+    assert why in planned["disturbed"]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switched(
+    lockstep: Any, mysql9: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(lockstep, mysql9, mariadb_target) as made:
+        monkeypatch.setenv("SOURCE", mysql9.url)
+        monkeypatch.setenv("TARGET", mariadb_target.url)
+        visits = f"{made.name}.visits"
+        execute(mysql9, f"CREATE TABLE {visits} (id INT AUTO_INCREMENT PRIMARY KEY)")
+        path = made.folder / "shop.yaml"
+        text = path.read_text().replace("(orders|items)", "(orders|items|visits)")
+        rule = re.search(r"'\*': (.*)", text)
+        assert rule is not None
+        path.write_text(text.replace(rule[0], f"orders: {rule[1]}\n      items: {rule[1]}"))
+        lockstep("run", "shop.yaml")
+        fence = hold.raise_fences
+
+        def visited(*arguments: Any, **named: Any) -> None:
+            fence(*arguments, **named)
+            execute(mysql9, f"INSERT INTO {visits} VALUES ()")
+
+        monkeypatch.setattr(hold, "raise_fences", visited)
+        with (
+            cli._work(str(path), made.folder, None, CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+        ):
+            assert machine.run(work, lease).state == "WATCH"
