@@ -646,10 +646,12 @@ def patched(world: World) -> Iterator[None]:
         patch.setattr(copier, "is_other_server", lambda *_: False)
         sizes = itertools.cycle((2, 1, 3))
         patch.setattr(pace, "chunk_rows", lambda *_: next(sizes))
-        for name, patched_one in (
-            ("TableReader", Reader), ("table_schema", lambda *_: SCHEMA), ("captured_tables", lambda *_: {("shop", "t"): (SCHEMA, "")}),
-            ("is_other_server", lambda *_: False),
-        ):  # fmt: skip
+        for name, patched_one in {
+            "TableReader": Reader,
+            "table_schema": lambda *_: SCHEMA,
+            "captured_tables": lambda *_: {("shop", "t"): (SCHEMA, "")},
+            "is_other_server": lambda *_: False,
+        }.items():
             patch.setattr(source_rows, name, patched_one)
         patch.setattr(claims, "chunk_rows", lambda *_: next(sizes))
         patch.setattr(reverse_query, "open_source", lambda *_: nullcontext(world._source_tables()))
