@@ -94,21 +94,22 @@ class AtOnce(Executor):
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """Something in the log between two places. kind: rows, truncate, create, unlogged. then: the rows after it."""
+    """Something in the log between two places. kind: rows, truncate, create, unlogged. then: the rows after it.
+    xa: the XA COMMIT of what was prepared."""
 
     kind: str
     begin: Position
     end: Position
     changes: tuple[tuple[str, int, int | None, int | None], ...]
     then: Rows
+    xa: bool = False
 
 
 @dataclass(eq=False)
 class View:
-    """A read view. place: of the first transaction that it does not show. redefined: since, and unread until then."""
+    """A read view. redefined: the table was, since, and unread until then."""
 
     rows: Rows
-    place: Position
     has_read: bool = False
     redefined: bool = False
 
@@ -148,7 +149,7 @@ class Source:
                 changes.append(("u", key, had, self._value))
                 rows[key] = self._value
         if changes:
-            self._add("rows", tuple(changes), rows)
+            self._add("rows", tuple(changes), rows, xa=chance.random() < 0.3)
 
     def define(self, kind: str) -> None:
         """TRUNCATE, DROP and CREATE, or a change of rows that is not logged: it waits for whoever uses the table."""
@@ -166,9 +167,13 @@ class Source:
         self._add("rows", (), self.rows, Position(0, f"binlog.{self.end.number + 1:06d}", 4))
 
     def settle(self, chosen: int) -> None:
-        """The engine ends a transaction. MariaDB's ends them in the order of the log."""
-        if self.unseen:
-            entry = self.unseen.pop(0 if self.flavor == "mariadb" else chosen % len(self.unseen))
+        """The engine ends a transaction. MariaDB's ends them in the order of the log, except for an XA COMMIT."""
+        able = self.unseen
+        if self.flavor == "mariadb":
+            able = [one for one in self.unseen if one.xa] + [one for one in self.unseen if not one.xa][:1]
+        if able:
+            entry = able[chosen % len(able)]
+            self.unseen.remove(entry)
             if entry.kind == "rows":
                 for _, key, _, value in entry.changes:
                     self.engine.pop(key, None)
@@ -189,8 +194,13 @@ class Source:
             self.settle(ready[0])
 
     def open_view(self) -> View:
-        self.views.append(View(dict(self.engine), self.unseen[0].begin if self.unseen else self.end))
+        self.views.append(View(dict(self.engine)))
         return self.views[-1]
+
+    @property
+    def committed(self) -> Position:
+        """Of MariaDB: the begin of the first transaction that the engine has not ended, but for an XA COMMIT."""
+        return next((one.begin for one in self.unseen if not one.xa), self.end)
 
     def at(self, place: Position) -> Rows:
         """The rows by the log up to a place."""
@@ -202,11 +212,13 @@ class Source:
         changes: tuple[tuple[str, int, int | None, int | None], ...],
         rows: Rows,
         end: Position | None = None,
+        *,
+        xa: bool = False,
     ) -> None:
         begin = self.end
         self.end = end or Position(0, begin.file, begin.offset + 100)
         self.rows = rows
-        self.log.append(Entry(kind, begin, self.end, changes, dict(rows)))
+        self.log.append(Entry(kind, begin, self.end, changes, dict(rows), xa))
         self.unseen.append(self.log[-1])
 
 
@@ -272,10 +284,14 @@ class Session:
             case ["UNLOCK", _]:
                 source.locked = False
             case ["SHOW", "STATUS"]:
-                assert self._view is not None
-                place = self._view.place
-                source.settle(0)  # the server goes on
+                assert self._view is None
+                place = source.committed
+                source.settle(len(source.unseen) - 1)  # the server goes on
                 return ("Binlog_snapshot_file", place.file), ("Binlog_snapshot_position", str(place.offset))
+            case ["XA", "RECOVER"]:
+                found = tuple((1, 4, 0, f"{source.log.index(one):04}") for one in source.unseen if one.xa)
+                source.settle(0)
+                return found
             case ["SHOW", "VARIABLES"] | ["SET", _]:
                 pass
             case ["SHOW", _]:

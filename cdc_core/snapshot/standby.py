@@ -23,7 +23,7 @@ from cdc_core.connections import DENIED, answers, shown
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.snapshot.watermarks import VISIBLE_WITHIN_S, View, await_executed, engine_of, run
+from cdc_core.snapshot.watermarks import VISIBLE_WITHIN_S, View, await_executed, await_prepared, engine_of, run
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import ServerFacts, as_text, explained, query, replica_channels
@@ -100,6 +100,8 @@ def standby_view(
     """
     run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=mariadb)
+    if mariadb:
+        await_prepared(control)
     run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
     try:
         yield View(staged.position, exact=False)

@@ -2,14 +2,16 @@
 
 Every transaction before `low` was visible to the read; none from `high` on was. How, depends on the server:
 
-    MariaDB, InnoDB       START TRANSACTION WITH CONSISTENT SNAPSHOT, whose position the server says: exact, but not
-                          before the end of what is staged (there, too, the log is ahead of the engine)
     MySQL with GTIDs      the end of what is staged, once the server has committed all of it in the engine
                           (WAIT_FOR_EXECUTED_GTID_SET: a transaction may reach the log before it can be seen)
-    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot;
-                          on MySQL with GTIDs, too, for a table without a key, whose view must be exact
+    MariaDB, InnoDB       the end of what is staged, once the engine has passed it, and has ended the transactions (XA)
+                          that were prepared then (`mariadb`)
+    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
 
-`high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
+A table without a key wants an exact view, which shows nothing from `low` on either. MariaDB says the place of START
+TRANSACTION WITH CONSISTENT SNAPSHOT; it is exact if no XA COMMIT was on its way. MySQL locks the table.
+
+Else `high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,6 +30,7 @@ from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
+from cdc_core.snapshot import mariadb as engine
 from cdc_core.snapshot.copyable import require_view
 from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
 from cdc_core.source.survey import is_transactional, locked_for_copies
@@ -36,10 +39,14 @@ log = logging.getLogger(__name__)
 
 VISIBLE_WITHIN_S = 60.0
 """How long the server may take to commit in the engine what it has already sent in its log."""
-VISIBLE_PAUSE_S = 0.05
+VISIBLE_PAUSE_S = 0.02
+QUIET_PAUSE_S = 0.001
+"""On a server with many XA transactions the moments without one are short."""
 LOCK_WAIT_S = 2
 LOCK_ATTEMPTS = 10
 _LOCK_TIMEOUT = 1205
+_NAMED = 5
+"""How many XA transactions a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +73,22 @@ def read_view(
              settings and view would be lost.
     staged:  the end of what is staged of the log of this server.
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
-    Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
+    Raises RetryLater (snapshot.not_visible, snapshot.prepared, snapshot.locked, source.connection_lost), Refused
+    (source.missing_grant).
     """
     run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    engine = engine_of(control, schema)
-    transactional = is_transactional(engine)
+    kind = engine_of(control, schema)
+    transactional = is_transactional(kind)
     if exact:
-        require_view(schema, engine)
-    if locked_for_copies(server, engine, keyed=not exact) or not (server.mariadb or staged.gtid_set):
+        require_view(schema, kind)
+    if locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set):
         view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
-    elif server.mariadb:
-        view = View(_begin_at_position(reader, staged), exact=True)
+    elif server.mariadb and exact:
+        view = View(_begin_at_place(reader, control, staged), exact=True)
     else:
-        if not await_executed(control, staged.gtid_set, mariadb=False):
+        if server.mariadb:
+            _await_committed(control, staged.position)
+        elif not await_executed(control, staged.gtid_set, mariadb=False):
             raise _not_visible(str(staged.position))
         run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False)
@@ -94,27 +104,59 @@ def high_of(connection: pymysql.Connection, view: View) -> Position:
     return view.low if view.exact else end_position(connection, view.low.timeline)
 
 
-def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
-    """Not before the end of what is staged: a transaction between the two would be in neither the view nor, if the
-    capture began after it, the stage."""
+def _await_committed(control: pymysql.Connection, place: Position) -> None:
+    """Until a view at a MariaDB shows everything that its log has before the place, and has had until now."""
+    if not _in_time(lambda: engine.committed(control, place.timeline) >= place):
+        raise _not_visible(str(place))
+    await_prepared(control)
+
+
+def await_prepared(control: pymysql.Connection) -> None:
+    """Until the XA transactions that are prepared now have ended, at a MariaDB: for some of them the log may have the
+    XA COMMIT already. Raises RetryLater (snapshot.prepared)."""
+    open_ones = engine.prepared(control)
+
+    def ended() -> bool:
+        nonlocal open_ones
+        open_ones = open_ones and open_ones & engine.prepared(control)
+        return not open_ones
+
+    if not _in_time(ended):
+        raise _prepared(f"these have been prepared for more than {VISIBLE_WITHIN_S:.0f} s: {_some(open_ones)}")
+
+
+def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint) -> Position:
+    """An exact view at a MariaDB, not before the end of what is staged.
+
+    It begins while no XA COMMIT is on its way: nothing was prepared, and none has begun since.
+    """
+    _await_committed(control, staged.position)
+    place: Position | None = None
+
+    def begun() -> bool:
+        nonlocal place
+        commits = engine.xa_commits(control)
+        if engine.prepared(control):
+            return False
+        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        if engine.xa_commits(control) == commits:
+            place = engine.place_of_view(reader, staged.position.timeline)
+        if place is None:
+            run(reader, "ROLLBACK")
+        return place is not None
+
+    if not _in_time(begun, QUIET_PAUSE_S) or place is None:
+        raise _prepared(f"for {VISIBLE_WITHIN_S:.0f} s there was no moment without one, as a table without a key needs")
+    return place
+
+
+def _in_time(done: Callable[[], bool], pause_s: float | None = None) -> bool:
     deadline_s = time.monotonic() + VISIBLE_WITHIN_S
-    while True:
-        position = _snapshot_position(reader, staged)
-        if position >= staged.position:
-            return position
-        run(reader, "ROLLBACK")
+    while not done():
         if time.monotonic() > deadline_s:
-            raise _not_visible(str(staged.position))
-        time.sleep(VISIBLE_PAUSE_S)
-
-
-@answers("source")
-def _snapshot_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
-    run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
-    with reader.cursor() as cursor:  # not `query`, which would connect again, without the view
-        cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-        status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
-    return Position(staged.position.timeline, status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))
+            return False
+        time.sleep(VISIBLE_PAUSE_S if pause_s is None else pause_s)
+    return True
 
 
 @answers("source")
@@ -161,6 +203,20 @@ def _not_visible(place: str) -> RetryLater:
         remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
         "replication) or a blocked commit (SHOW PROCESSLIST)",
     )
+
+
+def _prepared(why: str) -> RetryLater:
+    return RetryLater(
+        f"A MariaDB logs an XA COMMIT before its rows can be seen, and does not say of which XA transactions: {why}.",
+        where="source",
+        code="snapshot.prepared",
+        remedy="the next attempt waits again; end what was left prepared (XA RECOVER FORMAT='SQL', then XA COMMIT or "
+        "XA ROLLBACK)",
+    )
+
+
+def _some(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names)[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _begin_under_lock(

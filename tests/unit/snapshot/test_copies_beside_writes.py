@@ -21,6 +21,7 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 @example([], [0, 5, 3, 0, 5, 3], [(78, 102), (0, 13)])  # a row above the last key before the first chunk
 @example([], [0, 0, 10], [(72, 124)])  # a row is written between the view in which it is looked up and `high`
 @example([], [0, 5, 3, 5, 11, 5, 12], [(60, 3), (4, 1), (6, 24), (3, 2), (30, 4), (9, 19)])  # old changes are looked up
+@example([], [0, 5, 3], [(7, 1081), (15, 1153), (1, 1729), (6, 1837), (1, 507), (0, 771)])  # XA: staged before visible
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]

@@ -1,0 +1,206 @@
+"""A read view on a busy server: it shows everything that the log has before its `low` and, where it is exact, no more.
+
+Sessions raise a counter each, in every way of committing. Each view is compared with the log, as the server lists it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core.errors import RetryLater
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.snapshot import watermarks
+from cdc_core.snapshot.watermarks import high_of, logged_gtids, read_view
+from cdc_core.source import server
+from cdc_core.source.definitions import table_schema
+from tests.integration.source_origin import Origin
+
+COUNTERS = 6
+VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "100000"))
+KINDS = ("plain", "prepared", "one phase", "detached")
+_COMMIT = re.compile(r"^XA COMMIT X'(\w+)',X'',1$")
+_UPDATE = re.compile(r"UPDATE (?:keyed|keyless) SET v = (\d+) WHERE id = (\d+)")
+Commits = dict[int, list[tuple[Position, int]]]
+
+
+def count_up(origin: Origin, table: str, counter: int, kinds: tuple[str, ...], stop: threading.Event) -> None:
+    """Raises the counter by transactions, one after the other."""
+    chance, session = random.Random(counter), origin.sql.connect(origin.name, autocommit=True)
+    log_statements(session)
+    number = 0
+    while not stop.is_set():
+        number += 1
+        kind, xid = chance.choice(kinds), f"'{counter}-{number}'"
+        update = f"UPDATE {table} SET v = {number} WHERE id = {counter}"
+        commit = [] if kind == "one phase" else [f"XA PREPARE {xid}"]
+        commit += [] if kind == "detached" else [f"XA COMMIT {xid}" + " ONE PHASE" * (kind == "one phase")]
+        statements = [update] if kind == "plain" else [f"XA START {xid}", update, f"XA END {xid}", *commit]
+        with session.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+        if kind == "detached":
+            former = session.thread_id()
+            session.close()
+            session = origin.sql.connect(origin.name, autocommit=True)
+            log_statements(session)
+            with session.cursor() as cursor:
+                while cursor.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {former}"):
+                    time.sleep(0.001)
+                cursor.execute(f"XA COMMIT {xid}")
+    session.close()
+
+
+def log_statements(session: pymysql.Connection[Any]) -> None:
+    """Beside the rows; MariaDB does so anyway."""
+    with suppress(pymysql.err.MySQLError), session.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_rows_query_log_events = ON")
+
+
+def ask_for_status(origin: Origin, stop: threading.Event) -> None:
+    """As other copiers and programs that watch the server do: with a view, and without."""
+    with origin.session() as run:
+        while not stop.is_set():
+            for begin in ("START TRANSACTION WITH CONSISTENT SNAPSHOT", "DO 0"):
+                run(begin, "SHOW STATUS LIKE 'binlog_snapshot_%'", "ROLLBACK")
+
+
+@contextmanager
+def busy(origin: Origin, table: str, kinds: tuple[str, ...]) -> Iterator[None]:
+    """Writers, and others who ask for the status, until the block ends."""
+    stop = threading.Event()
+    threads = [
+        threading.Thread(target=count_up, args=(origin, table, counter, kinds, stop)) for counter in range(COUNTERS)
+    ]
+    threads += [threading.Thread(target=ask_for_status, args=(origin, stop)) for _ in range(2)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+
+
+def logged_commits(origin: Origin, since: Position) -> Commits:
+    """Which value each counter got, and where the log has the end of that commit."""
+    found: Commits = {counter: [(since, 0)] for counter in range(COUNTERS)}
+    with origin.session() as run:
+        files = [str(row[0]) for row in run("SHOW BINARY LOGS")]
+        for file in files[files.index(since.file) :]:
+            written: dict[int, int] = {}
+            for _, _, kind, _, end, info in run(f"SHOW BINLOG EVENTS IN '{file}'"):
+                place = Position(0, file, max(int(end), 4))
+                if (kind in ("Annotate_rows", "Rows_query")) and (update := _UPDATE.search(info)):
+                    written[int(update[2])] = int(update[1])
+                elif kind == "XA_prepare" and "ONE PHASE" not in info:
+                    written.clear()
+                elif kind in ("Xid", "XA_prepare"):
+                    for counter, number in written.items():
+                        found[counter].append((place, number))
+                    written.clear()
+                elif kind == "Query" and (commit := _COMMIT.match(info)):
+                    counter, _, number = bytes.fromhex(commit[1]).decode().partition("-")
+                    found[int(counter)].append((place, int(number)))
+    return found
+
+
+def counters_of(origin: Origin, table: str, index: str) -> None:
+    rows = ", ".join(f"({counter}, 0)" for counter in range(COUNTERS))
+    origin.execute(
+        f"CREATE TABLE {table} (id INT NOT NULL, v INT, {index} (id))",
+        f"INSERT INTO {table} VALUES {rows}",
+        "FLUSH BINARY LOGS",
+    )
+
+
+def compare_views(origin: Origin, table: str, kinds: tuple[str, ...], views: int, *, exact: bool) -> None:
+    counters_of(origin, table, "KEY" if exact else "PRIMARY KEY")
+    facts, schema = server.facts(origin.control), table_schema(origin.control, origin.name, table)
+    assert schema is not None
+    since = server.end_position(origin.control, 0)
+    seen: list[tuple[Position, Position, list[int]]] = []
+    with closing(origin.sql.connect(autocommit=True)) as reader, busy(origin, table, kinds):
+        for number in range(views):
+            end = server.end_position(origin.control, 0)
+            staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, facts))
+            with read_view(reader, origin.control, facts, staged, schema, exact=exact) as view:
+                with reader.cursor() as cursor:
+                    cursor.execute(f"SELECT v FROM {origin.name}.{table} ORDER BY id")
+                    rows = [int(row[0]) for row in cursor.fetchall()]
+                high = high_of(origin.control, view)
+            assert view.exact == exact
+            assert end <= view.low <= high
+            seen.append((view.low, high, rows))
+            if number % 50 == 49:
+                origin.execute("FLUSH BINARY LOGS")
+    commits = logged_commits(origin, since)
+    assert all(len(found) > 2 for found in commits.values()), "the writers did not write beside the views"
+    for low, high, rows in seen:
+        for counter, value in enumerate(rows):
+            found = commits[counter]
+            least, most = (found[bisect_right(found, (place, 1 << 60)) - 1][1] for place in (low, high))
+            assert least <= value <= most, f"counter {counter} is {value} in a view of {low} to {high}"
+
+
+def test_a_view_shows_all_that_was_logged_before_its_low(origin: Origin) -> None:
+    compare_views(origin, "keyed", ("plain", "prepared", "one phase"), 300, exact=False)
+
+
+@pytest.mark.parametrize(("kinds", "views"), [(("plain",), 150), (("plain", "prepared", "one phase"), 4)])
+def test_an_exact_view_shows_the_table_at_one_place_of_the_log(
+    origin: Origin, kinds: tuple[str, ...], views: int
+) -> None:
+    """A MariaDB gives one where no XA COMMIT is on its way, which takes a while with as many as here."""
+    compare_views(origin, "keyless", kinds, views, exact=True)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("exact", [False, True], ids=["between two places", "exact"])
+@pytest.mark.parametrize("kinds", [("plain",), ("prepared",), ("one phase",), ("detached",), KINDS], ids=" or ".join)
+def test_views_beside_every_way_of_committing(origin: Origin, kinds: tuple[str, ...], exact: bool) -> None:
+    """LOCKSTEP_VIEWS: how many for each server."""
+    rare = origin.mariadb and exact and kinds not in (("plain",), ("one phase",))
+    compare_views(origin, "keyless" if exact else "keyed", kinds, VIEWS // (1000 if rare else 10), exact=exact)
+
+
+def test_an_xa_transaction_that_stays_prepared_is_named(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On MariaDB alone: MySQL says of each transaction whether it can be seen."""
+    counters_of(origin, "keyed", "PRIMARY KEY")
+    facts, schema = server.facts(origin.control), table_schema(origin.control, origin.name, "keyed")
+    assert schema is not None
+    monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.2)
+    end = server.end_position(origin.control, 0)
+    staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, facts))
+
+    def read() -> Any:
+        with (
+            closing(origin.sql.connect(autocommit=True)) as reader,
+            read_view(reader, origin.control, facts, staged, schema) as view,
+        ):
+            return view.low
+
+    with origin.session() as run:
+        run("XA START 'left', 'b', 7", "UPDATE keyed SET v = 1 WHERE id = 1", "XA END 'left', 'b', 7")
+        run("XA PREPARE 'left', 'b', 7")
+        try:
+            if facts.mariadb:
+                with pytest.raises(RetryLater, match=f"X'{b'left'.hex()}',X'62',7") as refused:
+                    read()
+                assert refused.value.code == "snapshot.prepared"
+            else:
+                assert read() == end
+        finally:
+            run("XA COMMIT 'left', 'b', 7")
+    assert read() == end
