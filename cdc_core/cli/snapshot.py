@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cdc_core.cli.copy_progress import progress_text
 from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
@@ -28,7 +29,7 @@ from cdc_core.words import counted
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
-    from cdc_core.meta import Meta, TableCopy
+    from cdc_core.meta import ChunkRetries, Meta, TableCopy
     from cdc_core.snapshot.pending import PendingTable
     from cdc_core.snapshot.progress import Figures
     from cdc_core.snapshot.staging import Staged
@@ -125,10 +126,11 @@ def snapshot(
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """staged: by source. refused: by table, why it was not copied."""
+    """staged: by source. refused: by table, why it was not copied. retries: by source and table, of its chunks."""
 
     staged: Mapping[str, Staged]
     refused: Mapping[str, Refused]
+    retries: Mapping[str, Mapping[str, ChunkRetries]]
 
 
 def copy_sources(
@@ -145,6 +147,7 @@ def copy_sources(
     store = open_stage(pipeline.stage)
     found: dict[str, Staged] = {}
     left_out: dict[str, Refused] = {}
+    retries: dict[str, Mapping[str, ChunkRetries]] = {}
     for name, tables in wanted.items():
         if not tables:
             continue
@@ -153,6 +156,7 @@ def copy_sources(
                 refused = read_tables(
                     pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
                 )
+            retries[name] = meta.chunk_retries(name)
             left_out |= {f"{name}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):
                 continue
@@ -167,7 +171,7 @@ def copy_sources(
                     break
                 time.sleep(_PAUSE_S)
             found[name] = staged
-    return Copied(found, left_out)
+    return Copied(found, left_out, retries)
 
 
 def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult]:
@@ -353,6 +357,7 @@ def _answer(
                 "batches": [batch.batch_id for batch in result.batches],
                 "waiting_for": None if result.waiting is None else str(result.waiting),
                 "dropped": [{"table": one, "why": why} for one, why in result.dropped],
+                "chunk_retries": {table: one.count for table, one in copied.retries[name].items()},
             }
         )
         rows.append((name, len(result.tables), staged_rows, size(size_bytes), len(result.batches)))
@@ -372,6 +377,8 @@ def _answer(
     _note_refused(output, copied)
     _note_left_out(output, left)
     for name, result in copied.staged.items():
+        for one, tried in copied.retries[name].items():
+            output.note(f"{one} of {name}: {counted(tried.count, 'chunk')} had to be read again")
         for one, why in result.dropped:
             output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
         if result.waiting is not None:
@@ -419,22 +426,3 @@ def _watch(output: CliOutput, tables: tuple[PendingTable, ...]) -> Iterator[Call
             show(copy.table, state.table(copy.table))
 
         yield update
-
-
-def progress_text(figures: Figures) -> str:
-    """How far a copy is, in a line for people."""
-    fraction = figures.fraction
-    about = "" if figures.counted else "~"
-    of = "" if figures.total is None or figures.complete else f" of {about}{figures.total:,}"
-    parts = [f"{figures.rows:,}{of} rows", size(figures.size_bytes)]
-    if figures.total_bytes is not None and not figures.complete:
-        parts[1] += f" of ~{size(figures.total_bytes)}"
-    if fraction is not None:
-        parts[0] += f" ({fraction:.0%})"
-    if figures.waiting:
-        return f"{', '.join(parts)}; waits: {figures.waiting}"
-    if figures.rows_s and figures.bytes_s:
-        parts.append(f"{figures.rows_s:,.0f} rows/s, {size(int(figures.bytes_s))}/s")
-    if figures.left_s:
-        parts.append(f"about {duration(figures.left_s)} left")
-    return ", ".join(parts)

@@ -229,12 +229,18 @@ def copy_document(one: CopyStatus) -> dict[str, Any]:
         "why": one.why,
         "rows": one.rows,
         "rows_estimated": one.rows_estimated,
+        "counted": one.counted,
         "percent": one.percent,
+        "bytes": one.size_bytes,
+        "bytes_estimated": one.bytes_estimated,
         "rows_per_s": None if one.rows_s is None else round(one.rows_s, 1),
+        "bytes_per_s": None if one.bytes_s is None else round(one.bytes_s, 1),
         "seconds_left": None if one.left_s is None else round(one.left_s, 1),
         "started": moment(one.started_us),
         "updated": moment(one.updated_us),
         "copied_to": one.copied_to,
+        "chunk_retries": one.chunk_retries,
+        "chunk_error": one.chunk_error,
     }
 
 
@@ -288,6 +294,13 @@ def ledger_row(entry: Any) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def _bytes_of(one: CopyStatus) -> str:
+    if not one.size_bytes:
+        return ""
+    whole = one.bytes_estimated
+    return size(one.size_bytes) + (f" of ~{size(whole)}" if whole is not None and whole > one.size_bytes else "")
+
+
 def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     """The tables with rows from before their capture, as far as these are not copied; with every, all of them."""
     copies = [(source, one) for source in found.sources for one in source.copies]
@@ -298,17 +311,24 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     rows = [
         (
             source.source, one.table, one.state.value, one.rows or "",
-            "?" if one.rows_estimated is None else f"~{one.rows_estimated:,}",
+            "?" if one.rows_estimated is None else f"{'' if one.counted else '~'}{one.rows_estimated:,}",
             "" if one.percent is None else f"{one.percent:.0f} %",
+            _bytes_of(one),
             "" if one.rows_s is None else f"{one.rows_s:,.0f}",
+            "" if one.bytes_s is None else f"{size(int(one.bytes_s))}/s",
             "" if one.left_s is None else f"~{duration(one.left_s)}",
             one.copied_to or moment(one.updated_us),
         )
         for source, one in kept
     ]  # fmt: skip
-    columns = ("source", "table", "copy", "rows read", "of", "done", "rows/s", "time left", "as of")
-    numbers, unknown = ("rows read", "of", "done", "rows/s", "time left"), ("rows/s", "time left")
+    columns = ("source", "table", "copy", "rows read", "of", "done", "size", "rows/s", "rate", "time left", "as of")
+    unknown = ("size", "rows/s", "rate", "time left")
+    numbers = ("rows read", "of", "done", *unknown)
     shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=numbers, omit_empty=unknown)]
+    for source, one in kept:
+        if one.chunk_retries or one.chunk_error:
+            last = f"; the latest try failed: {one.chunk_error}" if one.chunk_error else ""
+            shown.append(Text(f"{source.source}: {one.table}: chunks read again: {one.chunk_retries}{last}"))
     done = len(copies) - len(listed)
     more = len(listed) - len(kept)
     if more or done:

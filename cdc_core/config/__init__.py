@@ -8,7 +8,7 @@ same for editors. One module for each group of keys.
 from __future__ import annotations
 
 from cdc_core.config.capture import CaptureRules, Columns, Processor, Route, RowFilter
-from cdc_core.config.copies import ReverseQuery, Snapshot, Throttle
+from cdc_core.config.copies import MOST_READERS, ReverseQuery, Snapshot, Throttle
 from cdc_core.config.cutover import Cutover
 from cdc_core.config.file import json_schema, load, models_in, parse
 from cdc_core.config.pipeline import Pipeline
@@ -21,6 +21,7 @@ from cdc_core.config.values import MIB, NAME, WAY_BACK_SUFFIX
 
 __all__ = [
     "MIB",
+    "MOST_READERS",
     "NAME",
     "ONE_TABLE",
     "WAY_BACK_SUFFIX",

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from cdc_core.config.values import Age, ConnectionRef, Model
 
+MOST_READERS = 64
+"""Chunks of a source that are read at once."""
+
 
 class Throttle(Model):
     """When a copy waits. It is asked between chunks; a limit that is not given does not count."""
@@ -31,7 +34,9 @@ class Snapshot(Model):
         description="initial: `lockstep run` and the DAG copy each captured table of which rows from before the "
         "capture are missing; none: only `lockstep snapshot` and the DAG cdc_<pipeline>_snapshot copy",
     )
-    readers: int = Field(2, ge=1, le=64, description="chunks read at once; two connections to the source each")
+    readers: int = Field(
+        2, ge=1, le=MOST_READERS, description="chunks read at once; two connections to the source each"
+    )
     chunk_mib: int = Field(32, ge=1, le=1024, description="size of a chunk's rows, which one query reads")
     chunk_s: float = Field(
         5.0,

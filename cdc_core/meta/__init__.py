@@ -11,6 +11,7 @@ from cdc_core.meta.meta import Meta
 from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
+    ChunkRetries,
     Claim,
     ClosedWrite,
     CopyState,
@@ -38,6 +39,7 @@ from cdc_core.meta.views import PlanView
 __all__ = [
     "Account",
     "BatchRow",
+    "ChunkRetries",
     "Claim",
     "ClosedWrite",
     "CopyPause",

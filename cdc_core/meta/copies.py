@@ -23,7 +23,7 @@ from cdc_core.errors import RetryLater
 from cdc_core.meta import copy_pace, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.failures import COPY_TABLE, copied_table
-from cdc_core.meta.rows import CopyState, CopyStatus, Failure, Lease
+from cdc_core.meta.rows import ChunkRetries, CopyState, CopyStatus, Failure, Lease
 from cdc_core.model.batch import CopiedChunk, Manifest, Part
 from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.model.position import Position
@@ -146,19 +146,35 @@ def status(
             why = refused.get(copied_table(source, table))
             state = CopyState.PENDING if why is None else CopyState.REFUSED
             found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
-    now = now_us(connection)
+    now, tried = now_us(connection), retries(connection, source)
     for row in connection.execute(select(_copy).where(_copy.c.source == source)):
-        found[row.source_table] = _status_of(row, now)
+        found[row.source_table] = _status_of(row, now, tried.get(row.source_table, ChunkRetries()))
     return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
 
 
-def _status_of(row: Row[tuple[object, ...]], now: int) -> CopyStatus:
+def retries(connection: Connection, source: str) -> dict[str, ChunkRetries]:
+    """By table whose copy is not staged yet, if reading a chunk of it has failed, or was interrupted."""
+    again = (_chunk.c.attempts > 1) | _chunk.c.error.is_not(None)
+    rows = connection.execute(
+        select(_chunk.c.source_table, _chunk.c.attempts, _chunk.c.error)
+        .where(_chunk.c.source == source, again)
+        .order_by(_chunk.c.chunk)
+    )
+    found: dict[str, ChunkRetries] = {}
+    for table, attempts, error in rows:
+        known = found.get(table, ChunkRetries())
+        found[table] = ChunkRetries(known.count + attempts - 1, error or known.error)
+    return found
+
+
+def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> CopyStatus:
     rows = max(row.rows_estimated, row.rows_read)
     rate = None if row.complete else copy_pace.rate_of(copy_pace.from_text(row.pace), now)
-    left_s = None
-    if rate is not None and rows:
-        size_bytes = row.bytes_estimated or round(rows * row.bytes_read / row.rows_read)
-        left_s = rate.left_s(rows - row.rows_read, max(0, size_bytes - row.bytes_read))
+    left_s = size_bytes = None
+    if row.rows_read:
+        size_bytes = max(row.bytes_read, row.bytes_estimated or round(rows * row.bytes_read / row.rows_read))
+    if rate is not None and size_bytes is not None:
+        left_s = rate.left_s(rows - row.rows_read, size_bytes - row.bytes_read)
     return CopyStatus(
         row.source_table,
         CopyState.READ if row.complete else CopyState.COPYING,
@@ -168,6 +184,12 @@ def _status_of(row: Row[tuple[object, ...]], now: int) -> CopyStatus:
         updated_us=row.updated_us,
         rows_s=None if rate is None else rate.rows_s,
         left_s=left_s,
+        counted=row.counted or row.complete,
+        size_bytes=row.bytes_read,
+        bytes_estimated=row.bytes_read if row.complete else size_bytes,
+        bytes_s=None if rate is None else rate.bytes_s,
+        chunk_retries=tried.count,
+        chunk_error=tried.error,
     )
 
 

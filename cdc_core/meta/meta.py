@@ -37,6 +37,7 @@ from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
     BatchRow,
+    ChunkRetries,
     Claim,
     ClosedWrite,
     Failure,
@@ -232,6 +233,10 @@ class Meta:
         Raises RetryLater (meta.lease_lost).
         """
         return self._database.write(lambda c: copies.take_chunk(c, lease, source, table))
+
+    def chunk_retries(self, source: str) -> Mapping[str, ChunkRetries]:
+        """By table whose copy is not staged yet, if reading a chunk of it has failed, or was interrupted."""
+        return self._database.read(lambda c: copies.retries(c, source))
 
     def leave_chunk(self, lease: Lease, source: str, number: int, error: str) -> None:
         """The reader of a chunk has failed. Raises RetryLater (meta.lease_lost)."""

@@ -224,6 +224,14 @@ class CopyState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkRetries:
+    """Of a table's copy. count: tries after the first ones of its chunks. error: of a chunk that is not read yet."""
+
+    count: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CopyStatus:
     """The copy of the rows that a source table had before its capture.
 
@@ -231,8 +239,12 @@ class CopyStatus:
     rows:           read so far; 0 once they are staged, which no longer counts them.
     rows_estimated: by the server; None where it is not known.
     started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
-    rows_s, left_s: its rate over the last half minute, and how long it still takes; None until they are known, and
-                    where no chunk was read for two minutes.
+    counted:        rows_estimated is exact.
+    size_bytes, bytes_estimated: of the values that were read, and of all; the latter None where it is not known.
+    rows_s, bytes_s, left_s: its rate over the last half minute, and how long it still takes; None until they are known,
+                    and where no chunk was read for two minutes.
+    chunk_retries:  how often chunks were read again, because a read had failed or its process was killed.
+    chunk_error:    of a chunk that is not read yet, why the latest try failed.
     copied_to:      the place in the log as of which a copied table is whole.
     """
 
@@ -246,6 +258,12 @@ class CopyStatus:
     copied_to: str = ""
     rows_s: float | None = None
     left_s: float | None = None
+    counted: bool = False
+    size_bytes: int = 0
+    bytes_estimated: int | None = None
+    bytes_s: float | None = None
+    chunk_retries: int = 0
+    chunk_error: str = ""
 
     @property
     def percent(self) -> float | None:

@@ -44,6 +44,13 @@ class Figures:
         return min(1.0, self.rows / self.total) if self.total else None
 
 
+def figures_of(copy: TableCopy) -> Figures:
+    """Without a rate: of a copy as meta has it."""
+    progress = CopyProgress({})
+    progress.update(copy)
+    return progress.table(copy.table)
+
+
 class CopyProgress:
     """Takes what the copier reports; threads may share it.
 

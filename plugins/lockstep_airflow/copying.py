@@ -30,7 +30,7 @@ from cdc_core.windows import to_us
 from cdc_core.words import counted
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
-from lockstep_airflow.run_context import asked_at, copy_params, holder_name, is_dry_run, run_name
+from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, holder_name, is_dry_run, run_name
 from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.specs import COPY
 
@@ -212,8 +212,13 @@ class CopySensor(_CopySensor):
 
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.snapshot.copier import copier_lease
+        from cdc_core.snapshot.progress import figures_of
         from cdc_core.snapshot.steps import extract_to_now, read_tables
 
+        readers = copy_readers(context)
+        if readers is not None:
+            limits = pipeline.snapshot.model_copy(update={"readers": readers})
+            pipeline = pipeline.model_copy(update={"snapshot": limits})
         holder = holder_name(context)
         tables = _wanted(context, pipeline, meta, store, self.source)
         if not tables:
@@ -232,7 +237,9 @@ class CopySensor(_CopySensor):
                 return PokeReturnValue(False)
         for copy in meta.copies(self.source):
             if copy.complete:
-                log.info("%s: %s", self.source, progress_line(copy))
+                log.info("%s: %s", self.source, progress_line(copy.table, figures_of(copy)))
+        for table, tried in meta.chunk_retries(self.source).items():
+            log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
         return PokeReturnValue(
@@ -373,18 +380,11 @@ class ProgressLines:
             if now_s < self._next_s.get(copy.table, 0.0):
                 return
             self._next_s[copy.table] = now_s + LINE_S
-        log.info("%s: %s", self._source, progress_line(copy, self._state.table(copy.table)))
+        log.info("%s: %s", self._source, progress_line(copy.table, self._state.table(copy.table)))
 
 
-def progress_line(copy: TableCopy, figures: Figures | None = None) -> str:
-    """How far the copy of a table is. figures: its rate and the time left, where they are known."""
-    from cdc_core.cli.output import duration
+def progress_line(table: str, figures: Figures) -> str:
+    """How far the copy of a table is."""
+    from cdc_core.cli.copy_progress import progress_text
 
-    if copy.complete:
-        return f"{copy.table}: all {counted(copy.rows, 'row')} read"
-    total = max(copy.rows_estimated, copy.rows)
-    share = f" of {'' if copy.counted else '~'}{total:,} ({100 * copy.rows // total if total else 0} %)"
-    rate = f", {figures.rows_s:,.0f} rows/s" if figures is not None and figures.rows_s else ""
-    left = f", about {duration(figures.left_s)} left" if figures is not None and figures.left_s else ""
-    waiting = f"; waiting: {copy.waiting}" if copy.waiting else ""
-    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}{left}{waiting}"
+    return f"{table}: {progress_text(figures)}"

@@ -13,7 +13,7 @@ from typing import Any
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
-from cdc_core.config import WAY_BACK_SUFFIX
+from cdc_core.config import MOST_READERS, WAY_BACK_SUFFIX
 from lockstep_airflow.copying import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.operators import (
     CommitOperator,
@@ -43,6 +43,7 @@ from lockstep_airflow.window import (
     LAST_BATCHES,
     LAYOUT,
     MODE,
+    READERS,
     REHEARSE,
     REPAIR,
     REQUEUE,
@@ -304,6 +305,14 @@ def _copy_params(spec: DagSpec) -> dict[str, Param]:
             title="Tables",
             description="database.table of the source, to copy them whether rows are missing or not. Empty: each "
             "captured table that lacks rows from before its capture.",
+        ),
+        READERS: Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=MOST_READERS,
+            title="Readers",
+            description="Chunks that are read at once, of each source. Empty: snapshot.readers of the pipeline file.",
         ),
         DRY_RUN: Param(
             False,

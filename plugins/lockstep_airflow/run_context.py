@@ -20,6 +20,7 @@ from lockstep_airflow.window import (
     FIRST_BATCHES,
     LAST_BATCHES,
     MODE,
+    READERS,
     REPAIR,
     REQUEUE,
     RESTART,
@@ -114,6 +115,12 @@ def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], 
             remedy=f"choose one of {', '.join(names)}",
         )
     return ((source,) if source else names), tables
+
+
+def copy_readers(context: Context) -> int | None:
+    """How many chunks a run of the snapshot DAG reads at once; None for what the pipeline file says."""
+    readers = _params(context).get(READERS)
+    return None if readers is None else int(readers)
 
 
 @dataclass(frozen=True, slots=True)

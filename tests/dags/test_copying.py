@@ -31,7 +31,7 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot import copier, steps
 from cdc_core.snapshot.pending import PendingTable
-from cdc_core.snapshot.progress import Figures
+from cdc_core.snapshot.progress import Figures, figures_of
 from cdc_core.snapshot.staging import Staged
 from lockstep_airflow import copying
 from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator, progress_line
@@ -223,11 +223,28 @@ def test_a_copy_is_started_once_and_under_a_name_of_its_own(world: World, file: 
 
 
 def test_the_log_says_how_far_a_table_is() -> None:
-    copy = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), rows=2_500, rows_estimated=10_000)
-    figures = Figures(2_500, 25_000, 10_000, 250.0, 2_500.0, 30.0)
-    assert progress_line(copy, figures) == "shop.t: 2,500 rows of ~10,000 (25 %), 250 rows/s, about 30 s left"
-    assert progress_line(copy) == "shop.t: 2,500 rows of ~10,000 (25 %)"
-    slow = replace(copy, counted=True, waiting="a replica lags")
-    assert progress_line(slow) == "shop.t: 2,500 rows of 10,000 (25 %); waiting: a replica lags"
+    figures = Figures(2_500, 25 << 10, 10_000, 250.0, 2_560.0, 30.0, total_bytes=100 << 10)
+    assert progress_line("shop.t", figures) == (
+        "shop.t: 2,500 of ~10,000 rows (25%), 25.0 KiB of ~100.0 KiB, 250 rows/s, 2.5 KiB/s, about 30 s left"
+    )
+    slow = replace(figures, counted=True, waiting="a replica lags", total_bytes=None)
+    assert progress_line("shop.t", slow) == "shop.t: 2,500 of 10,000 rows (25%), 25.0 KiB; waits: a replica lags"
     empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
-    assert progress_line(empty) == "shop.t: all 0 rows read"
+    assert progress_line("shop.t", figures_of(empty)) == "shop.t: all 0 rows read, 0 B"
+
+
+def test_the_form_says_how_many_readers_a_copy_has(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers: list[int] = []
+
+    def read(pipeline: config.Pipeline, *_: Any, **__: Any) -> dict[str, Any]:
+        readers.append(pipeline.snapshot.readers)
+        return {}
+
+    monkeypatch.setattr(steps, "read_tables", read)
+    task = sensor(CopySensor, file)
+    for asked in (None, 7):
+        context["params"] = {"readers": asked}
+        assert task.poke(context).is_done
+    assert readers == [config.load(Path(file)).snapshot.readers, 7]

@@ -405,6 +405,10 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         read = CopiedChunk(planned.number, "shop.big", above or (), through, 0, place, place, 123, ())
         now_us[0] += 10_000_000
         shop.meta.chunk_read(lease, "shop_db", ReadChunk(read, ()), 1000, 1107, 9000)
+    planned = shop.meta.plan_chunk(lease, "shop_db", "shop.big", ("2",), ("3",))
+    shop.meta.leave_chunk(lease, "shop_db", planned.number, "Lost")
+    assert shop.meta.take_chunk(lease, "shop_db", "shop.big") is not None
+    shop.meta.leave_chunk(lease, "shop_db", planned.number, f"Lost {ALERT}")
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
     shop.meta.pause_copies("shop_db", "somebody")
@@ -421,7 +425,10 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         ("shop.done", "copied", 100.0),
     ]  # fmt: skip
     assert (copies["shop.big"]["rows_per_s"], copies["shop.big"]["seconds_left"]) == (12.3, 70.0)
-    assert re.search('<td class="number">12</td><td class="number">70 s</td>', text)
+    assert (copies["shop.big"]["bytes"], copies["shop.big"]["bytes_estimated"]) == (2000, 9000)
+    assert re.search('<td class="number">12</td><td class="number">100 B</td><td class="number">70 s</td>', text)
+    assert (copies["shop.big"]["chunk_retries"], copies["shop.big"]["chunk_error"]) == (1, f"Lost {ALERT}")
+    assert f"chunks read again: 1; the latest try failed: Lost {ALERT}" in text
     assert copies["shop.done"]["copied_to"] == "binlog.000001:77"
     for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
         assert said in text
