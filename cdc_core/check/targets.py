@@ -186,7 +186,7 @@ def _logical_table(
         try:
             destination = open_destination(
                 target, name, schemas, key=key, ready=False, shared=shared, pipeline=pipeline.pipeline,
-                environ=environ, survey=survey,
+                let_in=True, environ=environ, survey=survey,
             )  # fmt: skip
         except LockstepError as error:
             for place in shard_tables(target, name):

@@ -269,24 +269,16 @@ def back(
 
     The way back has carried the application's writes to the old tables; this proves that they have all of them, and
     calls cutover.switch_with with LOCKSTEP_CUTOVER_DIRECTION=back. Afterwards the pipeline carries changes to the
-    target again. Ends and exits as `lockstep cutover run`; what it leaves is that of PIPELINE_back, as in `lockstep
-    cutover resume PIPELINE_back`.
+    target again. Continues a cutover back that was stopped or killed. Ends and exits as `lockstep cutover run`; what it
+    leaves is that of PIPELINE_back, as in `lockstep cutover resume PIPELINE_back`.
     """
-    from cdc_core.cutover.machine import run as begin
+    from cdc_core.cutover.machine import back as lead_back
     from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
-    path, forward = load_pipeline(pipeline, pipelines)
+    path, _ = load_pipeline(pipeline, pipelines)
     with _work(str(_back_file(path)), pipelines, None, output) as work, cutover_lease(work) as lease:
-        known = work.meta.latest_cutover(forward.pipeline)
-        if known is None or known.state != State.WATCH:
-            raise UsageError(
-                f"The application was not switched by a cutover of {forward.pipeline!r}.",
-                where=forward.pipeline,
-                code="cutover.not_switched_yet",
-                remedy="see `lockstep cutover status PIPELINE`",
-            )
-        _answer(output, work, begin(work, lease))
+        _answer(output, work, lead_back(work, lease))
 
 
 @app.command()

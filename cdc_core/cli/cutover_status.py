@@ -37,6 +37,8 @@ def cutover_document(meta: Meta, found: Cutover, budget_s: float) -> dict[str, A
         "proofs": list(details.get("proofs", ())),
         "answer": details.get("answer"),
         "said": details.get("said"),
+        "unchecked": details.get("unchecked") or None,
+        "slipped": details.get("slipped", 0),
         "last_error": found.error or None,
         "way_back": way_back_document(meta, found) if state in (State.SWITCHED, State.WATCH) else None,
     }

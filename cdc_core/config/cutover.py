@@ -32,6 +32,9 @@ class Cutover(Model):
     max_lag_s: float = Field(
         3.0, gt=0, description="writes are stopped once three runs in a row have taken less than this"
     )
+    chase: Age = Field(
+        "1h", description="how long runs are made until three in a row were quick; above it, nothing has happened"
+    )
     patience_s: float = Field(
         10.0, gt=0, description="how long transactions that are open when writes stop are waited for"
     )

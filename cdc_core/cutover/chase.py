@@ -18,11 +18,19 @@ _ROUNDS = 5
 """How often changed keys are compared, at most, until a comparison is quick."""
 
 
-def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since]) -> dict[str, Since]:
-    """Until runs are quick; then the keys that changed since the verification are compared, so that few are left."""
+NOT_CAUGHT_UP = "cutover.not_caught_up"
+
+
+def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since], end_s: float) -> dict[str, Since]:
+    """Until runs are quick; then the keys that changed since the verification are compared, so that few are left.
+    end_s: by time.monotonic, when that is given up. Raises RetryLater (cutover.not_caught_up), and what runs and
+    comparisons raise."""
     work, quick = moving.work, 0
     while quick < QUICK_RUNS:
-        quick = quick + 1 if _caught_up(work) <= work.options.max_lag_s else 0
+        took_s = _caught_up(work, end_s)
+        quick = quick + 1 if took_s <= work.options.max_lag_s else 0
+        if quick < QUICK_RUNS and time.monotonic() >= end_s:
+            raise _too_slow(work, f"the last one took {took_s:.1f} s")
     found = dict(since)
     for _ in range(_ROUNDS):
         began_s = time.monotonic()
@@ -32,22 +40,35 @@ def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since])
             work.told(f"{target.name}: {sum(proof.keys.values()):,} keys that changed were compared{unclear}")
             found[target.name] = proof.since
         took_s = time.monotonic() - began_s
-        _caught_up(work)  # while keys were compared, others have changed: the stop is to find few of them
+        _caught_up(work, end_s)  # while keys were compared, others have changed: the stop is to find few of them
         if took_s <= work.options.max_lag_s:
             break
     return found
 
 
-def _caught_up(work: Work) -> float:
-    """A run, tried until it succeeds; the seconds it took, inf for one that had to be tried again."""
+def _caught_up(work: Work, end_s: float) -> float:
+    """A run, tried until it succeeds; the seconds it took, inf for one that had to be tried again. Raises RetryLater
+    (cutover.not_caught_up)."""
     tried_again = False
     while True:
         try:
             done = work.hands.catch_up()
         except RetryLater as error:
+            if time.monotonic() >= end_s:
+                raise _too_slow(work, f"the last one ended with: {error}") from error
             work.told(f"tried again: {error}")
             time.sleep(1)
             tried_again = True
             continue
         work.told(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
         return math.inf if tried_again else done.took_s
+
+
+def _too_slow(work: Work, last: str) -> RetryLater:
+    return RetryLater(
+        f"For {work.options.chase} (cutover.chase) no {QUICK_RUNS} runs in a row took less than "
+        f"{work.options.max_lag_s:g} s (cutover.max_lag_s): {last}.",
+        where=work.pipeline.pipeline,
+        code=NOT_CAUGHT_UP,
+        remedy="see what the runs wait for, begin when less is written, or raise cutover.max_lag_s",
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from cdc_core.cutover.locks import Locks
 from cdc_core.errors import RetryLater
 
 
@@ -36,29 +35,65 @@ class Laps:
 
 
 class Clock:
-    """How long writes are stopped. Above the budget, the locks are released, whatever this process is doing."""
+    """How long writes are stopped. Above the budget they continue, whatever this process is doing, until `decide`."""
 
     def __init__(self, budget_s: float) -> None:
         self._budget_s = budget_s
         self._began_s = time.monotonic()
         self._timer: threading.Timer | None = None
+        self._alone = threading.Lock()
+        self._releases: list[Callable[[], None]] = []
+        self._over = self._decided = False
         self.laps = Laps()
 
-    def begin(self) -> None:
+    def begin(self, release: Callable[[], None]) -> None:
+        """Writes are stopped from now on. release: lets them continue, from a thread of its own, when the budget is
+        over."""
         self._began_s = time.monotonic()
-
-    def watch(self, locks: Locks) -> None:
-        self._timer = threading.Timer(max(0.0, self._budget_s - self.stopped_s), locks.release)
+        self._releases.append(release)
+        self._timer = threading.Timer(self._budget_s, self._run_out)
         self._timer.daemon = True
         self._timer.start()
 
+    def release_first(self, release: Callable[[], None]) -> None:
+        """What else lets writes continue then, before the rest; now, if the budget is over already."""
+        with self._alone:
+            self._releases.insert(0, release)
+            over = self._over
+        if over:
+            release()
+
+    def _run_out(self) -> None:
+        with self._alone:
+            if self._decided:
+                return
+            self._over = True
+            releases = list(self._releases)
+        for release in releases:
+            release()
+
     def end(self) -> None:
+        """Nothing is released any more; what is being released is waited for."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer.join()
+
+    def decide(self, next_step: str) -> None:
+        """Nothing is released from now on, and nothing was. Raises as `require`."""
+        self.require(next_step)
+        with self._alone:
+            self._decided = not self._over
+        if not self._decided:
+            raise self._too_long(next_step)
+        self.end()
 
     @property
     def stopped_s(self) -> float:
         return time.monotonic() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._budget_s - self.stopped_s)
 
     def noted(self) -> dict[str, Any]:
         """For the details of a cutover."""
@@ -67,12 +102,15 @@ class Clock:
 
     def require(self, next_step: str) -> None:
         """Raises RetryLater (cutover.over_budget)."""
-        if self.stopped_s > self._budget_s:
-            steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in self.laps.until_now().items())
-            raise RetryLater(
-                f"Writes were stopped for {self.stopped_s:.1f} s, longer than cutover.budget_s ({self._budget_s:g}), "
-                f"and {next_step} was still to be done. So far: {steps}.",
-                where=next_step,
-                code="cutover.over_budget",
-                remedy="see which step took long, and why, or raise the budget",
-            )
+        if self._over or self.stopped_s > self._budget_s:
+            raise self._too_long(next_step)
+
+    def _too_long(self, next_step: str) -> RetryLater:
+        steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in self.laps.until_now().items())
+        return RetryLater(
+            f"Writes were stopped for longer than cutover.budget_s ({self._budget_s:g}): after {self.stopped_s:.1f} s "
+            f"{next_step} was still to be done. So far: {steps}.",
+            where=next_step,
+            code="cutover.over_budget",
+            remedy="see which step took long, and why, or raise the budget",
+        )

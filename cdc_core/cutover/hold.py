@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cdc_core.cutover import hooks
 from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.gates import closing
 from cdc_core.cutover.locks import locked
@@ -16,7 +15,7 @@ from cdc_core.cutover.preparing import undisturbed
 from cdc_core.cutover.proof import Proof, Prover, Since
 from cdc_core.cutover.readiness import raise_ids, require_ids
 from cdc_core.cutover.states import State
-from cdc_core.cutover.undoing import fenced_in, hook_variables, note
+from cdc_core.cutover.undoing import fenced_in, note
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Tables, Work, message
 from cdc_core.errors import RetryLater
@@ -34,87 +33,81 @@ def held(
     tables: Tables,
     since: Mapping[str, Since],
     seen: Mapping[str, Position] | None,
+    clock: Clock,
     *,
     rehearse: bool,
 ) -> bool:
-    """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. Undoes itself, whatever
-    stops it; raises what did. seen: as in `undisturbed`."""
+    """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. seen: as in `undisturbed`.
+    Raises whatever stops it; the caller undoes what was done."""
     work, options = moving.work, moving.work.options
     raise_ids(tables.pairs, work.environ)  # the application may have used up the headroom during the chase
-    clock = Clock(options.budget_s)
     laps = clock.laps
-    try:
-        moving.to(State.STOPPED)
-        if options.stop_with is not None:
-            laps.begin("hook")
-            hooks.stop(
-                options.stop_with, hook_variables(work, moving.cutover, hooks.STOP), options.hook_s, work.environ
-            )
-        laps.begin("lock")
-        held_s = options.budget_s + _HELD_BEYOND_S
-        with locked(tables.sources, patience_s=options.patience_s, held_s=held_s, environ=work.environ) as locks:
-            if options.stop_with is None:
-                clock.begin()
-            clock.watch(locks)
-            laps.begin("")
-            done = work.hands.catch_up()
-            laps.add(done.steps_s)
-            laps.begin("proof")
-            clock.require("the comparison")
-            moving.to(State.DRAINED)
-            proofs = [
-                one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)
-            ]
-            laps.begin("ids")
-            require_ids(tables.pairs, work.environ)
-            clock.require("arming the way back")
-            moving.to(
-                State.PROVED,
-                proofs=[_document(one) for one in proofs],
-                reached={source: str(place) for source, place in done.reached.items()},
-            )
-            if rehearse:
-                locks.release()
-                clock.end()
-                moving.to(State.PROVED, **clock.noted())
-                moving.undo("it was a rehearsal")
-                return False
-            _arm(moving, tables, laps)
-            laps.begin("gates")
-            for number, wave in enumerate(locks.waves):
-                clock.require("closing the gates")
-                with closing(wave, message(work), moving.token, work.environ) as closed:
-                    locks.release(number)
-                    closed()
-        clock.end()
-        laps.begin("last look")
-        slipped = written_since(work, done.reached)
-        if slipped:
-            raise RetryLater(
-                f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
-                where=work.pipeline.pipeline,
-                code="cutover.slipped",
-                remedy=_SLIPPED,
-            )
-        store = work.jobs[work.targets[0].name].store
-        unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, store)
-        if unstaged:
-            raise RetryLater(
-                f"Changes may have been made after the final position, which no staged change shows: {unstaged}.",
-                where=work.pipeline.pipeline,
-                code="cutover.slipped",
-                remedy=_SLIPPED,
-            )
-        if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
-            laps.begin("old log")
-            undisturbed(work, seen)
-        clock.require("the switch")
-        moving.to(State.ARMED, **clock.noted())
-        return True
-    except BaseException as error:
-        clock.end()
-        moving.undo(str(error), **clock.noted())
-        raise
+    moving.to(State.STOPPED)
+    if options.stop_with is not None:
+        clock.begin(moving.let_continue)
+        laps.begin("hook")
+        moving.stop(options.stop_with, min(options.hook_s, clock.left_s))
+    laps.begin("lock")
+    clock.require("locking the tables")
+    held_s = options.budget_s + _HELD_BEYOND_S
+    patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
+    with locked(
+        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ, taking=clock.release_first
+    ) as locks:
+        if options.stop_with is None:
+            clock.begin(moving.let_continue)
+        clock.require("the last run")
+        laps.begin("")
+        done = work.hands.catch_up()
+        laps.add(done.steps_s)
+        laps.begin("proof")
+        clock.require("the comparison")
+        moving.to(State.DRAINED)
+        proofs = [one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)]
+        laps.begin("ids")
+        require_ids(tables.pairs, work.environ)
+        clock.require("arming the way back")
+        moving.to(
+            State.PROVED,
+            proofs=[_document(one) for one in proofs],
+            reached={source: str(place) for source, place in done.reached.items()},
+        )
+        if rehearse:
+            locks.release()
+            moving.to(State.PROVED, **clock.noted())
+            moving.undo("it was a rehearsal")
+            return False
+        _arm(moving, tables, laps)
+        laps.begin("gates")
+        for number, wave in enumerate(locks.waves):
+            clock.require("closing the gates")
+            with closing(wave, message(work), moving.token, work.environ) as closed:
+                locks.release(number)
+                closed()
+    laps.begin("last look")
+    slipped = written_since(work, done.reached)
+    if slipped:
+        raise RetryLater(
+            f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
+            where=work.pipeline.pipeline,
+            code="cutover.slipped",
+            remedy=_SLIPPED,
+        )
+    store = work.jobs[work.targets[0].name].store
+    unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, store)
+    if unstaged:
+        raise RetryLater(
+            f"Changes may have been made after the final position, which no staged change shows: {unstaged}.",
+            where=work.pipeline.pipeline,
+            code="cutover.slipped",
+            remedy=_SLIPPED,
+        )
+    if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
+        laps.begin("old log")
+        undisturbed(work, seen)
+    clock.require("the switch")
+    moving.to(State.ARMED, **clock.noted())
+    return True
 
 
 def written_since(work: Work, reached: Mapping[str, Position]) -> int:

@@ -97,12 +97,19 @@ def _run(
         said, _ = process.communicate(timeout=timeout_s)
         code = process.returncode
     except subprocess.TimeoutExpired:
-        code = None
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        said = ""
-        process.wait()
+        _killed(process)
+        code, said = None, ""
+    except BaseException:  # a signal
+        if told["LOCKSTEP_CUTOVER_PHASE"] != SWITCH:  # what stops the application must not do so after its release
+            _killed(process)
+        raise
     said = " ".join(said.split())[-_SHOWN:]
     log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
     return code, said
+
+
+def _killed(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pymysql
@@ -64,12 +64,13 @@ class Locks:
 
     def take(self) -> str | None:
         """Locks all tables, or none: a transaction may wait for a table of one wave while another wave waits for it.
-        Returns the server whose tables could not be locked within LOCK_WAIT_S."""
+        Returns the server whose tables could not be locked within LOCK_WAIT_S. Raises RetryLater (cutover.over_budget)
+        if they were released meanwhile."""
         for wave, sessions in zip(self.waves, self._sessions, strict=True):
             for reference, tables in wave.items():
                 statement = "LOCK TABLES " + ", ".join(f"{quote(*table)} READ" for table in tables)
                 try:
-                    with sessions[reference].cursor() as cursor:
+                    with self._alone, self._usable(sessions[reference]).cursor() as cursor:
                         cursor.execute(statement)
                 except pymysql.err.MySQLError as error:
                     if number_of(error) not in _LOCKED:
@@ -81,25 +82,45 @@ class Locks:
     def _give_back(self) -> None:
         for sessions in self._sessions:
             for reference, session in sessions.items():
-                with translating(reference), session.cursor() as cursor:
+                with translating(reference), self._alone, self._usable(session).cursor() as cursor:
                     cursor.execute("UNLOCK TABLES")
 
+    def _usable(self, session: SafeConnection) -> SafeConnection:
+        if session.open:
+            return session
+        raise RetryLater(
+            "Writes were stopped for longer than cutover.budget_s while transactions under way were waited for.",
+            where="locking the tables",
+            code="cutover.over_budget",
+            remedy="end long transactions, and prepared ones (XA RECOVER), or raise the budget",
+        )
+
     def release(self, wave: int | None = None) -> None:
-        """Lets writers continue, at the tables of one wave or at all. Safe to repeat, and from any thread."""
-        with self._alone:
+        """Lets writers continue, at the tables of one wave or at all. Safe to repeat, and from any thread: a statement
+        by which tables are just being locked is waited for, but not for a server that does not answer."""
+        waited = self._alone.acquire(timeout=LOCK_WAIT_S + 1)
+        try:
             for sessions in self._sessions if wave is None else self._sessions[wave : wave + 1]:
                 for session in sessions.values():
                     if session.open:
                         session.close()  # which ends the locks, whatever state it is in
+        finally:
+            if waited:
+                self._alone.release()
 
 
 @contextmanager
 def locked(
-    places: Places, *, patience_s: float, held_s: float, environ: Mapping[str, str] | None = None
+    places: Places,
+    *,
+    patience_s: float,
+    held_s: float,
+    environ: Mapping[str, str] | None = None,
+    taking: Callable[[Callable[[], None]], None] = lambda release: None,
 ) -> Iterator[Locks]:
     """Locks all tables against writes, for the block. patience_s: how long transactions under way are waited for,
     LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
-    process that says nothing.
+    process that says nothing. taking: receives what releases them, before the first is taken.
 
     Raises RetryLater (cutover.not_locked), and what connections.connect raises.
     """
@@ -107,6 +128,7 @@ def locked(
     locks = Locks(places)
     try:
         locks.connect(held_s, environ)
+        taking(locks.release)
         while (busy := locks.take()) is not None:
             if time.monotonic() >= end_s:
                 raise RetryLater(

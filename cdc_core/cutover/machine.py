@@ -16,28 +16,31 @@ one (`undo`), unless the hook may have been called. Then only a person says what
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import ExitStack
+import time
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from cdc_core.cutover import hooks
-from cdc_core.cutover.chase import chase
+from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
+from cdc_core.cutover.clock import Clock
 from cdc_core.cutover.gates import gated_tables, open_gates
-from cdc_core.cutover.hold import held, written_since
+from cdc_core.cutover.hold import held
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Places
-from cdc_core.cutover.moving import Moving, open_cutover, require_no_other, taken_up
+from cdc_core.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
+from cdc_core.cutover.old_log import found_in, look_again
 from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, undisturbed, verified
 from cdc_core.cutover.proof import prover
 from cdc_core.cutover.readiness import raise_ids
-from cdc_core.cutover.states import HELD, State
-from cdc_core.cutover.undoing import close, fenced_in, hook_variables, note, patiently, undo_left, unless_it_fails
+from cdc_core.cutover.states import OPEN, State
+from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
-from cdc_core.model.position import Position
 from cdc_core.target.fence import admit, raise_fences
 from cdc_core.target.takeover import take_over
+from cdc_core.windows import age_us
 
 
 def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
@@ -58,6 +61,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     work.way_back.check()
     prepared = prepare(work)
     since, seen = prepared.since, prepared.seen
+    chase_end_s = time.monotonic() + age_us(work.options.chase) / 1e6
     for attempt in range(work.options.attempts):
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
@@ -70,20 +74,25 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for name in raise_ids(tables.pairs, work.environ):
                 work.told(f"raised AUTO_INCREMENT of {name}")
             try:
-                since = chase(moving, provers, since)
+                since = chase(moving, provers, since, chase_end_s)
                 seen = undisturbed(work, seen)  # little of the log is left for the time without writes
                 if not rehearse:
                     work.way_back.keep_out()
-                if not held(moving, provers, tables, since, seen, rehearse=rehearse):
+                with _stopped(moving) as clock:
+                    armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
+                    if armed:
+                        _opened(moving, tables, clock)
+                if not armed:
                     moving.to(State.ROLLED_BACK, error="it was a rehearsal")
                     return moving.cutover
-                return _switched(moving, tables)
+                return _switched(moving)
             except RetryLater as error:
-                if moving.state not in (*HELD, State.CHASE):
+                if moving.state is not State.CHASE:
                     raise
-                moving.undo_held(str(error))
                 work.told(f"rolled back, attempt {attempt + 1} of {work.options.attempts}: {error}")
                 failed = error
+                if error.code == NOT_CAUGHT_UP:
+                    break
     moving.to(State.ROLLED_BACK, error=str(failed))
     raise RetryLater(
         f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
@@ -93,15 +102,57 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     )
 
 
-def _switched(moving: Moving, tables: Tables) -> Cutover:
+@contextmanager
+def _stopped(moving: Moving) -> Iterator[Clock]:
+    """The time without writes. Whatever ends it too soon, an error or a signal, nothing has happened: the switch hook
+    is not called yet. Raises that, or what undoing it raises."""
+    clock = Clock(moving.work.options.budget_s)
+    try:
+        yield clock
+    except BaseException as error:
+        clock.end()
+        why = str(error) if isinstance(error, Exception) else "it was interrupted by a signal"
+        moving.undo(why, **clock.noted())
+        raise
+    clock.end()
+
+
+def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
+    """The new tables are open, and it is written down that the hook is called. Meta may be slow: the budget is asked
+    after that."""
+    work = moving.work
+    gated = gated_tables(tables.targets, work.environ)  # by an earlier cutover
+    moving.to(State.ARMED, opened=_of(tables.targets, gated))
+    if gated:
+        clock.laps.begin("new gates")
+        open_gates(tables.targets, work.environ)
+    clock.laps.begin("note")
+    moving.to(State.SWITCHING, patience_s=clock.left_s, **clock.noted())
+    clock.decide("the call of cutover.switch_with")
+
+
+def back(work: Work, lease: Lease) -> Cutover:
+    """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
+    last thing that was done. Raises UsageError (cutover.not_switched_yet), and as `run`."""
+    known, led = (work.meta.latest_cutover(name) for name in (work.pipeline.pipeline, work.way_back.name))
+    if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
+        return run(work, lease)
+    if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
+        work.told("the application was led back before")
+        return known
+    raise UsageError(
+        f"The application was not switched by a cutover of {work.way_back.name!r}.",
+        where=work.way_back.name,
+        code="cutover.not_switched_yet",
+        remedy="see `lockstep cutover status PIPELINE`",
+    )
+
+
+def _switched(moving: Moving) -> Cutover:
     """Raises RetryLater (cutover.not_switched), DataAtRisk (cutover.unknown), Refused (cutover.hook)."""
     work = moving.work
     command = work.options.switch_with
     assert command is not None
-    gated = gated_tables(tables.targets, work.environ)  # by an earlier cutover
-    moving.to(State.ARMED, opened=_of(tables.targets, gated))
-    open_gates(tables.targets if gated else {}, work.environ)
-    moving.to(State.SWITCHING)
     try:
         answer, said = hooks.switch(
             command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
@@ -154,9 +205,11 @@ def _not_switched(moving: Moving, why: str) -> None:
 
 
 def _finished(moving: Moving) -> Cutover:
-    """The way back is let in. Safe to repeat."""
+    """The way back is let in. Safe to repeat. Raises RetryLater (cutover.unchecked), DataAtRisk
+    (cutover.slipped_before, cutover.unchecked)."""
     work = moving.work
     if moving.state is State.SWITCHED:
+        look_again(moving)
         pipeline = work.way_back.armed(moving.cutover.details["starts"])
         tables = read(moving.cutover.details["tables"])
         moving.require()
@@ -167,9 +220,14 @@ def _finished(moving: Moving) -> Cutover:
             patiently(partial(admit, target, named, pipeline.pipeline, work.pair), work.told)
         if work.back:
             moving.end_other(State.BACK)
-        moving.to(State.WATCH)
+        moving.to(State.WATCH, error=moving.cutover.error)
+        found = found_in(moving.cutover)
+        if found is not None and work.back:
+            moving.to(State.COMPLETE, error=moving.cutover.error)
+        if found is not None:
+            raise found
     if work.back:  # nothing is left to be watched: the pipeline there carries changes as before
-        moving.to(State.COMPLETE)
+        moving.to(State.COMPLETE, error=moving.cutover.error)
     return moving.cutover
 
 
@@ -207,26 +265,14 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
 
 
 def _switched_by_word(moving: Moving) -> Cutover:
-    """A person says that the application writes to the new tables. What kept writes out of the old ones may have been
-    undone meanwhile: it is made again, and the log is asked. Raises DataAtRisk (cutover.slipped_before)."""
+    """A person says that the application writes to the new tables. The fences around these may have been lowered
+    meanwhile, and are raised again. Raises as `_finished`."""
     work, details = moving.work, moving.cutover.details
     tables, token = read(details["tables"]), details["arming"]
     for target in work.targets:
         raise_fences(target, fenced_in(target, tables), note(moving.cutover, token), owner=work.pair)
-    unless_it_fails(work, "gates may be open", partial(close, work, tables.sources, token), None)
-    reached = {source: Position.from_text(text) for source, text in details["reached"].items()}
-    slipped = unless_it_fails(work, "the log could not be read", partial(written_since, work, reached), 0)
-    found = answered(moving, Answer.SWITCHED)
-    if slipped:
-        raise DataAtRisk(
-            f"The application is switched, and {slipped:,} changes were made in the old tables after the final "
-            "position: the new tables do not have them.",
-            where=f"cutover {found.cutover_id}",
-            code="cutover.slipped_before",
-            remedy=f"`lockstep run {found.way_back}`, then `lockstep verify {found.way_back}` names the rows; carry "
-            "them over by hand",
-        )
-    return found
+    moving.to(State.SWITCHED, unchecked="it was not looked up yet")
+    return _finished(moving)
 
 
 def abort(work: Work, lease: Lease) -> Cutover:
@@ -234,6 +280,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
     (cutover.switched), DataAtRisk (cutover.unknown)."""
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state == State.ROLLED_BACK:
+        require_its_target(work, known)
         undo_left(work, known)
         return known
     moving = Moving(work, lease, open_cutover(work))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from cdc_core.cutover import hooks
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
-from cdc_core.cutover.undoing import close_again, patiently, release, undo_made
+from cdc_core.cutover.undoing import (
+    PATIENCE_S,
+    close_again,
+    hook_variables,
+    open_closed,
+    patiently,
+    release,
+    undo_made,
+    unless_it_fails,
+)
 from cdc_core.cutover.work import Work
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
@@ -28,7 +39,8 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
         f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
         where=work.pipeline.pipeline,
         code="cutover.running",
-        remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
+        remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
+        f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
     key = "cutover:" + hashlib.sha256(name.encode()).hexdigest()[:16]
     return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
@@ -38,11 +50,13 @@ def taken_up(work: Work, lease: Lease) -> Cutover:
     require_no_other(work)
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state in OPEN:
+        require_its_target(work, known)
         return known
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
-    new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details={"back": work.back})
+    led_to = {"back": work.back, "target": [one.name for one in work.targets]}
+    new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
 
 
@@ -67,7 +81,20 @@ def open_cutover(work: Work) -> Cutover:
             code="cutover.nothing_open",
             remedy="begin one by `lockstep cutover run`",
         )
+    require_its_target(work, known)
     return known
+
+
+def require_its_target(work: Work, cutover: Cutover) -> None:
+    """What a cutover has made is at its own target alone. Raises UsageError (cutover.other_target)."""
+    led_to = cutover.details.get("target")  # an earlier version has not noted it
+    if led_to is not None and led_to != [one.name for one in work.targets]:
+        raise UsageError(
+            f"The last cutover of {work.pipeline.pipeline!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
+            where=f"cutover {cutover.cutover_id}",
+            code="cutover.other_target",
+            remedy=f"continue or end that one first: give the same command `--target {led_to[0]}`",
+        )
 
 
 class Moving:
@@ -79,19 +106,24 @@ class Moving:
         self.cutover = cutover
         made = f"{cutover.cutover_id}/{lease.epoch}"
         self.token = hashlib.sha256(made.encode()).hexdigest()[:8]
+        self._at_the_hook = threading.Lock()
+        self._released = False
 
     @property
     def state(self) -> State:
         return State(self.cutover.state)
 
-    def to(self, state: State, *, error: str = "", **details: Any) -> None:
-        """A meta database that does not answer is waited for, but not while writes are stopped. Raises RetryLater
-        (meta.lease_lost, cutover.moved), and what reaching meta raises."""
+    def to(self, state: State, *, error: str = "", patience_s: float | None = None, **details: Any) -> None:
+        """patience_s: how long a meta database that does not answer is waited for; None: not at all while writes are
+        stopped, else for as long as something has to be written down. Raises RetryLater (meta.lease_lost,
+        cutover.moved), and what reaching meta raises."""
         if state is not self.state and state not in MOVES[self.state]:
             raise defect(f"A cutover does not move from {self.state} to {state}.", code="cutover.move")
         former = self.state
         move = partial(self._moved, state, error, details)
-        self.cutover = move() if state in HELD else patiently(move, self.work.told)
+        if patience_s is None:
+            patience_s = 0.0 if state in HELD else PATIENCE_S
+        self.cutover = patiently(move, self.work.told, patience_s)
         if state is not former:
             self.work.told(str(state))
 
@@ -116,13 +148,35 @@ class Moving:
         if other is not None and other.state == State.WATCH:
             patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.told)
 
+    def stop(self, command: str, timeout_s: float) -> None:
+        """Stops the application's writes by the hook. Raises as hooks.stop."""
+        with self._at_the_hook:
+            self._released = False
+            hooks.stop(command, hook_variables(self.work, self.cutover, hooks.STOP), timeout_s, self.work.environ)
+
+    def release(self) -> None:
+        """Lets the application write, if it was told to stop; once, and not before the hook has ended that stops it.
+        Raises RetryLater (cutover.not_undone)."""
+        with self._at_the_hook:
+            if not self._released:
+                release(self.work, self.cutover)
+                self._released = True
+
+    def let_continue(self) -> None:
+        """Opens what this process has closed for the application, whatever step it is at, from another thread. The rest
+        is undone when that step ends."""
+        work = self.work
+        unless_it_fails(work, "gates may be closed", partial(open_closed, work, self.cutover, self.token), None)
+        unless_it_fails(work, "the application may not have been released", self.release, None)
+
     def undo_held(self, why: str) -> None:
         """From a state that another process has left: back to CHASE."""
         if self.state in HELD:
             self.undo(why)
 
     def undo(self, why: str, **details: Any) -> None:
-        """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
+        """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat. From
+        SWITCHING only by the process that has written that down, and not called the hook."""
         self.freed()
         self.to(State.CHASE, error=why, arming="", opened={}, **details)
 
@@ -130,9 +184,22 @@ class Moving:
         """What the cutover has made is undone, even if this process has lost it meanwhile. Raises as `require`, and
         RetryLater (cutover.not_undone)."""
         undo_made(self.work, self.cutover)
-        release(self.work, self.cutover)
+        self.release()
+        self._catch_up()
         patiently(self.require, self.work.told)  # whoever has the lease now may be further
         close_again(self.work, self.cutover, self.token)
+
+    def _catch_up(self) -> None:
+        """A move of this process may have been made although meta gave no answer."""
+        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.told)
+        if (
+            there is not None
+            and there.cutover_id == self.cutover.cutover_id
+            and there.state in (*HELD, State.SWITCHING)
+            and self.state in (*HELD, State.CHASE)
+            and there.details.get("arming") in (None, "", self.token)
+        ):
+            self.cutover = there
 
     def require(self) -> None:
         """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at

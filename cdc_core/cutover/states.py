@@ -1,10 +1,10 @@
 """States of a cutover, and every move between them.
 
     PREPARED ─► CHASE ─► STOPPED ─► DRAINED ─► PROVED ─► ARMED ─► SWITCHING ─► SWITCHED ─► WATCH ─► COMPLETE
-       │          ▲ │       │          │          │        │          │                      │
-       │          │ └───────┴──────────┴──────────┴────────┤          │ not switched         └─► BACK
-       │          └────────────────────────────────────────┤          │
-       └───────────────────────────────────────────────────┴──────────┴──► ROLLED_BACK
+       │          ▲ │       │          │          │        │          │ │                    │
+       │          │ └───────┴──────────┴──────────┴────────┤          │ │ not switched       └─► BACK
+       │          └────────────────────────────────────────┼──────────┘ │
+       └───────────────────────────────────────────────────┴────────────┴──► ROLLED_BACK
 
 PREPARED     nothing speaks against it; nothing was changed.
 CHASE        runs follow each other until one takes less than the limit, three times.
@@ -13,7 +13,8 @@ DRAINED      the target has everything up to the final position.
 PROVED       every key that changed since the last full verification was compared at that position.
 ARMED        the target is fenced against Lockstep's own writes, the way back has its start, and the old tables have
              gates. From here on an application that still writes to the old tables gets an error.
-SWITCHING    the switch hook is called, once. Only its answer, or a person's, moves the cutover on.
+SWITCHING    the switch hook is called, once. Only its answer, or a person's, moves the cutover on. The process that
+             came here goes back to CHASE if writes were stopped for too long meanwhile, and does not call the hook.
 SWITCHED     the application writes to the new tables; the way back is let in.
 WATCH        the way back carries the application's writes to the old tables, and is verified.
 COMPLETE     nobody goes back any more.
@@ -55,7 +56,7 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.DRAINED: frozenset({State.PROVED, State.CHASE, State.ROLLED_BACK}),
     State.PROVED: frozenset({State.ARMED, State.CHASE, State.ROLLED_BACK}),
     State.ARMED: frozenset({State.SWITCHING, State.CHASE, State.ROLLED_BACK}),
-    State.SWITCHING: frozenset({State.SWITCHED, State.ROLLED_BACK}),
+    State.SWITCHING: frozenset({State.SWITCHED, State.CHASE, State.ROLLED_BACK}),
     State.SWITCHED: frozenset({State.WATCH}),
     State.WATCH: frozenset({State.COMPLETE, State.BACK}),
     State.COMPLETE: frozenset(),

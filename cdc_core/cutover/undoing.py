@@ -30,9 +30,9 @@ PATIENCE_S = 60.0
 """How long a server that does not answer is waited for, where something must be undone or written down."""
 
 
-def patiently(step: Callable[[], T], told: Callable[[str], None]) -> T:
+def patiently(step: Callable[[], T], told: Callable[[str], None], patience_s: float = PATIENCE_S) -> T:
     """The step, tried again for a while where that may help. Raises what its last try raises."""
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + patience_s
     while True:
         try:
             return step()
@@ -54,6 +54,12 @@ def undo_made(work: Work, cutover: Cutover) -> None:
     _insist(work, cutover, partial(_disarmed, work, token))
     for target in work.targets:
         _insist(work, cutover, partial(_admitted, work, target, tables, note(cutover, token)))
+
+
+def open_closed(work: Work, cutover: Cutover, token: str) -> None:
+    """Opens the gates that this process has closed so far. Safe to repeat. Raises target.faults' errors."""
+    if cutover.details.get("arming") == token:
+        open_gates(read(cutover.details["tables"]).sources, work.environ, token=token)
 
 
 def undo_left(work: Work, cutover: Cutover) -> None:

@@ -21,7 +21,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.position import Position
 from cdc_core.source.facts import end_position
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.fence import raise_fences
+from cdc_core.target.fence import bar
 from cdc_core.verify.job import Job
 
 _CARRIED = ("tables", "routes", "targets")
@@ -129,7 +129,7 @@ class NewWayBack:
         owner = pair_of(self._job.pipeline.pipeline, self.name)
         note = f"the application writes here until a cutover of {self._job.pipeline.pipeline} leads it away"
         for target in _wanted(reverse).targets:
-            raise_fences(target, list(target.tables), note, owner=owner)
+            bar(target, list(target.tables), self.name, note, owner)
 
     def disarm(self, token: str) -> str:
         """Removes the file if nothing was read by it yet."""

@@ -105,6 +105,7 @@ def open_destination(
     partial: bool = False,
     shared: bool = False,
     pipeline: str = "",
+    let_in: bool = False,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
 ) -> Destination:
@@ -113,18 +114,19 @@ def open_destination(
     This is the only list of requirements for a target: `lockstep check` and the plan of a run call it with ready=False,
     the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
-    schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another
-    layout. partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a
-    fence may let through. survey: of this and other tables of the target, where several are opened. Raises what
-    sharding, facts.*, limits.* and prepare raise, and what target.faults makes of the servers' errors.
+    schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the first
+    schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another layout.
+    partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a fence may
+    let through. let_in: as if a cutover had let it in that it waits for. survey: of this and other tables of the
+    target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what target.faults
+    makes of the servers' errors.
     """
     with ExitStack() as stack:
         if survey is None:
             survey = stack.enter_context(Survey(target, [logical], environ))
         found = checked_destination(
             target, logical, schemas, survey, key=key, ready=ready, writing=writing, partial=partial, shared=shared,
-            pipeline=pipeline,
+            pipeline=pipeline, let_in=let_in,
         )  # fmt: skip
     return prepared_destinations(target, [found], survey)[0] if ready else found
 
@@ -141,6 +143,7 @@ def checked_destination(
     partial: bool,
     shared: bool,
     pipeline: str,
+    let_in: bool = False,
 ) -> Destination:
     """As open_destination; what Lockstep needs in the tables may still be lacking. ready: prepared_destinations is
     called next."""
@@ -150,7 +153,7 @@ def checked_destination(
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas)
-    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared, pipeline)
+    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared, pipeline, let_in)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -247,6 +250,7 @@ class _Demands:
     partial: bool
     shared: bool
     pipeline: str
+    let_in: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +367,8 @@ def _inspect(
         for place in here:
             facts = found.get(place.table)
             fence = known.fences.get(place.table)
-            if demands.writing and fence is not None and fence.keeps_out(demands.pipeline):
+            waits = demands.let_in and fence is not None and fence.waits_for(demands.pipeline)
+            if demands.writing and fence is not None and fence.keeps_out(demands.pipeline) and not waits:
                 problems.append(fenced(place.name, fence.note))
             noted = known.placements.get(place.table, place.placement)
             if demands.writing and noted != place.placement:
@@ -386,7 +391,7 @@ def _inspect(
                     keyless=not demands.key,
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
-                if facts.beside and fence is not None and not fence.keeps_out(demands.pipeline):
+                if facts.beside and fence is not None and fence.lets_through(demands.pipeline):
                     facts = _without_versions(facts)
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]

@@ -9,6 +9,8 @@ A fence has an owner: the cutovers between two pipelines, or nobody. Tables to w
 cutover, and which it leaves by another, keep the fence of the first, so that what fed them before is still kept out. It
 lets one pipeline through: the way back to them.
 
+A fence may keep out one pipeline alone: the way back to tables from which no cutover has led the application away yet.
+
 Reading the table, verifying it and altering it are not writes.
 """
 
@@ -34,7 +36,7 @@ MAX_NOTE = 200
 
 _ADDED = {
     name: f"{name} VARCHAR(48) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"
-    for name in ("owner", "passes")
+    for name in ("owner", "passes", "bars")
 }
 """Columns that an earlier version has not made."""
 _CREATE = f"""
@@ -47,17 +49,29 @@ CREATE TABLE IF NOT EXISTS {{database}}.{FENCES} (
 """
 
 
+ALL = "*"
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """note: why it is there. owner: whose it is; "" for nobody's. passes: the pipeline that it lets through; "" for
-    none."""
+    none. bars: a pipeline that it keeps out nevertheless, until a cutover lets it in; "" for none."""
 
     note: str
     owner: str
     passes: str
+    bars: str = ""
 
     def keeps_out(self, pipeline: str) -> bool:
-        return not self.passes or self.passes != pipeline
+        return self.waits_for(pipeline) or self.passes not in (ALL, pipeline or None)
+
+    def waits_for(self, pipeline: str) -> bool:
+        """Whether a cutover will let it in."""
+        return bool(self.bars) and self.bars == pipeline
+
+    def lets_through(self, pipeline: str) -> bool:
+        """It alone, though a cutover may still have to let it in."""
+        return bool(self.passes) and self.passes == pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +115,7 @@ def fences_in(cursor: Any, database: str) -> dict[str, Fence]:
     names = [str(one[0]) for one in cursor.description]
     rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     return {
-        str(row["table_name"]): Fence(str(row["note"]), str(row.get("owner", "")), str(row.get("passes", "")))
-        for row in rows
+        str(row["table_name"]): Fence(str(row["note"]), *(str(row.get(name, "")) for name in _ADDED)) for row in rows
     }
 
 
@@ -128,8 +141,7 @@ def raise_fences(
     when a write to a table does not end, and what `fences` raises.
     """
     for cursor, database, tables in alone(target, logical):
-        cursor.execute(_CREATE.format(database=quote(database)))
-        _complete(cursor, database)
+        _make(cursor, database)
         cursor.execute(
             f"INSERT INTO {quote(database, FENCES)} (table_name, note, owner) VALUES "
             + ", ".join(["(%s, %s, %s)"] * len(tables))
@@ -139,6 +151,22 @@ def raise_fences(
         here = fences_in(cursor, database)
         for name, place in tables:
             told(FencedTable(name, place.name, _note(here, place)))
+
+
+def bar(target: Target, logical: Sequence[str], pipeline: str, note: str, owner: str) -> None:
+    """Keeps one pipeline out of the tables until `admit` lets it in; other fences around them stay as they are. Safe to
+    repeat. Raises as raise_fences."""
+    for cursor, database, tables in alone(target, logical):
+        _make(cursor, database)
+        cursor.execute(
+            f"INSERT INTO {quote(database, FENCES)} (table_name, note, owner, passes, bars) VALUES "
+            + ", ".join(["(%s, %s, %s, %s, %s)"] * len(tables))
+            + " ON DUPLICATE KEY UPDATE bars = %s",
+            [
+                *(value for _, place in tables for value in (place.table, note[:MAX_NOTE], owner, ALL, pipeline)),
+                pipeline,
+            ],
+        )
 
 
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
@@ -163,26 +191,35 @@ def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: st
             marks = ", ".join(["%s"] * len(up))
             cursor.execute(
                 f"UPDATE {quote(database, FENCES)} SET passes = %s, owner = IF(owner = '', %s, owner) "
-                f"WHERE table_name IN ({marks})",
+                f"WHERE table_name IN ({marks}) AND passes <> '{ALL}'",
                 [pipeline, owner, *up],
             )
 
 
 def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
-    """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others let it
-    through. noted: only fences with notes that begin so. Safe to repeat. Raises as raise_fences."""
+    """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others, and
+    those that bar another pipeline, let it through. noted: only fences with notes that begin so. Safe to repeat. Raises
+    as raise_fences."""
     for cursor, database, tables in alone(target, logical):
         here = fences_in(cursor, database)
-        for _, place in tables:
-            fence = here.get(place.table)
-            if fence is not None and not fence.note.startswith(noted):
-                continue
-            if fence is not None and fence.owner in ("", owner):
-                cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name = %s", (place.table,))
-            elif fence is not None:
+        up = [(place.table, here[place.table]) for _, place in tables if place.table in here]
+        found = [(table, fence) for table, fence in up if fence.note.startswith(noted)]
+        if found:
+            _complete(cursor, database)
+        for table, fence in found:
+            bars = "" if fence.bars == pipeline else fence.bars
+            if fence.owner in ("", owner) and not bars:
+                cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name = %s", (table,))
+            else:
                 cursor.execute(
-                    f"UPDATE {quote(database, FENCES)} SET passes = %s WHERE table_name = %s", (pipeline, place.table)
+                    f"UPDATE {quote(database, FENCES)} SET passes = %s, bars = %s WHERE table_name = %s",
+                    (ALL if fence.passes == ALL else pipeline, bars, table),
                 )
+
+
+def _make(cursor: Any, database: str) -> None:
+    cursor.execute(_CREATE.format(database=quote(database)))
+    _complete(cursor, database)
 
 
 def _complete(cursor: Any, database: str) -> None:

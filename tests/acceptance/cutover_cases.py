@@ -58,7 +58,7 @@ _CUTOVER = "cdc_core.cutover"
 _HOLD = (
     _Moment("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
     _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "Locks.take", "after"),
-    _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before"),
+    _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before", 3),
     _Moment("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before"),
     _Moment("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after"),
     _Moment("arm", "a gate is closed", f"{_CUTOVER}.gates", "_create", "after"),

@@ -67,7 +67,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             there = made.cutover("run", "shop.yaml")
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
-            assert list(there["stop_steps_s"])[-4:] == ["fences", "way back", "gates", "last look"]
+            assert list(there["stop_steps_s"])[-5:] == ["fences", "way back", "gates", "last look", "note"]
             assert made.called() == [["switch", "there", there["cutover"]]]
             time.sleep(1)
         assert not application.errors

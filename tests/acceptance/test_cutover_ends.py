@@ -5,9 +5,18 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pymysql
 import pytest
 
-from tests.acceptance.moving_shop import FROM_MYSQL, REST, TABLES, execute, shop
+from cdc_core.cli import cutover as cli
+from cdc_core.cli.output import CliOutput
+from cdc_core.cutover import hold, machine
+from cdc_core.cutover.gates import gated_tables, open_gates
+from cdc_core.cutover.moving import cutover_lease
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Meta
+from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
+from tests.forked_commands import ForkedCommands
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -50,3 +59,250 @@ def test_a_way_back_that_has_run_writes_nothing_to_the_old_tables_unless_the_app
         assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
         for table in TABLES:
             assert made.old(table) == made.new(table)
+
+
+STOPPING = """#!/bin/sh
+echo "$LOCKSTEP_CUTOVER_PHASE" >> {folder}/told
+[ $LOCKSTEP_CUTOVER_PHASE = release ] || {behaviour}
+"""
+
+
+def stops_by(made: Shop, behaviour: str, more: str, budget_s: int) -> None:
+    """behaviour: of the command that stops the application."""
+    path = made.folder / "stop.sh"
+    path.write_text(STOPPING.format(folder=made.folder, behaviour=behaviour))
+    path.chmod(0o755)
+    made.behave(more=f"attempts: 1, stop_with: {path}, {more}", budget_s=budget_s)
+
+
+def told(made: Shop) -> list[str]:
+    return (made.folder / "told").read_text().split()
+
+
+def nothing_is_left(made: Shop) -> None:
+    """The application writes to the old tables, Lockstep to the new ones, and a cutover gets through."""
+    old = {"env:SOURCE": [(made.name, table) for table in TABLES]}
+    assert gated_tables(old, made.lockstep.environ) == frozenset()
+    assert (made.called(), made.place_of_application()) == ([], "old")
+    execute(made.source, f"UPDATE {made.name}.orders SET n = 5 WHERE id = 1000")
+    made.lockstep("run", "shop.yaml")
+    assert made.new("orders") == made.old("orders")
+    made.behave("true", "attempts: 1")
+    assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(300)
+def test_a_stop_command_that_hangs_has_no_more_than_the_budget_and_the_application_is_released(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        stops_by(made, "sleep 1000", "hook_s: 1000", budget_s=1)
+        lockstep("run", "shop.yaml")
+        error = made.cutover("run", "shop.yaml", code=75)["error"]
+        assert (error["code"], "no answer in time" in error["what"]) == ("cutover.rolled_back", True)
+        assert told(made) == ["stop", "release"]
+        nothing_is_left(made)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("hangs", ["the last look", "the meta database"])
+def test_the_application_is_released_when_the_budget_is_over_whatever_hangs(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, hangs: str
+) -> None:
+    with shop(lockstep, *servers) as made:
+        monkeypatch.setenv("SOURCE", made.source.url)
+        monkeypatch.setenv("TARGET", made.target.url)
+        stops_by(made, "true", "hook_s: 30", budget_s=10)
+        lockstep("run", "shop.yaml")
+        hung: list[str] = []
+        with made.application() as application:
+            goes_on(made, application)
+            look, move = hold.written_since, Meta.move_cutover
+
+            def slow_look(*arguments: Any) -> int:
+                found = look(*arguments)
+                hung.append("the last look")
+                made.until(lambda: told(made) == ["stop", "release"])
+                goes_on(made, application)
+                return found
+
+            def slow_move(meta: Meta, *arguments: Any) -> Any:
+                moved = move(meta, *arguments)
+                if "SWITCHING" in arguments:
+                    hung.append("the meta database")
+                    made.until(lambda: told(made) == ["stop", "release"])
+                    goes_on(made, application)
+                return moved
+
+            if hangs == "the last look":
+                monkeypatch.setattr(hold, "written_since", slow_look)
+            else:
+                monkeypatch.setattr(Meta, "move_cutover", slow_move)
+            with (
+                cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+                cutover_lease(work) as lease,
+                pytest.raises(RetryLater, match=r"longer than cutover\.budget_s") as caught,
+            ):
+                machine.run(work, lease)
+            assert (caught.value.code, set(hung)) == ("cutover.rolled_back", {hangs})
+            goes_on(made, application)
+        assert not application.errors
+        assert told(made) == ["stop", "release"]
+        assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+        for table in TABLES:
+            assert made.old(table) == application.written[table] | REST
+        nothing_is_left(made)
+
+
+def struck(
+    made: Shop, commands: ForkedCommands, *arguments: str, module: str, function: str, when: str, signal: str
+) -> str:
+    """What a command says to which a signal is sent before or after a function."""
+    flag = made.folder / f"struck_{function}"
+    order = {"module": module, "function": function, "when": when, "call": 1, "victim": "process", "flag": str(flag),
+             "signal": signal}  # fmt: skip
+    environ = {**made.lockstep.environment, "LOCKSTEP_CRASH": json.dumps(order)}
+    log = made.folder / "struck.log"
+    started = commands.start(*arguments, "--json", directory=made.folder, environ=environ, log=log)
+    made.until(lambda: started.ended, 120)
+    started.kill()
+    assert flag.exists(), log.read_text()
+    return log.read_text()
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("signal", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.matrix)])
+def test_a_cutover_that_is_interrupted_before_its_switch_command_undoes_itself(
+    lockstep: Any, commands: ForkedCommands, servers: tuple[Any, Any], signal: str
+) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        said = struck(made, commands, "cutover", "run", "shop.yaml", module="cdc_core.cutover.machine",
+                      function="gated_tables", when="before", signal=signal)  # fmt: skip
+        found = made.cutover("status", "shop.yaml")
+        assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal"), said
+        nothing_is_left(made)
+
+
+@FROM_MYSQL
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_move_whose_answer_was_lost_is_undone_too(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meta has written down that the command is called, and its connection was lost."""
+    with shop(lockstep, *servers) as made:
+        monkeypatch.setenv("SOURCE", made.source.url)
+        monkeypatch.setenv("TARGET", made.target.url)
+        made.behave(more="attempts: 1")
+        lockstep("run", "shop.yaml")
+        move, interrupted = Meta.move_cutover, list[bool]()
+
+        def lost(meta: Meta, *arguments: Any) -> Any:
+            moved = move(meta, *arguments)
+            if "SWITCHING" in arguments and not interrupted:
+                interrupted.append(True)
+                raise KeyboardInterrupt
+            return moved
+
+        monkeypatch.setattr(Meta, "move_cutover", lost)
+        with (
+            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            machine.run(work, lease)
+        assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
+        nothing_is_left(made)
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_a_cutover_back_that_was_killed_is_continued_by_the_same_command(
+    lockstep: Any, commands: ForkedCommands, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        struck(made, commands, "cutover", "back", "shop.yaml", module="cdc_core.cutover.moving",
+               function="Moving.end_other", when="after", signal="SIGTERM")  # fmt: skip
+        assert made.place_of_application() == "old"
+        assert made.cutover("status", "shop_back.yaml")["state"] == "SWITCHED"
+        ended = made.cutover("back", "shop.yaml")
+        assert (ended["state"], ended["pipeline"]) == ("COMPLETE", f"{made.name}_back")
+        assert made.cutover("back", "shop.yaml")["cutover"] == ended["cutover"]  # nothing is left to be done
+        assert [phase for phase, *_ in made.called()] == ["switch"] * 2
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_what_could_not_be_looked_up_when_a_person_answered_is_looked_up_before_the_way_back_is_let_in(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        made.behave("exit 9", "attempts: 1")
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+        open_gates({"env:SOURCE": [(made.name, "orders")]}, lockstep.environ)
+        execute(made.source, f"INSERT INTO {made.name}.orders VALUES (7, 7)")
+
+        lockstep.environ["SOURCE"] = "mysql://nobody@127.0.0.1:1"  # the server is away
+        for answer in (["--answer", "switched"], []):
+            error = made.cutover("resume", "shop.yaml", *answer, code=75)["error"]
+            assert error["code"] == "cutover.unchecked"
+        found = made.cutover("status", "shop.yaml")
+        assert (found["state"], found["unchecked"] is None) == ("SWITCHED", False)
+        assert "nobody knows whether the old tables took writes" in found["last_error"]
+        lockstep.environ["SOURCE"] = made.source.url
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        assert json.loads(lockstep("run", "shop_back.yaml", code=3).out)["error"]["code"] == "target.fenced"
+
+        slipped = made.cutover("resume", "shop.yaml", code=4)["error"]
+        assert (slipped["code"], ", and 1 changes were made" in slipped["what"]) == ("cutover.slipped_before", True)
+        found = made.cutover("resume", "shop.yaml")
+        assert (found["state"], found["unchecked"], found["slipped"]) == ("WATCH", None, 1)
+        assert "took 1 changes after the final position" in made.cutover("status", "shop.yaml")["last_error"]
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            execute(made.source, f"DELETE FROM {made.name}.orders")
+        lockstep("run", "shop_back.yaml")
+        assert made.old("orders") == REST | {4: 4, 7: 7}
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_up(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        made.behave(more="attempts: 3, chase: 1s", max_lag_s=0.001)
+        lockstep("run", "shop.yaml")
+        error = made.cutover("run", "shop.yaml", code=75)["error"]
+        assert (error["code"], "no 3 runs in a row took less than 0.001 s" in error["what"]) == (
+            "cutover.rolled_back", True,
+        )  # fmt: skip
+
+        made.behave("exit 9", "attempts: 1")
+        assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+        path = made.folder / "shop.yaml"
+        text = path.read_text().replace("snapshot:", SECOND.format(name=made.name) + "snapshot:")
+        path.write_text(text)
+        first, second = f"{made.name}_shards", f"{made.name}_others"
+        for verb in (["resume", "--answer", "not-switched"], ["abort"], ["run"]):
+            error = made.cutover(*verb, "shop.yaml", "--target", second, code=2)["error"]
+            assert (error["code"], f"--target {first}" in error["remedy"]) == ("cutover.other_target", True)
+        assert made.cutover("status", "shop.yaml")["state"] == "SWITCHING"
+        made.cutover("resume", "--answer", "not-switched", "shop.yaml", "--target", first, code=3)
+        assert made.cutover("abort", "shop.yaml", "--target", second, code=2)["error"]["code"] == "cutover.other_target"
+        assert made.cutover("abort", "shop.yaml", "--target", first)["state"] == "ROLLED_BACK"
+
+
+SECOND = """
+  - name: {name}_others
+    connections: [env:TARGET]
+    on_missing_table: create
+    tables: {{'*': {{database: "{name}_0", table: "{{logical}}_others"}}}}
+"""

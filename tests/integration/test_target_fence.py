@@ -14,7 +14,7 @@ import pytest
 
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.target import fence
-from cdc_core.target.fence import FENCES, admit, fences, let_through, lower_fences, raise_fences
+from cdc_core.target.fence import FENCES, admit, bar, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
 
@@ -183,10 +183,34 @@ def test_a_fence_lets_the_way_back_through_and_nobody_else(table: Table) -> None
     assert fences(target, ["shop.t"])[0].note is None
 
 
+def test_a_fence_may_keep_a_way_back_out_alone_until_a_cutover_lets_it_in(table: Table) -> None:
+    target = target_of(table)
+    bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
+    bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
+    assert kept_out(table, 1, "wide_back")
+    assert not kept_out(table, 1, "another")
+    let_through(target, ["shop.t"], "wide_back", "wide")
+    assert kept_out(table, 2, "wide_back")
+    admit(target, ["shop.t"], "wide_back", "wide")
+    assert not kept_out(table, 2, "wide_back")
+    assert fences(target, ["shop.t"])[0].note is None
+
+    # Beside a fence that is there for another reason, which stays.
+    raise_fences(target, ["shop.t"], "the application came here", owner="shop")
+    let_through(target, ["shop.t"], "wide_back", "shop")
+    bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
+    assert all(kept_out(table, 3, one) for one in ("shop", "wide_back"))
+    admit(target, ["shop.t"], "wide_back", "wide")
+    assert (kept_out(table, 3, "wide_back"), kept_out(table, 4, "shop")) == (False, True)
+    bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
+    admit(target, ["shop.t"], "shop", "shop")  # the application left by the first cutover
+    assert (kept_out(table, 4, "wide_back"), kept_out(table, 4, "shop")) == (True, False)
+
+
 def test_fences_of_an_earlier_version_get_an_owner(table: Table) -> None:
     target, name = target_of(table), f"{table.facts.database}.{FENCES}"
     raise_fences(target, ["shop.t"], "made by it")
-    table.query(f"ALTER TABLE {name} DROP COLUMN owner, DROP COLUMN passes")
+    table.query(f"ALTER TABLE {name} DROP COLUMN owner, DROP COLUMN passes, DROP COLUMN bars")
     assert kept_out(table, 1, "shop")
     assert kept_out(table, 1, "")
     let_through(target, ["shop.t"], "wide_back", "shop")

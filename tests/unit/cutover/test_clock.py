@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from cdc_core.cutover import clock
@@ -31,7 +33,7 @@ def test_each_step_has_its_seconds_and_one_that_comes_again_is_added(now: list[f
 def test_a_stop_above_its_budget_is_refused_with_what_it_was_for(now: list[float]) -> None:
     held = Clock(budget_s=5)
     now[0] += 10
-    held.begin()  # waiting for the locks does not count
+    held.begin(lambda: None)  # waiting for the locks does not count
     held.laps.begin("write")
     now[0] += 5
     held.require("the proof")
@@ -40,3 +42,26 @@ def test_a_stop_above_its_budget_is_refused_with_what_it_was_for(now: list[float
         held.require("the proof")
     assert caught.value.code == "cutover.over_budget"
     assert held.noted() == {"stopped_s": 6, "stop_steps_s": {"write": 6}}
+    held.end()
+
+
+def test_above_the_budget_all_is_released_in_its_order_and_nothing_is_decided_any_more() -> None:
+    held, released = Clock(budget_s=0.01), list[str]()
+    over = threading.Event()
+    held.begin(lambda: (released.append("the application"), over.set()))
+    held.release_first(lambda: released.append("the locks"))
+    assert over.wait(60)
+    held.release_first(lambda: released.append("locks that are taken too late"))
+    assert released[-1] == "locks that are taken too late"
+    assert sorted(released[:-1]) == ["the application", "the locks"]
+    with pytest.raises(RetryLater, match="the switch was still to be done"):
+        held.decide("the switch")
+    held.end()
+
+
+def test_once_it_is_decided_nothing_is_released() -> None:
+    held, released = Clock(budget_s=600), list[str]()
+    held.begin(lambda: released.append("the application"))
+    held.decide("the switch")
+    held._run_out()  # a timer that was just about to
+    assert released == []

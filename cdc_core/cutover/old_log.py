@@ -1,0 +1,67 @@
+"""Whether old tables took writes after the final position, asked when a person has said that the application switched.
+
+What kept writes out of them may have been undone before the answer. So their gates are closed again, and their log is
+asked, before the way back writes there as well: the log does not tell its writes from the application's. Until that was
+possible the cutover stays SWITCHED.
+"""
+
+from __future__ import annotations
+
+from cdc_core.cutover.hold import written_since
+from cdc_core.cutover.moving import Moving
+from cdc_core.cutover.states import State
+from cdc_core.cutover.undoing import close
+from cdc_core.cutover.work import read
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.meta import Cutover
+from cdc_core.model.position import Position
+
+
+def look_again(moving: Moving) -> None:
+    """Closes the gates and asks the log, if that is still to be done. Raises RetryLater (cutover.unchecked) while a
+    later try may help; what can never be looked up is noted."""
+    work, details = moving.work, moving.cutover.details
+    if not details.get("unchecked"):
+        return
+    tables, token = read(details["tables"]), details["arming"]
+    reached = {source: Position.from_text(text) for source, text in details["reached"].items()}
+    slipped, failed = 0, list[LockstepError]()
+    try:
+        close(work, tables.sources, token)
+    except LockstepError as error:
+        failed.append(error)
+    try:
+        slipped = written_since(work, reached)
+    except LockstepError as error:
+        failed.append(error)
+    why = "; ".join(str(one) for one in failed)
+    said = f"nobody knows whether the old tables took writes after the switch: {why}" if why else ""
+    if slipped:
+        said = f"the old tables took {slipped:,} changes after the final position, which the new ones do not have"
+    moving.to(State.SWITCHED, error=said, unchecked=why, slipped=slipped)
+    if any(one.retriable for one in failed):
+        raise RetryLater(
+            "The application is switched. Whether the old tables took writes after the final position could not be "
+            f"looked up, and the way back waits for that: {why}",
+            where=f"cutover {moving.cutover.cutover_id}",
+            code="cutover.unchecked",
+            remedy=f"`lockstep cutover resume {work.pipeline.pipeline}` looks again, as soon as the servers answer",
+        )
+
+
+def found_in(cutover: Cutover) -> DataAtRisk | None:
+    """What `look_again` has found, or could not find out."""
+    slipped, unchecked = cutover.details.get("slipped", 0), cutover.details.get("unchecked")
+    if not slipped and not unchecked:
+        return None
+    return DataAtRisk(
+        f"The application is switched, and {slipped:,} changes were made in the old tables after the final position: "
+        "the new tables do not have them."
+        if slipped
+        else "The application is switched, and nobody can look up whether the old tables took writes after the final "
+        f"position, which the new tables would not have: {unchecked}",
+        where=f"cutover {cutover.cutover_id}",
+        code="cutover.slipped_before" if slipped else "cutover.unchecked",
+        remedy=f"`lockstep run {cutover.way_back}`, then `lockstep verify {cutover.way_back}` names the rows; carry "
+        "them over by hand",
+    )
