@@ -32,6 +32,7 @@ from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import age_us, parse_moment, to_us
 
 if TYPE_CHECKING:
+    from cdc_core import config
     from cdc_core.config import Pipeline
     from cdc_core.cutover.work import CaughtUp, Evidence, Work
     from cdc_core.extract import DrainResult
@@ -303,19 +304,19 @@ def status(
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        _shown(output, meta, found, parsed.cutover.budget_s)
+        _shown(output, meta, found, parsed.cutover)
 
 
 def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
-    _shown(output, work.meta, found, work.options.budget_s)
+    _shown(output, work.meta, found, work.options)
     if found.state == State.WATCH and not work.back:
         output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
 
 
-def _shown(output: CliOutput, meta: Meta, found: Cutover, budget_s: float) -> None:
+def _shown(output: CliOutput, meta: Meta, found: Cutover, options: config.Cutover) -> None:
     from cdc_core.cli.cutover_status import clock_line, cutover_document
 
-    document = cutover_document(meta, found, budget_s)
+    document = cutover_document(meta, found, options)
     rows = [(one["state"], one["at"]) for one in document["steps"]]
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
@@ -437,6 +438,7 @@ class _Hands:
         from cdc_core.cutover.work import Evidence
         from cdc_core.verify import evidence
         from cdc_core.verify.job import config_digest
+        from cdc_core.verify.modes import found_since
 
         pipeline, meta = self.context.pipeline, self.context.meta
         known = meta.verification(pipeline.pipeline, target)
@@ -451,5 +453,5 @@ class _Hands:
             and document["config_sha256"] == config_digest(pipeline)
             and age <= age_us(pipeline.cutover.evidence)
         )
-        found = evidence.found_since(known.evidence)
+        found = found_since(known.evidence)
         return Evidence(document if usable and not found else None, found)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cdc_core import config
 from cdc_core.cli.output import duration, moment
 from cdc_core.cutover.states import HELD, OPEN, State
-from cdc_core.meta import Cutover, Meta
-from cdc_core.windows import parse_moment, to_us
+from cdc_core.meta import Cutover, Meta, Status
+from cdc_core.verify.modes import Mode, found_since
+from cdc_core.windows import age_us, parse_moment, to_us
 from cdc_core.words import counted
 
+_SWITCHED = (State.SWITCHED, State.WATCH)
 LATE_S = 60.0
 """A way back that is further behind is not ready."""
 
 
-def cutover_document(meta: Meta, found: Cutover, budget_s: float) -> dict[str, Any]:
-    """budget_s: cutover.budget_s of its pipeline."""
+def cutover_document(meta: Meta, found: Cutover, options: config.Cutover) -> dict[str, Any]:
+    """options: of its pipeline."""
     details, now_us = found.details, meta.now_us()
     state = State(found.state)
     since_us = found.at_us(state) or found.updated_us
@@ -32,7 +35,7 @@ def cutover_document(meta: Meta, found: Cutover, budget_s: float) -> dict[str, A
         "stopping_s": round((now_us - stopped_us) / 1e6, 3) if state in HELD and stopped_us is not None else None,
         "stopped_s": details.get("stopped_s"),
         "stop_steps_s": dict(details.get("stop_steps_s", {})),
-        "budget_s": budget_s,
+        "budget_s": options.budget_s,
         "findings": list(details.get("findings", ())),
         "proofs": list(details.get("proofs", ())),
         "answer": details.get("answer"),
@@ -40,32 +43,62 @@ def cutover_document(meta: Meta, found: Cutover, budget_s: float) -> dict[str, A
         "unchecked": details.get("unchecked") or None,
         "slipped": details.get("slipped", 0),
         "last_error": found.error or None,
-        "way_back": way_back_document(meta, found) if state in (State.SWITCHED, State.WATCH) else None,
+        "way_back": way_back_document(meta, found, options.evidence) if state in _SWITCHED else None,
     }
 
 
-def way_back_document(meta: Meta, found: Cutover) -> dict[str, Any]:
-    """Whether the application could go back now, from what the way back's runs and verifications have noted."""
+def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]:
+    """Whether the application could go back now, from what the way back's runs and verifications have noted.
+
+    oldest: the age above which a cutover back would verify every row first.
+    """
     status = meta.status(found.way_back)
     if not status.sources:
         said = f"way back: not ready: {found.way_back} has not run yet"
         return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
-    lag_s = max(one.lag_us for one in status.sources) / 1e6
-    pending = sum(one.pending.batches for one in status.targets)
-    ordered = [one.evidence["ordered"] for one in status.verifications if "ordered" in one.evidence]
-    newest = max(ordered, key=lambda one: str(one["ended"]), default=None)
-    age_s = None if newest is None else (status.now_us - to_us(parse_moment(newest["ended"]))) / 1e6
-    equal = newest is not None and newest["equal"] is True
+    behind_s, waiting = _behind(meta, status)
+    lag_s = max(behind_s, *(one.lag_us / 1e6 for one in status.sources))
+    age_s, doubt = _proven(status, oldest)
     problem = status.failures[0].what if status.failures else ""
-    ready = equal and not problem and lag_s < LATE_S
+    ready = not doubt and not problem and lag_s < LATE_S
     why = [
         f"lag {duration(lag_s)}",
-        f"{counted(pending, 'batch')} to apply" if pending else "",
-        "never verified" if age_s is None else f"evidence {duration(age_s)} old{'' if equal else ', not equal'}",
+        f"{counted(waiting, 'batch')} to apply" if waiting else "",
+        "" if age_s is None else f"evidence {duration(age_s)} old",
+        doubt,
         f"last error: {problem}" if problem else "",
     ]
     said = f"way back: {'ready' if ready else 'not ready'}: {', '.join(filter(None, why))}"
     return {"pipeline": found.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
+
+
+def _behind(meta: Meta, status: Status) -> tuple[float, int]:
+    """For how many seconds the oldest batch that some target does not have has been staged, and how many there are."""
+    view = meta.plan_view("", [one.source for one in status.sources], [one.target for one in status.targets], None)
+    waiting = {batch for found in view.pending.values() for batch in found}
+    staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
+    return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
+
+
+def _proven(status: Status, oldest: str) -> tuple[float | None, str]:
+    """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
+    nothing."""
+    known: dict[str, Mapping[str, Mapping[str, Any]]] = {one.target: {} for one in status.targets}
+    known |= {one.target: one.evidence for one in status.verifications}
+    full = [found[Mode.ORDERED] for found in known.values() if Mode.ORDERED in found]
+    if not full:
+        return None, "never verified"
+    spent_us = status.now_us - min(to_us(parse_moment(str(one["ended"]))) for one in full)
+    lacking = [target for target, found in known.items() if Mode.ORDERED not in found]
+    if lacking:
+        doubt = f"{', '.join(lacking)} never verified"
+    elif not all(one["equal"] is True for one in full):
+        doubt = "not equal"
+    elif spent_us > age_us(oldest):
+        doubt = f"which is too old (cutover.evidence: {oldest})"
+    else:
+        doubt = next(filter(None, map(found_since, known.values())), "")
+    return spent_us / 1e6, doubt
 
 
 def clock_line(document: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 A full verification has compared every row at its time. Since then, rows changed only by what is staged: where the log
 says otherwise, the proof is refused (unstaged.py); a row that was changed at the source without the log, or at the
 target by somebody else, is what the next full verification finds. So every key that is in a batch staged since then is
-compared, row by row, as `lockstep verify` does. Numbers of rows of small tables are compared as well.
+compared, row by row, as `lockstep verify` does. Greatest keys, and numbers of rows of small tables, are compared as
+well.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Prover:
 
     def prove(self, since: Since, *, still: bool) -> Proof:
         """Compares every key that changed since. still: nothing is written, and everything is applied: no key may be
-        moving, and numbers of rows are compared as well.
+        moving, and numbers of rows and greatest keys are compared as well.
 
         Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again, cutover.not_captured), RetryLater
         (cutover.moving), and what verifying raises.
@@ -126,13 +127,14 @@ class Prover:
     def _require_counts(self) -> list[str]:
         """While nothing is written, and everything is applied; the tables that were counted. Raises DataAtRisk
         (cutover.differs)."""
+        unless = "though no row that changed since the last full verification differs"
+        for name, table in self._tables.items():
+            if table.ends_alike() is False:
+                raise self._differs(f"The greatest key of {name} is not the same in source and target, {unless}.")
         counts = {name: self._tables[name].counts() for name, feeding in self.feeding.items() if _countable(feeding)}
         for name, (there, here) in counts.items():
             if there != here:
-                raise self._differs(
-                    f"{name} has {there:,} rows at the source, and {here:,} in the target, though no row that changed "
-                    "since the last full verification differs."
-                )
+                raise self._differs(f"{name} has {there:,} rows at the source, and {here:,} in the target, {unless}.")
         return list(counts)
 
     def _consumed(self, source: str, place: Position) -> list[BatchRow]:

@@ -18,13 +18,15 @@ from typing import Any
 
 import yaml
 
-from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target
+from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target, Verify
 from cdc_core.connections import resolve
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.version import VERSION_PATTERN
 from cdc_core.target.sharding import ShardTable, shard_tables
 
+VERIFIED = "0 * * * *"
+"""When the DAG of the way back verifies it. A person may change that in its file."""
 _FIRST_ID, _IDS = 1 << 30, 1 << 30
 """server_ids of the sources of a way back: far from the small numbers that people choose by hand."""
 
@@ -105,11 +107,16 @@ class Reverse:
                 }
                 for source, reference in {one.source: one.reference for one in self.origins}.items()
             ],
+            "verify": self._verified().model_dump(mode="json", exclude_none=True),
             "spark": forward.spark.model_dump(mode="json"),
             "limits": forward.limits.model_dump(mode="json"),
             "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
             "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
         }
+
+    def _verified(self) -> Verify:
+        """All the time, so that status can say that the application could go back; and as a proof."""
+        return self.forward.verify.model_copy(update={"schedule": VERIFIED, "mode": "ordered", "repair": False})
 
     def _former(self, logical: str) -> dict[str, Any]:
         """Of a table that was a shard: it takes the rows of this shard alone."""

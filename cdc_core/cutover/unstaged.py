@@ -74,9 +74,6 @@ class StagedTables:
         Raises what reading manifests raises.
         """
         for source, place in places.items():
-            for table, one in sorted(self.meta.coverage(source).tables.items()):
-                if one.seq >= place.seq and one.how not in _HARMLESS and self._taken(one, table):
-                    return _happened(table, source, one)
             batches = self.meta.batches(source)
             first = next((batch for batch in batches if not batch.copied), None)
             if first is not None and first.begin > place:
@@ -84,6 +81,9 @@ class StagedTables:
             for batch in batches:
                 if batch.end > place and (said := _noted(batch, store)):
                     return f"the log of source {source} has more than changes of rows: {said}"
+            for table, one in sorted(self.meta.coverage(source).tables.items()):
+                if one.seq >= place.seq and one.how not in _HARMLESS and self._taken(one, table):
+                    return _happened(table, source, one)
         return ""
 
     def _taken(self, coverage: TableCoverage, table: str) -> bool:

@@ -48,7 +48,7 @@ class CountedTable:
         shards = self._shape.destination.shards
         there = sum(self._targets.count(self._shape, shard) for shard in shards)
         self._job.progressed(self._name, "target", there)
-        reached = self._job.mode is not Mode.MAX_ID or not last or self._reaches(last)
+        reached = self._job.mode is not Mode.MAX_ID or not last or self.reaches(last)
         chains = self._batches.chains_until(spans)
         excess = excess_of(chains, self._name, {one.source: (one.low, one.high) for one in spans}, consumed.batches)
         verdict = judged(rows, there, excess, reached=reached)
@@ -82,7 +82,7 @@ class CountedTable:
                 remedy="verify the table with --mode ordered",
             )
 
-    def _reaches(self, last: Key) -> bool:
+    def reaches(self, last: Key) -> bool:
         """Whether the target has this key, and none that is greater."""
         found = False
         for shard in self._shape.destination.shards:

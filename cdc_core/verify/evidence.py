@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +22,6 @@ from cdc_core.verify.job import Job, config_digest
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult, Verified
 from cdc_core.windows import MICROSECONDS, from_us
-from cdc_core.words import counted
 
 EVIDENCE = "evidence/"
 VERSION = 1
@@ -108,23 +107,6 @@ def _differing(job: Job, results: Sequence[TableResult]) -> dict[str, int]:
         if one.differences and one.mode in ROW_MODES:
             found[one.table] = max(one.differences, found.get(one.table, 0))
     return found
-
-
-def found_since(evidence: Mapping[str, Mapping[str, Any]]) -> str:
-    """Differences that are known in spite of the latest verification of every row, for people; "" for none.
-
-    evidence: the latest summary of each mode, as meta has it.
-    """
-    newest = max(evidence.values(), key=lambda one: str(one["ended"]), default=None)
-    differing: Mapping[str, int] = newest.get("differing", {}) if newest is not None else {}
-    if differing:
-        return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
-    full = evidence.get(Mode.ORDERED)
-    for mode, one in evidence.items():
-        if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
-            rows = counted(one["differences"], "row")
-            return f"a later verification (--mode {mode}, {one['ended']}) has found {rows} more or less"
-    return ""
 
 
 def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
 from cdc_core.words import counted
@@ -64,3 +64,20 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
             )
         )
     return worst(errors) if errors else None
+
+
+def found_since(evidence: Mapping[str, Mapping[str, Any]]) -> str:
+    """Differences that are known in spite of the latest verification of every row, for people; "" for none.
+
+    evidence: the latest summary of each mode, as meta has it.
+    """
+    newest = max(evidence.values(), key=lambda one: str(one["ended"]), default=None)
+    differing: Mapping[str, int] = newest.get("differing", {}) if newest is not None else {}
+    if differing:
+        return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
+    full = evidence.get(Mode.ORDERED)
+    for mode, one in evidence.items():
+        if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
+            rows = counted(one["differences"], "row")
+            return f"a later verification (--mode {mode}, {one['ended']}) has found {rows} more or less"
+    return ""

@@ -216,6 +216,10 @@ class SourceTables:
             last = greatest(self._reader, schema) if _in_chunks(schema) else ()
         return int(rows), last, Read(int(rows), view.low, high_of(self._control, view))
 
+    def greatest(self, schema: TableSchema) -> keys.Key:
+        """The greatest key; () for a table without rows, or without a key by which it can be cut."""
+        return greatest(self._control, schema) if _in_chunks(schema) else ()
+
     @property
     def watermark_us(self) -> int:
         """As claims say it, µs UTC: of what is staged or, before any of it has a time, of the server's clock."""

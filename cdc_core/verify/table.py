@@ -180,8 +180,20 @@ class Table:
 
     def counted(self) -> TableResult:
         """Of the modes that only count."""
+        return self._counting().counted()
+
+    def ends_alike(self) -> bool | None:
+        """Whether both sides have the same greatest key, if nothing is written; None where keys do not tell, or the
+        source has no rows."""
+        if self._whole or len(self._feeding) != 1:
+            return None
+        ((source, schema),) = self._feeding
+        last = source.greatest(schema)
+        return self._counting().reaches(last) if last else None
+
+    def _counting(self) -> CountedTable:
         job, whole = self._job, self._whole
-        return CountedTable(job, self._name, self._shape, self._feeding, self._targets, self._batches, whole).counted()
+        return CountedTable(job, self._name, self._shape, self._feeding, self._targets, self._batches, whole)
 
     def compared(self, keys: Sequence[str]) -> TableResult:
         """What the rows with these keys show, texts of `row_texts`."""

@@ -101,3 +101,7 @@ class TableKeys:
             sum(source.count(schema)[0] for source, schema in self.feeding),
             sum(self._targets.count(self.shape, shard) for shard in self.shape.destination.shards),
         )
+
+    def ends_alike(self) -> bool | None:
+        """See Table.ends_alike."""
+        return self._table.ends_alike()

@@ -326,6 +326,10 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
                 f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
         stray = made.cutover("run", "shop.yaml", code=4)["error"]
         assert (stray["code"], stray["what"].startswith("items has ")) == ("cutover.differs", True)
+        execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4000 WHERE id = 4")
+        last = made.cutover("run", "shop.yaml", code=4)["error"]
+        assert (last["code"], "greatest key of items" in last["what"]) == ("cutover.differs", True)
+        execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4 WHERE id = 4000")
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
         execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
 

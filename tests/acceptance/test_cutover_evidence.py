@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from typing import Any
 
 import pytest
 
 from cdc_core.cli import cutover as cli
+from cdc_core.cli import cutover_status
+from cdc_core.cli.cutover_status import way_back_document
 from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine
 from cdc_core.cutover.moving import cutover_lease
+from cdc_core.meta import Meta
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
@@ -125,7 +129,7 @@ def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_
                 f"ALTER TABLE {items} ADD COLUMN n INT NOT NULL DEFAULT 7",
                 f"UPDATE {items} SET n = 8 WHERE id = 1001")  # fmt: skip
         lockstep("run", "shop.yaml")
-        speaks_against_it(made, f"rows of {items}")
+        speaks_against_it(made, items)
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
         lockstep("repair", "shop.yaml")
         lockstep("verify", "shop.yaml")
@@ -136,7 +140,7 @@ def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_
         (place,) = re.findall(r"--accept (\S+:\d+)", stopped["remedy"])
         lockstep("extract", "shop.yaml", "--accept", place)
         lockstep("run", "shop.yaml")
-        speaks_against_it(made, f"rows of {orders}")
+        speaks_against_it(made, "accepted by an operator")
         assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
         assert made.called() == []
         lockstep("repair", "shop.yaml")
@@ -179,3 +183,39 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
             cutover_lease(work) as lease,
         ):
             assert machine.run(work, lease).state == "WATCH"
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_applied(
+    lockstep: Any, mariadb: Any, mysql9: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url) as meta:
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        switched = meta.latest_cutover(made.name)
+        assert switched is not None
+        there = f"{made.name}_0.orders_0"
+        execute(mysql9, f"INSERT INTO {there} (id, n) VALUES (4, 4)")
+        lockstep("run", "shop_back.yaml")
+        assert "never verified" in way_back_document(meta, switched, "24h")["said"]
+        lockstep("verify", "shop_back.yaml")
+        assert way_back_document(meta, switched, "24h")["ready"] is True
+        time.sleep(1.1)
+        old = way_back_document(meta, switched, "1s")
+        assert (old["ready"], "too old (cutover.evidence: 1s)" in old["said"]) == (False, True)
+
+        execute(mariadb, "SET @lockstep_writes = 1", f"UPDATE {made.name}.orders SET n = 9 WHERE id = 4")
+        lockstep("verify", "shop_back.yaml", "--mode", "random", "--sample", "100", code=4)
+        differs = way_back_document(meta, switched, "24h")
+        assert (differs["ready"], "1 row of orders were found to differ" in differs["said"]) == (False, True)
+        lockstep("repair", "shop_back.yaml")
+        lockstep("verify", "shop_back.yaml")
+        assert way_back_document(meta, switched, "24h")["ready"] is True
+
+        # Staged, and applied by nobody.
+        execute(mysql9, f"UPDATE {there} SET n = 5 WHERE id = 4")
+        lockstep("extract", "shop_back.yaml")
+        monkeypatch.setattr(cutover_status, "LATE_S", 0.0)
+        waits = way_back_document(meta, switched, "24h")
+        assert (waits["ready"], waits["lag_s"] > 0, " to apply" in waits["said"]) == (False, True, True)

@@ -149,7 +149,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         targets = [target.name for target in pipeline.scheduled_targets]
         seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
         switched = meta.latest_cutover(pipeline.pipeline)
-        moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover.budget_s)
+        moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover)
     known = {one.source for one in seen.status.sources}
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
     start_us, end_us = pipeline.windows.containing(seen.status.now_us)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.cutover.reverse import Origin, reverse_of
+from cdc_core.cutover.reverse import VERIFIED, Origin, reverse_of
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 
@@ -73,6 +73,7 @@ def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they
     assert any(re.fullmatch(one, "shop_0.orders_0._cdc_version") for one in back.tables.columns.exclude)
     assert back.stage.uri == "s3://bucket/shop-back"
     assert back.cutover == pipeline().cutover
+    assert (back.verify.schedule, back.verify.mode) == (VERIFIED, "ordered")
 
 
 def test_a_server_that_two_connections_name_is_read_once() -> None:
