@@ -50,10 +50,10 @@ from cdc_core.snapshot.standby import (
 )
 from cdc_core.snapshot.table_chunks import Extent, TableChunks
 from cdc_core.snapshot.throttle import Throttle
-from cdc_core.snapshot.watermarks import View, await_logged, high_of, logged_gtids, read_view
+from cdc_core.snapshot.watermarks import View, await_logged, high_of, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
-from cdc_core.source.facts import ServerFacts
+from cdc_core.source.facts import ServerFacts, logged_gtids
 from cdc_core.source.failover import is_other_server
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import from_us
@@ -124,7 +124,7 @@ def copy_tables(
         opened.callback(control.close)
         _require_same(staged, server, source)
         await_logged(control, server)
-        standby = find_standby(config, control, server, environ, shows=logged_gtids(control, server))
+        standby = find_standby(config, control, server, environ, shows=logged_gtids(control, mariadb=server.mariadb))
         throttle = opened.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
         )

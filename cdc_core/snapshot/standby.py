@@ -26,7 +26,15 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot.watermarks import VISIBLE_WITHIN_S, View, await_executed, await_prepared, engine_of, run
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
-from cdc_core.source.facts import ServerFacts, as_text, explained, query, replica_channels
+from cdc_core.source.facts import (
+    ServerFacts,
+    as_text,
+    explained,
+    gtid_executed,
+    logged_gtids,
+    query,
+    replica_channels,
+)
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.survey import is_transactional
 
@@ -138,9 +146,12 @@ def require_nothing_else(
 
     session: at the replica, which is asked first: what it has by then, the source has.
     """
-    sql = "SELECT @@GLOBAL.gtid_binlog_state" if mariadb else "SELECT @@GLOBAL.gtid_executed"
-    there, here = (as_text(query(one, sql)[0][0] or "") for one in (session, control))
-    own = _beyond(there, here) if mariadb else str(GtidSet.parse(there).minus(GtidSet.parse(here)))
+    if mariadb:
+        sql = "SELECT @@GLOBAL.gtid_binlog_state"
+        own = _beyond(*(as_text(query(one, sql)[0][0] or "") for one in (session, control)))
+    else:
+        there = gtid_executed(session)
+        own = str(GtidSet.parse(there).minus(GtidSet.parse(logged_gtids(control, mariadb=False))))
     if own:
         raise DataAtRisk(
             f"The replica that copies read has transactions that the source does not have: {own}.",

@@ -17,7 +17,6 @@ Else `high` is the end of the log after the read: a server writes a transaction 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
 from cdc_core.snapshot import mariadb as engine
 from cdc_core.snapshot.copyable import require_view
-from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
+from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, logged_gtids, query
 from cdc_core.source.survey import is_transactional, locked_for_copies
 
 log = logging.getLogger(__name__)
@@ -168,21 +167,9 @@ def await_logged(control: pymysql.Connection, server: ServerFacts) -> None:
     """
     if server.mariadb or server.gtid_mode != "ON":
         return
-    logged = logged_gtids(control, server)
+    logged = logged_gtids(control, mariadb=False)
     if logged and not await_executed(control, logged, mariadb=False):
         raise _not_visible("now")
-
-
-@answers("source")
-def logged_gtids(control: pymysql.Connection, server: ServerFacts) -> str:
-    """The GTIDs of everything that is in the log now, whether it can be seen yet or not."""
-    if server.mariadb:
-        return as_text(query(control, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0] or "")
-    # A transaction is owned until it is executed: asked for in this order, it is in one of the two.
-    owned = as_text(query(control, "SELECT @@GLOBAL.gtid_owned")[0][0] or "")
-    executed = as_text(query(control, "SELECT @@GLOBAL.gtid_executed")[0][0] or "")
-    # uuid:5#17:6#18 are two, with the threads that own them
-    return ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
 
 
 @answers("source")
@@ -192,7 +179,9 @@ def await_executed(control: pymysql.Connection, gtids: str, *, mariadb: bool) ->
     mariadb: at a replica, which alone counts what it has executed.
     """
     wait = "MASTER_GTID_WAIT" if mariadb else "WAIT_FOR_EXECUTED_GTID_SET"
-    return bool(query(control, f"SELECT {wait}(%s, %s)", (gtids, VISIBLE_WITHIN_S))[0][0] == 0)
+    # Each within the time after which a silent connection counts as lost (read_timeout_s).
+    each_s = min(1.0, VISIBLE_WITHIN_S)
+    return _in_time(lambda: bool(query(control, f"SELECT {wait}(%s, %s)", (gtids, each_s))[0][0] == 0))
 
 
 def _not_visible(place: str) -> RetryLater:

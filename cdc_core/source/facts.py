@@ -295,6 +295,23 @@ def gtid_executed(connection: pymysql.Connection) -> str:
 
 @answers("source")
 @_understood
+def logged_gtids(connection: pymysql.Connection, *, mariadb: bool) -> str:
+    """The GTIDs of everything that is in the log now, executed or not.
+
+    A transaction is sent to replicas, and to us, once it is logged; MySQL counts it as executed when the engine has
+    committed it, which takes long where a semi-synchronous replica must acknowledge first.
+    """
+    if mariadb:
+        return gtid_executed(connection)
+    # A transaction is owned until it is executed: asked for in this order, it is in one of the two.
+    owned = as_text(query(connection, "SELECT @@GLOBAL.gtid_owned")[0][0] or "")
+    executed = "".join(as_text(query(connection, "SELECT @@GLOBAL.gtid_executed")[0][0] or "").split())
+    # uuid:5#17:6#18 are two, with the threads that own them
+    return ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
+
+
+@answers("source")
+@_understood
 def gtid_purged(connection: pymysql.Connection) -> str:
     """MySQL: what was executed and is not in any file of the log, because it was purged or was never logged."""
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())

@@ -31,9 +31,9 @@ from cdc_core.source.facts import (
     end_position,
     facts,
     gtid_at,
-    gtid_executed,
     log_off,
     log_status,
+    logged_gtids,
     now_us,
 )
 from cdc_core.source.faults import history_changed
@@ -111,11 +111,12 @@ def require_available(
         )
     require_in_files(checkpoint.position, files, where)
     if checkpoint.gtid_set:
-        before = gtid_at(connection, checkpoint.position, mariadb=True) if known.mariadb else gtid_executed(connection)
+        if known.mariadb:
+            before = gtid_at(connection, checkpoint.position, mariadb=True)
+        else:
+            before = logged_gtids(connection, mariadb=False)
         if not GtidSet.parse(before).contains(GtidSet.parse(checkpoint.gtid_set)):
-            raise history_changed(
-                f"it has executed {before or 'nothing'} here, and the checkpoint {checkpoint.gtid_set}", where
-            )
+            raise history_changed(f"it has {before or 'nothing'} here, and the checkpoint {checkpoint.gtid_set}", where)
 
 
 def require_in_files(position: Position, files: Sequence[BinlogFile], where: str) -> None:
@@ -275,10 +276,10 @@ class Search:
                 code="source.gtid_off",
                 remedy="use start.position or start.timestamp, or set gtid_mode = ON on the source",
             )
-        executed = gtid_executed(self.control)
-        if not GtidSet.parse(executed).contains(wanted):
+        logged = logged_gtids(self.control, mariadb=self.known.mariadb)
+        if not GtidSet.parse(logged).contains(wanted):
             raise DataAtRisk(
-                f"The server has executed {executed or 'nothing'}, which lacks some of {text}.",
+                f"The server has logged {logged or 'nothing'}, which lacks some of {text}.",
                 where=f"{self._source.name}, start.gtid",
                 code="source.position_beyond_end",
                 remedy="check that this is the server that the set came from, or a replica that has caught up with it",

@@ -21,9 +21,10 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.snapshot import watermarks
-from cdc_core.snapshot.watermarks import high_of, logged_gtids, read_view
+from cdc_core.snapshot.watermarks import high_of, read_view
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
+from cdc_core.source.facts import logged_gtids
 from tests.integration.source_origin import Origin
 
 COUNTERS = 6
@@ -134,7 +135,7 @@ def compare_views(origin: Origin, table: str, kinds: tuple[str, ...], views: int
     with closing(origin.sql.connect(autocommit=True)) as reader, busy(origin, table, kinds):
         for number in range(views):
             end = server.end_position(origin.control, 0)
-            staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, facts))
+            staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, mariadb=False))
             with read_view(reader, origin.control, facts, staged, schema, exact=exact) as view:
                 with reader.cursor() as cursor:
                     cursor.execute(f"SELECT v FROM {origin.name}.{table} ORDER BY id")
@@ -182,7 +183,7 @@ def test_an_xa_transaction_that_stays_prepared_is_named(origin: Origin, monkeypa
     assert schema is not None
     monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.2)
     end = server.end_position(origin.control, 0)
-    staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, facts))
+    staged = Checkpoint(end, "" if facts.mariadb else logged_gtids(origin.control, mariadb=False))
 
     def read() -> Any:
         with (

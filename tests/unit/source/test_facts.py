@@ -27,6 +27,7 @@ QUESTIONS: dict[str, Callable[[Any], object]] = {
     "binlog_files": facts.binlog_files,
     "gtid_executed": facts.gtid_executed,
     "gtid_purged": facts.gtid_purged,
+    "logged_gtids": lambda connection: facts.logged_gtids(connection, mariadb=False),
     "gtid_at": lambda connection: facts.gtid_at(connection, Position(0, "b.000001", 4), mariadb=True),
 }
 SENSIBLE: dict[str, tuple[tuple[object, ...], ...]] = {
