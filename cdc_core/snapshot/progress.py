@@ -1,9 +1,10 @@
 """How far a copy is: rows and bytes, rate and time left, for each table and in all.
 
 It does no I/O. Rows and bytes are counted by the copier itself. How many rows a table has is counted where that is
-quick, else it follows from how far the keys are (see TableChunks), else it is the server's estimate, which may be off
-by half. How large the rows are that are still to come follows from the table's profile, else from those read so far.
-The time left counts a row as its bytes and a fixed cost: rows that grow take longer, but not in proportion.
+quick, else it follows from how far the keys are (see TableChunks, key_places), as far as the server's estimate, which
+may be off by half, allows that. How large the rows are that are still to come follows from the table's profile, else
+from those read so far. The time left counts a row as its bytes and a fixed cost: rows that grow take longer, but not
+in proportion.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results import TableReader
-from cdc_core.snapshot import keys
+from cdc_core.snapshot import key_places, keys
 from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, computed_end, end_of_chunk, least, size_of
 from cdc_core.snapshot.pace import Pace
 from cdc_core.snapshot.profile import Profile, can_have_profile, profile_of
@@ -31,6 +31,9 @@ _RESTARTS = 3
 
 _PROFILED_CHUNKS, _PROFILED_FIRSTS = 4, 40
 """A table of fewer chunks, and of fewer rows than so many first chunks, gets no profile."""
+
+_SURE_TIMES = 2
+"""The server's estimate is taken to be right but for this factor."""
 
 _COUNTED_FIRSTS = 2 * _PROFILED_FIRSTS
 """Rows are counted in a table of fewer rows than so many first chunks, by the server's estimate, which may be wrong by
@@ -239,7 +242,13 @@ class TableChunks:
             return copy.rows_estimated
         if self._profile is not None:
             return rows + round(max(0.0, self._profile.total - self._share))
-        return round(rows / self._share) if self._share else copy.rows_estimated
+        if not self._share:
+            return copy.rows_estimated
+        by_keys = round(rows / self._share)
+        if keys.numbered(copy.schema) or not self._size.rows:
+            return by_keys
+        # Keys that lie unevenly may mislead more than the server does, whose estimate may be off by half.
+        return max(rows, self._size.rows // _SURE_TIMES, min(by_keys, self._size.rows * _SURE_TIMES))
 
     def _add_share(self, copy: TableCopy, above: keys.Key, through: keys.Key) -> None:
         """The rows between two keys were read."""
@@ -261,7 +270,11 @@ class TableChunks:
             return 0.0
         if self._profile is not None:
             return self._profile.rows_through(int(key[0]))
-        return keys.fraction(copy.schema, self._least, key, copy.limit) or 0.0
+        if keys.numbered(copy.schema):
+            return keys.fraction(copy.schema, self._least, key, copy.limit) or 0.0
+        if not (copy.schema.key and self._least and copy.limit):
+            return 0.0
+        return key_places.fraction(copy.schema, self._least, key, copy.limit) or 0.0
 
     def _estimated_bytes(self, rows: int, size_bytes: int, of_rows: int) -> int:
         """The bytes of the values of a whole table of so many rows."""
