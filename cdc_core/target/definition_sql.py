@@ -26,7 +26,16 @@ from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, Column, ColumnTy
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.target import pairs
 from cdc_core.target.collations import substitute
-from cdc_core.target.definition import EXPRESSION, LITERAL, NOW, ColumnDefinition, IndexDefinition, TableDefinition
+from cdc_core.target.definition import (
+    EXPRESSION,
+    LITERAL,
+    NO_EXPRESSION,
+    NOW,
+    ColumnDefinition,
+    Expression,
+    IndexDefinition,
+    TableDefinition,
+)
 from cdc_core.target.facts import declaration
 
 _LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
@@ -57,7 +66,9 @@ class PlannedColumn:
     """sql: the column in a CREATE TABLE or ALTER TABLE. loose: the same with NULL allowed and without a computed
     default.
     source: its type on the source, type: here. default: its kind (target.definition), "" for none.
-    generated: the target computes it. derived: the source does."""
+    generated: the target computes it. derived: the source does. literal: the value of a literal default, as
+    source.defaults has it. expression: of the default, or of the generated column, which is kept as `stored` says.
+    comment: None where the source's definition is not known."""
 
     name: str
     source: ColumnType
@@ -68,6 +79,10 @@ class PlannedColumn:
     default: str = ""
     generated: bool = False
     derived: bool = False
+    literal: str | None = None
+    expression: Expression = NO_EXPRESSION
+    stored: str = ""
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +98,8 @@ class PlannedIndex:
 @dataclass(frozen=True, slots=True)
 class PlannedTable:
     """What each physical table of a logical one must be, on servers of one dialect. notes: how it differs from its
-    sources. versioned: its rows have their versions in a column."""
+    sources. versioned: its rows have their versions in a column. comment: None where no source's definition is known.
+    """
 
     logical: str
     columns: tuple[PlannedColumn, ...]
@@ -92,7 +108,7 @@ class PlannedTable:
     versioned: bool
     notes: tuple[str, ...]
     collation: str = ""
-    comment: str = ""
+    comment: str | None = None
 
     def create(self, database: str, table: str) -> str:
         """The statement. Twice it does no harm."""
@@ -161,7 +177,7 @@ class _Plan:
             versioned and bool(self.key),
             tuple(self.notes),
             collation,
-            self.first.comment if self.first else "",
+            self.first.comment if self.first else None,
         )
 
     def _agreed(self) -> list[Column]:
@@ -225,6 +241,10 @@ class _Plan:
             default_kind,
             generated,
             column.generated,
+            (self.origins[0].literals or {}).get(column.name) if default_kind == LITERAL else None,
+            theirs.expression if theirs and (generated or default_kind == EXPRESSION) else NO_EXPRESSION,
+            theirs.generated if theirs and generated else "",
+            theirs.comment if theirs else None,
         )
 
     def _attributes(self, theirs: ColumnDefinition, kind: ColumnType, *, optional: bool) -> Iterator[str]:
