@@ -1,0 +1,127 @@
+"""The source fails over while its rows are copied: the primary dies between `low` and `high`, a replica is promoted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from cdc_core.config import Pipeline, load
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta, TableCopy
+from cdc_core.snapshot import pace
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.pending import pending
+from cdc_core.snapshot.steps import read_tables, stage_read
+from cdc_core.stage.manifest import chain
+from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
+from tests.integration.replicated import Pair, run, start
+
+ROWS, CHUNK = 90, 30
+PIPELINE = """
+pipeline: shop
+sources:
+  - {{name: shop, connection: [env:A, env:B], server_id: 4711, start: latest, heartbeat_s: 0.3, read_timeout_s: 2,
+     reconnect_s: 1, rewind_s: 1}}
+tables: {{include: ['{0}[.].*'], on_unlogged_change: resync}}
+routes: [{{match: '{0}[.](.*)', to: '{0}.\\1'}}]
+snapshot: {{mode: initial, readers: 1, chunk_mib: 1}}
+stage: {{uri: 'file://{1}/stage'}}
+meta: {{url: 'sqlite:///{1}/meta.db'}}
+targets: [{{name: copy, connections: ["env:COPY"], tables: {{"*": {{}}}}}}]
+"""
+TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
+
+
+class EndedError(Exception):
+    """What ends the reader after a chunk."""
+
+
+CASES = [
+    ("mysql", False), ("mariadb", True),
+    *(pytest.param(*one, marks=pytest.mark.matrix) for one in (
+        ("mysql", True), ("mariadb", False), ("mysql without GTIDs", True), ("mysql without GTIDs", False)
+    )),
+]  # fmt: skip
+"""A server, and whether all chunks are read before it fails over; otherwise one is."""
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = start(request, request.param)
+    try:
+        made.replicate()
+        run(made.primary, f"CREATE DATABASE {made.name}")
+        values = ", ".join(f"({number}, 0)" for number in range(1, ROWS + 1))
+        run(made.primary, TABLE, f"INSERT INTO t VALUES {values}", database=made.name)
+        made.caught_up()
+        if not made.gtids:
+            time.sleep(2)  # rewind_s: reading begins again after the table was created
+        yield made
+    finally:
+        made.close()
+
+
+def rows(server: Any, pair: Pair) -> list[tuple[Any, ...]]:
+    return run(server, "SELECT id, v FROM t ORDER BY id", database=pair.name)
+
+
+@pytest.mark.parametrize(("pair", "whole"), CASES, indirect=["pair"])
+def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
+    pair: Pair, mariadb_target: Any, lockstep: Any, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    lockstep.environ |= {"A": pair.primary.url, "B": pair.replica.url, "COPY": mariadb_target.url}
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(PIPELINE.format(pair.name, lockstep.directory))
+    run(mariadb_target, f"CREATE DATABASE {pair.name}")
+    run(mariadb_target, TABLE, database=pair.name)
+    pipeline, store = load(file), open_store(load(file).stage.uri)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: CHUNK)
+    with Meta.open(pipeline.meta.url) as meta:
+        extract(pipeline, meta, lockstep.environ)
+        read(pipeline, meta, store, lockstep.environ, whole=whole)
+        # After `low` of the chunks that were read; the stage never has the old primary's log up to their `high`.
+        run(pair.primary, "UPDATE t SET v = 1 WHERE id % 3 = 0", "DELETE FROM t WHERE id % 7 = 0",
+            "INSERT INTO t VALUES (1000, 1)", database=pair.name)  # fmt: skip
+        pair.caught_up()
+        pair.primary.kill()
+        pair.promote()
+        run(pair.replica, "UPDATE t SET v = 2 WHERE id % 5 = 0", database=pair.name)
+        extract(pipeline, meta, lockstep.environ)
+        with copier_lease(meta, pipeline, "shop") as lease:
+            staged = stage_read(pipeline, "shop", meta=meta, store=store, lease=lease, environ=lockstep.environ)
+        assert staged.tables == ()
+        assert [why for _, why in staged.dropped] == ["the source has gone to another server's log meanwhile"]
+        assert [one.name for one in pending(meta, "shop")] == [f"{pair.name}.t"]
+    lockstep("run", "shop.yaml")
+    copied = [chunk for batch in chain(store, "shop") for chunk in batch.chunks]
+    assert copied
+    assert {place.timeline for chunk in copied for place in (chunk.low, chunk.high)} == {1}
+    state = table_state(store, list(chain(store, "shop")), f"{pair.name}.t").select(["id", "v"]).to_pylist()
+    assert [(row["id"], row["v"]) for row in state] == rows(pair.replica, pair)
+    assert rows(mariadb_target, pair) == rows(pair.replica, pair)
+
+
+def extract(pipeline: Pipeline, meta: Meta, environ: dict[str, str]) -> None:
+    with Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
+        assert extractor.drain().done
+
+
+def read(pipeline: Pipeline, meta: Meta, store: Any, environ: dict[str, str], *, whole: bool) -> None:
+    """Reads the table's chunks, or only the first one."""
+
+    def progressed(_: TableCopy) -> None:
+        if not whole:
+            raise EndedError
+
+    with copier_lease(meta, pipeline, "shop") as lease, nullcontext() if whole else pytest.raises(EndedError):
+        read_tables(
+            pipeline, "shop", pending(meta, "shop"), meta=meta, store=store, lease=lease, environ=environ,
+            progressed=progressed,
+        )  # fmt: skip
+    (copy,) = meta.copies("shop")
+    assert copy.rows == ROWS if whole else 0 < copy.rows < ROWS
