@@ -2,7 +2,8 @@
 
 An error of `extract` is removed when the source's position or watermark moves (batches), one of a run when the run is
 planned again or committed (runs), one of `plan` when a run is planned, one of a copy when that step of the copy has
-succeeded. Nothing else removes one.
+succeeded, one of a repair when a repair of the target has ended equal, or a verification has found all of its rows
+equal. Nothing else removes one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from cdc_core.meta.rows import Failure
 
 _failure = tables.failure
 
-EXTRACT, PLAN, RUN, COPY, COPY_TABLE = "extract", "plan", "run", "copy", "copy table"
-"""COPY_TABLE: a table that cannot be copied as it is; the others of its source can."""
+EXTRACT, PLAN, RUN, COPY, COPY_TABLE, REPAIR = "extract", "plan", "run", "copy", "copy table", "repair"
+"""COPY_TABLE: a table that cannot be copied as it is; the others of its source can. REPAIR: of a target."""
 _CHARS = 4000
 
 

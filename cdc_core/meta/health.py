@@ -11,7 +11,7 @@ from enum import StrEnum
 from itertools import islice, takewhile
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, RUN, copied_table
+from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
 from cdc_core.meta.rows import CopyState, SourceStatus, Status
 from cdc_core.meta.states import RunState
 from cdc_core.model.coverage import lacks
@@ -61,7 +61,7 @@ class Problem:
 def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
     """sources, targets: of the pipeline file, those that its schedule includes."""
     return (
-        *_failed(status, sources),
+        *_failed(status, sources, targets),
         *_unclosed(status),
         *_paused(status),
         *_never(status, sources),
@@ -71,11 +71,12 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
     )
 
 
-def _failed(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
+def _failed(status: Status, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Problem]:
     runs = _standing(status)
     known = set()
     copying = [one.source for one in status.sources if any(each.state is not CopyState.COPIED for each in one.copies)]
-    subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: []}  # refused tables: see _noted
+    # Refused tables: see _noted.
+    subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: [], REPAIR: targets}
     for one in sorted(status.failures, key=lambda each: (_BY_CLASS.get(each.exit_class, 0), -each.failed_us)):
         if one.subject not in subjects.get(one.task, [one.subject]):
             continue

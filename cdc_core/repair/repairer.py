@@ -10,7 +10,9 @@
 
 Killed at any moment, a repair is made again from the same findings. What was staged stays staged and is applied first,
 so that it is neither looked up nor counted twice; a claim that is staged twice changes nothing. It holds the target's
-lease, as a verification does, and the copier's of each source until its rows are staged.
+lease, as a verification does, and the copier's of each source until its rows are staged. It does not keep runs away:
+what it stages, a run that is under way may take as well, and what it removes or forgets at the target, it does under
+the table's lock, and only if the version is still the one that it has seen.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined
 from cdc_core.meta import Lease
+from cdc_core.meta.failures import REPAIR
 from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
 from cdc_core.repair.findings import Key, error_values, has_error_value, texts_of
@@ -123,6 +126,39 @@ def repair(
     raises); else DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater (verify.paused), and what
     verifying, claiming and `apply` raise.
     """
+    try:
+        done = _repair(job, keys, apply=apply, authoritative=authoritative, dry_run=dry_run)
+    except LockstepError as error:
+        if not dry_run:
+            _kept(job, error)
+        raise
+    if not dry_run and apply is not None:
+        _kept(job, outcome(done))
+    return done
+
+
+def _kept(job: Job, error: LockstepError | None) -> None:
+    """For `lockstep status` and the page: what somebody must look at, until a repair has succeeded."""
+    if isinstance(error, (RetryLater, UsageError)):
+        return
+    pipeline, target = job.pipeline.pipeline, job.target.name
+    try:
+        if error is None:
+            job.meta.succeeded(pipeline, REPAIR, target)
+        else:
+            job.meta.failed(pipeline, REPAIR, target, error)
+    except LockstepError as unkept:  # the error itself is what counts
+        log.warning("%s: the result of this repair could not be kept in meta: %s", target, unkept)
+
+
+def _repair(
+    job: Job,
+    keys: Mapping[str, Sequence[Key]],
+    *,
+    apply: Callable[[], object] | None,
+    authoritative: bool,
+    dry_run: bool,
+) -> Result:
     with ExitStack() as opened:
         sources = [
             opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.meta.failures import REPAIR
 from cdc_core.model.paths import segment
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.job import Job, config_digest
@@ -52,6 +53,8 @@ def keep(job: Job, found: Verified) -> str:
         summary = _summary(found, path, document["ended"])
         summary["differing"] = _differing(job, found.results)
         job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
+        if document["equal"] is True and found.all_tables:
+            job.meta.succeeded(job.pipeline.pipeline, REPAIR, job.target.name)  # nothing is left to repair
     return path
 
 

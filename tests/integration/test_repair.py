@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cdc_core.cli.status import health
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.repair.repairer import Result, outcome, repair
@@ -20,12 +21,13 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import FENCES
-from cdc_core.verify import source_rows
+from cdc_core.verify import evidence, source_rows
 from cdc_core.verify.canonical import ERROR_SHOWN
 from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables
+from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import (
     FIRST_MARIADB,
@@ -260,7 +262,7 @@ def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified:
 
 
 @FIRST_MARIADB
-def test_above_the_limit_of_a_day_nothing_is_staged(verified: Callable[..., Verified]) -> None:
+def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified: Callable[..., Verified]) -> None:
     run = verified()
     run.line.again(**{"            meta:": "            repair: {max_rows_per_day: 5}\n            meta:"})
     numbers(run)
@@ -272,8 +274,30 @@ def test_above_the_limit_of_a_day_nothing_is_staged(verified: Callable[..., Veri
         repaired(run, "number")
     assert caught.value.code == "repair.limit"
     assert [one.batch_id for one in run.line.chain if one.copied] == batches
+    assert alarms(run) == [("repair copy", "repair.limit", 4)]
+    with pytest.raises(DataAtRisk):
+        repaired(run, "number")
     run.target("UPDATE number SET v = 'v2' WHERE id = 2")
     assert repaired(run, "number").settled  # 3 + 2
+    assert alarms(run) == []
+    run.target("UPDATE number SET v = 'fault' WHERE id < 3")
+    with pytest.raises(DataAtRisk):
+        repaired(run, "number")
+    assert alarms(run) == [("repair copy", "repair.limit", 4)]
+    run.target("UPDATE number SET v = CONCAT('v', id) WHERE id < 3")
+    pipeline = run.line.pipeline
+    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
+        store = open_stage(pipeline.stage)
+        job = Job(pipeline, pipeline.targets[0], meta, store, lambda _: run.drain(), run.environ, lease=lease)
+        evidence.keep(job, verify(job))
+    assert alarms(run) == []
+
+
+def alarms(run: Verified) -> list[tuple[str, str, int]]:
+    """Of repairs, as `lockstep status` and the page show them."""
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        found = health(meta.status("shop"), run.line.pipeline)
+    return [(one.subject, one.code, one.exit_code) for one in found if one.subject.startswith("repair")]
 
 
 MEANWHILE = {
