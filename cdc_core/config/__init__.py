@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cdc_core.config.capture import CaptureRules, Columns, Processor, Route, RowFilter
 from cdc_core.config.copies import MOST_READERS, ReverseQuery, Snapshot, Throttle
-from cdc_core.config.cutover import Cutover
+from cdc_core.config.cutover import Cutover, Hook, PythonHook
 from cdc_core.config.file import json_schema, load, models_in, parse
 from cdc_core.config.pipeline import Pipeline
 from cdc_core.config.proofs import Repair, Verify
@@ -31,10 +31,12 @@ __all__ = [
     "Cutover",
     "FormerShard",
     "Guard",
+    "Hook",
     "Limits",
     "MetaConfig",
     "Pipeline",
     "Processor",
+    "PythonHook",
     "Quality",
     "Repair",
     "Retention",

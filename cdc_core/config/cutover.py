@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 from pydantic import Field
 
 from cdc_core.config.values import Age, Model
 
 
+class PythonHook(Model):
+    """A function of your own, instead of a command."""
+
+    python: str = Field(
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="module:function, installed next to Lockstep; called with the keywords phase, cutover_id, pipeline "
+        "and direction, in a process of its own. To switch, it returns True if it has, and False if it surely has not",
+    )
+
+
+Hook = Annotated[str, Field(min_length=1)] | PythonHook
+
+
 class Cutover(Model):
     """How `lockstep cutover` switches an application from the sources to a target."""
 
-    stop_with: str | None = Field(
+    stop_with: Hook | None = Field(
         None,
-        min_length=1,
-        description="command that stops the application's writes (LOCKSTEP_CUTOVER_PHASE=stop) and lets them continue "
-        "(release); default: only locks keep them out",
+        description="command, or function, that stops the application's writes (LOCKSTEP_CUTOVER_PHASE=stop) and lets "
+        "them continue (release); default: only locks keep them out",
     )
-    switch_with: str | None = Field(
+    switch_with: Hook | None = Field(
         None,
-        min_length=1,
-        description="command that leads the application to the new tables, called once; it ends with 0 if it has, and "
-        "with 3 if it surely has not",
+        description="command, or function, that leads the application to the new tables, called once; a command ends "
+        "with 0 if it has, and with 3 if it surely has not",
     )
     hook_s: float = Field(30.0, gt=0, description="how long one of these commands may take")
     budget_s: float = Field(
@@ -37,6 +50,17 @@ class Cutover(Model):
     )
     patience_s: float = Field(
         10.0, gt=0, description="how long transactions that are open when writes stop are waited for"
+    )
+    open_transactions: Literal["wait", "kill"] = Field(
+        "wait",
+        description="what happens to transactions that are still open after patience_s: wait, so that nothing has "
+        "happened and writes continue; or kill, which ends their connections: on MySQL of those that have written to "
+        "the tables, on MariaDB, which does not say which these are, of all that have changed rows on the server",
+    )
+    prepared_transactions: Literal["wait", "rollback"] = Field(
+        "wait",
+        description="the same of XA transactions that are prepared and whose connection is gone: wait, or rollback, "
+        "of all of them on the server",
     )
     attempts: int = Field(3, ge=1, le=100, description="how often writes are stopped before the command gives up")
     evidence: Age = Field("24h", description="a full verification that is older than this is made again first")

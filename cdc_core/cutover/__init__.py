@@ -6,5 +6,6 @@ reverse   the pipeline that carries the application's writes back
 locks     keeps writes out of tables for as long as a session lives
 gates     triggers by which writes to tables that were left fail
 proof     compares the keys that changed since a full verification
-hooks     the commands by which the application is stopped and switched
+hooks     the commands and functions by which the application is stopped and switched
+old_log   whether old tables took writes before a person said that the application is switched
 """

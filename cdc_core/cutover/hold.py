@@ -5,9 +5,11 @@ nothing has happened.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cdc_core.cutover.clock import Clock, Laps
+from cdc_core.cutover.evictions import evict
 from cdc_core.cutover.gates import closing
 from cdc_core.cutover.locks import locked
 from cdc_core.cutover.moving import Moving
@@ -52,8 +54,9 @@ def held(
     held_s = options.budget_s + _HELD_BEYOND_S
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
-        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ, taking=clock.release_first
-    ) as locks:
+        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ, taking=clock.release_first,
+        ending=partial(_ended, work, tables),
+    ) as locks:  # fmt: skip
         if options.stop_with is None:
             clock.begin(moving.let_continue)
         clock.require("the last run")
@@ -108,6 +111,13 @@ def held(
     clock.require("the switch")
     moving.to(State.ARMED, **clock.noted())
     return True
+
+
+def _ended(work: Work, tables: Tables, reference: str) -> bool:
+    ended = evict(work.options, reference, tables.sources[reference], work.environ)
+    for one in ended:
+        work.told(f"{reference}: ended {one}")
+    return bool(ended)
 
 
 def written_since(work: Work, reached: Mapping[str, Position]) -> int:

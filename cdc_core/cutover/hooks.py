@@ -1,4 +1,5 @@
-"""The commands of a user by which an application is stopped and switched: `cutover.stop_with`, `cutover.switch_with`.
+"""The commands and functions of a user by which an application is stopped and switched (`cutover.stop_with`,
+`cutover.switch_with`).
 
 A command is called with these variables in its environment:
 
@@ -10,6 +11,8 @@ A command is called with these variables in its environment:
 stop_with is called to stop the application's writes and, if nothing comes of it, to release them again: code 0 says
 that it is done. switch_with is called once: code 0 says that the application was switched, 3 that it surely was not.
 Any other end, and none in time, says nothing: only a person knows then what has happened.
+
+A function is called by a command (call_hook.py).
 """
 
 from __future__ import annotations
@@ -19,16 +22,23 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from cdc_core.errors import Refused, RetryLater
+
+if TYPE_CHECKING:
+    from cdc_core.config import Hook
 
 log = logging.getLogger(__name__)
 
 STOP, RELEASE, SWITCH = "stop", "release", "switch"
 NOT_SWITCHED = 3
+FAILED = 1
+ONLY_LOAD = "--load"
 _SHOWN = 300
 
 
@@ -50,7 +60,7 @@ def variables(phase: str, cutover_id: str, pipeline: str, *, back: bool) -> dict
     }
 
 
-def stop(command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None) -> None:
+def stop(command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None) -> None:
     """Stops or releases the application's writes. Raises Refused (cutover.hook), RetryLater (cutover.hook_failed)."""
     code, said = _run(command, told, timeout_s, environ)
     if code != 0:
@@ -63,7 +73,7 @@ def stop(command: str, told: Mapping[str, str], timeout_s: float, environ: Mappi
 
 
 def switch(
-    command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
+    command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
 ) -> tuple[Answer, str]:
     """Switches the application; the answer, and what the command said. Raises Refused (cutover.hook) for a command that
     could not be called at all."""
@@ -72,17 +82,45 @@ def switch(
     return answer, f"{_ended(code)}{f': {said}' if said else ''}"
 
 
+def require_function(hook: Hook, environ: Mapping[str, str] | None) -> None:
+    """Loads a function as a call would, and does not call it. Raises Refused (cutover.hook)."""
+    if isinstance(hook, str):
+        return
+    done = subprocess.run(
+        [*_argv(hook), ONLY_LOAD], env=os.environ if environ is None else environ, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Refused(
+            f"The function {hook.python} cannot be loaded: {_shortened(done.stdout)}",
+            where="cutover.switch_with, cutover.stop_with",
+            code="cutover.hook",
+            remedy="install the module next to Lockstep; the function takes the keywords phase, cutover_id, pipeline "
+            "and direction",
+        )
+
+
+def _shortened(said: str) -> str:
+    return " ".join(said.split())[-_SHOWN:]
+
+
+def _argv(hook: Hook) -> list[str]:
+    if isinstance(hook, str):
+        return shlex.split(hook)
+    return [sys.executable, "-P", "-m", "cdc_core.cutover.call_hook", hook.python]  # -P: of this folder, nothing
+
+
 def _ended(code: int | None) -> str:
     return "no answer in time" if code is None else f"code {code}"
 
 
 def _run(
-    command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
+    command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
 ) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
     try:
         process = subprocess.Popen(
-            shlex.split(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
+            _argv(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
     except (OSError, ValueError, IndexError) as error:
@@ -103,7 +141,7 @@ def _run(
         if told["LOCKSTEP_CUTOVER_PHASE"] != SWITCH:  # what stops the application must not do so after its release
             _killed(process)
         raise
-    said = " ".join(said.split())[-_SHOWN:]
+    said = _shortened(said)
     log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
     return code, said
 

@@ -117,10 +117,12 @@ def locked(
     held_s: float,
     environ: Mapping[str, str] | None = None,
     taking: Callable[[Callable[[], None]], None] = lambda release: None,
+    ending: Callable[[str], bool] = lambda reference: False,
 ) -> Iterator[Locks]:
     """Locks all tables against writes, for the block. patience_s: how long transactions under way are waited for,
     LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
-    process that says nothing. taking: receives what releases them, before the first is taken.
+    process that says nothing. taking: receives what releases them, before the first is taken. ending: ends
+    transactions at a server, once, when they were waited for in vain; whether it has ended any.
 
     Raises RetryLater (cutover.not_locked), and what connections.connect raises.
     """
@@ -129,15 +131,21 @@ def locked(
     try:
         locks.connect(held_s, environ)
         taking(locks.release)
+        asked: set[str] = set()
         while (busy := locks.take()) is not None:
+            if time.monotonic() >= end_s and busy not in asked:
+                asked.add(busy)
+                if ending(busy):
+                    end_s = time.monotonic() + LOCK_WAIT_S  # they are being rolled back
             if time.monotonic() >= end_s:
                 raise RetryLater(
                     f"The tables could not be locked within {patience_s:g} s: transactions that have written to them "
                     "are still open.",
                     where=busy,
                     code="cutover.not_locked",
-                    remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), or give them "
-                    "more time (cutover.patience_s); then begin again",
+                    remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), give them "
+                    "more time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
+                    "cutover.prepared_transactions); then begin again",
                 )
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))
         yield locks

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from cdc_core.config import Hook
 from cdc_core.cutover import hooks
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
@@ -148,7 +149,7 @@ class Moving:
         if other is not None and other.state == State.WATCH:
             patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.told)
 
-    def stop(self, command: str, timeout_s: float) -> None:
+    def stop(self, command: Hook, timeout_s: float) -> None:
         """Stops the application's writes by the hook. Raises as hooks.stop."""
         with self._at_the_hook:
             self._released = False

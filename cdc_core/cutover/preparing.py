@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
+from cdc_core.cutover.hooks import require_function
 from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
 from cdc_core.cutover.unstaged import StagedTables
@@ -16,15 +17,18 @@ from cdc_core.model.position import Position
 
 
 def require_hooks(work: Work) -> None:
-    """Raises UsageError (cutover.no_hook)."""
+    """Raises UsageError (cutover.no_hook), Refused (cutover.hook) for a function that cannot be loaded."""
     if work.options.switch_with is None:
         raise UsageError(
             "Nothing says how the application is switched.",
             where=f"{work.pipeline.pipeline}: cutover.switch_with",
             code="cutover.no_hook",
-            remedy="name a command in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
+            remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
             "docs/move.md says what it is told, and what it answers",
         )
+    for hook in (work.options.switch_with, work.options.stop_with):
+        if hook is not None:
+            require_function(hook, work.environ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
 def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: Any, mariadb_target: Any) -> None:
     with shop(lockstep, mariadb, mariadb_target) as made:
         made.behave(more=f"attempts: 2, stop_with: {made.folder}/switch.sh")
-        text = (made.folder / "shop.yaml").read_text().replace("budget_s: 20", "budget_s: 0.01")
+        text = (made.folder / "shop.yaml").read_text().replace("budget_s: 20", "budget_s: 0.4")
         (made.folder / "shop.yaml").write_text(text)
         lockstep("run", "shop.yaml")
         with made.application() as application:

@@ -16,7 +16,7 @@ from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
-from tests.forked_commands import ForkedCommands
+from tests.forked_commands import ROOT, ForkedCommands
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -306,3 +306,89 @@ SECOND = """
     on_missing_table: create
     tables: {{'*': {{database: "{name}_0", table: "{{logical}}_others"}}}}
 """
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        execute(made.source, "XA START 'a','b',7", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
+                "XA END 'a','b',7", "XA PREPARE 'a','b',7")  # fmt: skip
+        made.behave(more="attempts: 1, patience_s: 1, open_transactions: kill")
+        with (
+            made.source.connect(autocommit=False) as session,
+            session.cursor() as writing,
+            made.source.connect(autocommit=False) as other,
+            other.cursor() as reading,
+        ):
+            writing.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
+            reading.execute(f"SELECT n FROM {made.name}.orders")
+            left = made.cutover("run", "shop.yaml", code=75)["error"]
+            assert "are still open" in left["what"]
+            with pytest.raises(pymysql.err.MySQLError):
+                session.commit()
+            other.commit()
+            reading.execute("XA RECOVER")  # what is prepared is not decided
+            assert len(reading.fetchall()) == 1
+            other.commit()
+
+        made.behave(more="attempts: 1, patience_s: 1, prepared_transactions: rollback")
+        done = lockstep("cutover", "run", "shop.yaml")
+        assert "ended the prepared XA transaction" in done.err
+        assert json.loads(done.out)["state"] == "WATCH"
+        for table in TABLES:
+            assert made.new(table) == made.old(table) == REST
+
+
+FUNCTIONS = """
+import pathlib, time
+
+FOLDER = pathlib.Path({folder!r})
+
+
+def stop(phase, cutover_id, pipeline, direction):
+    (FOLDER / "told").open("a").write(phase + "\\n")
+
+
+def switch(phase, cutover_id, pipeline, direction):
+    answer = (FOLDER / "answer").read_text()
+    if answer == "hangs":
+        time.sleep(1000)
+    if answer == "no":
+        return False
+    if answer == "raises":
+        raise RuntimeError("the proxy said nothing")
+    (FOLDER / "to").write_text({{"there": "new", "back": "old"}}[direction])
+    return True
+"""
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_functions_stop_and_switch_an_application_as_commands_do(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    with shop(lockstep, *servers) as made:
+        (made.folder / "proxies.py").write_text(FUNCTIONS.format(folder=str(made.folder)))
+        path, answer = made.folder / "shop.yaml", made.folder / "answer"
+        made.behave(more="attempts: 1, hook_s: 5, stop_with: {python: 'proxies:stop'}")
+        switch_with = "{python: 'proxies:switch'}"
+        path.write_text(path.read_text().replace(f"{made.folder}/switch.sh", switch_with))
+        lockstep("run", "shop.yaml")
+        error = made.cutover("plan", "shop.yaml", code=3)["error"]
+        assert (error["code"], "No module named 'proxies'" in error["what"]) == ("cutover.hook", True)
+        lockstep.environ["PYTHONPATH"] = f"{ROOT}:{made.folder}"
+        for said, code, expected in (
+            ("no", 3, "cutover.not_switched"), ("raises", 4, "cutover.unknown"), ("hangs", 4, "cutover.unknown")
+        ):  # fmt: skip
+            answer.write_text(said)
+            assert made.cutover("run", "shop.yaml", code=code)["error"]["code"] == expected
+            if expected == "cutover.unknown":
+                shown = made.cutover("status", "shop.yaml")["said"]
+                assert ("the proxy said nothing" if said == "raises" else "no answer in time") in shown
+                made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=3)
+        answer.write_text("yes")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        assert made.place_of_application() == "new"
+        assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
+        assert made.place_of_application() == "old"
+        assert told(made) == ["stop", "release"] * 3 + ["stop"] * 2
