@@ -60,13 +60,14 @@ def plan(
     Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
     (AUTO_INCREMENT, defaults, triggers), lacking privileges, open transactions, scheduled events, and what
     `lockstep check` says of the way back. Says how old the last full verification is; `lockstep cutover run` makes it
-    again if it is older than cutover.evidence. Of PIPELINE_back it says the same of `lockstep cutover back PIPELINE`,
-    for which it reads the log of the old tables: a TRUNCATE there makes every earlier verification worthless. Exit code
-    3: something would stop it.
+    again if it is older than cutover.evidence. Says for how long the last rehearsal has stopped writes. Of
+    PIPELINE_back it says the same of `lockstep cutover back PIPELINE`, for which it reads the log of the old tables: a
+    TRUNCATE there makes every earlier verification worthless. Exit code 3: something would stop it.
     """
+    from cdc_core.cli.cutover_status import expected_stop
     from cdc_core.cutover.preparing import findings_of, known, require_hooks
     from cdc_core.cutover.proof import Since, prover
-    from cdc_core.cutover.readiness import failed
+    from cdc_core.cutover.readiness import GATES_S, failed
     from cdc_core.cutover.work import tables_of
 
     output = CliOutput(as_json)
@@ -79,6 +80,8 @@ def plan(
             fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
         findings = [one for one in findings_of(work, tables) if one.status != "ok"]
         before = known(work)
+        gates_s = max(map(len, tables.sources.values()), default=0) * GATES_S
+        stop_s, stop = expected_stop(work.meta.latest_cutover(work.pipeline.pipeline), gates_s)
     documents = [(fed[name], one.document) for name, one in before.evidence.items()]
     ended = [
         str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= tables_fed else None
@@ -103,6 +106,7 @@ def plan(
         "evidence": oldest,
         "disturbed": disturbed or None,
         "budget_s": work.options.budget_s,
+        "expected_stop_s": stop_s,
         "findings": [
             {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy} for one in findings
         ],
@@ -120,7 +124,7 @@ def plan(
               numbers=("tables",)),
         Text(f"way back: {work.way_back.name}"),
         Text(said),
-        Text(f"writes are stopped for at most {work.options.budget_s:g} s (cutover.budget_s)"),
+        Text(f"writes are stopped for at most {work.options.budget_s:g} s (cutover.budget_s); {stop}"),
         *(Text(f"{one.status}: {one.subject}: {one.what}\n      {one.remedy}") for one in findings),
     )  # fmt: skip
     if error is not None:

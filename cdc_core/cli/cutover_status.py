@@ -101,6 +101,23 @@ def _proven(status: Status, oldest: str) -> tuple[float | None, str]:
     return spent_us / 1e6, doubt
 
 
+def expected_stop(earlier: Cutover | None, gates_s: float) -> tuple[float | None, str]:
+    """For how many seconds writes would be stopped, and how that is known, for people.
+
+    earlier: the latest cutover or rehearsal of the pipeline. gates_s: what closing the gates takes, which no rehearsal
+    does.
+    """
+    steps = {} if earlier is None else earlier.details.get("stop_steps_s", {})
+    if earlier is None or "ids" not in steps:  # none has come so far
+        return None, "how long that takes is not known: rehearse it (lockstep cutover rehearse)"
+    measured_s = float(earlier.details["stopped_s"])
+    at = moment(earlier.updated_us)
+    if "gates" in steps:
+        return measured_s, f"the last cutover stopped them for {measured_s:.1f} s ({at})"
+    said = f"the last rehearsal stopped them for {measured_s:.1f} s ({at}), and gates take some {gates_s:.1f} s more"
+    return round(measured_s + gates_s, 3), said
+
+
 def clock_line(document: Mapping[str, Any]) -> str:
     """For how long writes are, or were, stopped, and what for; "" if they were not."""
     budget = f"of at most {document['budget_s']:g} s"

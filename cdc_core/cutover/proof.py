@@ -37,10 +37,15 @@ COUNTED_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Up to where each source's log is proven to be applied, by its name. tables: logical ones that were verified."""
+    """Up to where each source's log is proven to be applied, by its name. tables: logical ones that were verified.
+
+    settled: no row differed, not even for the time being. Then rows that were copied at one of the places need not be
+    compared again: a copy is true as of its place, so that it differs from a row only where a later change does.
+    """
 
     places: Mapping[str, Position]
     tables: frozenset[str]
+    settled: bool = False
 
     @classmethod
     def of_evidence(cls, document: Mapping[str, Any]) -> Since:
@@ -52,7 +57,8 @@ class Since:
                 place = Position.from_text(text) if text else None
                 if place is not None and (source not in places or place < places[source]):
                     places[source] = place
-        return cls(places, frozenset(str(one["table"]) for one in document["tables"]))
+        tables = frozenset(str(one["table"]) for one in document["tables"])
+        return cls(places, tables, all(one["moving"] == 0 for one in document["tables"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,8 @@ class Prover:
         Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again, cutover.not_captured), RetryLater
         (cutover.moving), and what verifying raises.
         """
-        batches = {source: self._consumed(source, place) for source, place in since.places.items()}
+        staged = {source: self._batches(source, since) for source in since.places}
+        batches = {source: self._consumed(source, found) for source, found in staged.items()}
         self._require_all_staged(since)
         wanted = self._keys([one for found in batches.values() for one in found])
         with self._targets:
@@ -106,7 +113,8 @@ class Prover:
         # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
         # unsettled is explained by nothing.
         unsettled = sum(one.unsettled for one in results)
-        proven = since if unsettled else Since(reached, since.tables)
+        settled = not any(one.moving for one in results) and (since.settled or batches == staged)
+        proven = since if unsettled else Since(reached, since.tables, settled)
         return Proof(proven, {name: len(keys) for name, keys in wanted.items()}, unsettled, tuple(counted))
 
     def _require_all_staged(self, since: Since) -> None:
@@ -137,15 +145,16 @@ class Prover:
                 raise self._differs(f"{name} has {there:,} rows at the source, and {here:,} in the target, {unless}.")
         return list(counts)
 
-    def _consumed(self, source: str, place: Position) -> list[BatchRow]:
-        """The batches after a place as far as the target has consumed all of them."""
+    def _consumed(self, source: str, batches: Sequence[BatchRow]) -> list[BatchRow]:
+        """Those before the first that the target has not consumed."""
         target = self._job.target.name
         pending = self._job.meta.plan_view("", [source], [target], None).pending[target]
-        return list(itertools.takewhile(lambda one: one.batch_id not in pending, self._batches(source, place)))
+        return list(itertools.takewhile(lambda one: one.batch_id not in pending, batches))
 
-    def _batches(self, source: str, place: Position) -> list[BatchRow]:
-        found = self._job.meta.batches(source)
-        return [one for one in found if one.end > place or (one.copied and not one.begin < place)]
+    def _batches(self, source: str, since: Since) -> list[BatchRow]:
+        """What may have changed rows since then, in the order of the log."""
+        place, found = since.places[source], self._job.meta.batches(source)
+        return [one for one in found if one.end > place or (one.begin == one.end == place and not since.settled)]
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
         """By logical table, the keys of the rows that these batches change."""

@@ -39,7 +39,7 @@ HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
 _BESIDE = 20
 """Sessions that a server has beside those that close gates."""
-_GATES_S = 0.006
+GATES_S = 0.006
 """Of a server, for the three gates of a table (measured on MySQL 9.7 and MariaDB 11.4, with 1,024 tables)."""
 
 
@@ -151,10 +151,10 @@ def _many(session: Any, reference: str, tables: int, when: str, budget_s: float,
             "everybody (max_connections)",
             f"set max_connections to {needed + 100:,} or more",
         )
-    if tables * _GATES_S > budget_s / 2:
+    if tables * GATES_S > budget_s / 2:
         findings.warn(
             reference,
-            f"{when}, {tables:,} tables are closed, which takes some {tables * _GATES_S:.0f} s of the "
+            f"{when}, {tables:,} tables are closed, which takes some {tables * GATES_S:.0f} s of the "
             f"{budget_s:g} s for which writes may be stopped (cutover.budget_s)",
             "raise the budget, or move the tables in groups, each by a pipeline of its own",
         )

@@ -53,7 +53,8 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
 ) -> None:
     with shop(lockstep, *servers) as made:
         lockstep("run", "shop.yaml")
-        assert sorted(made.cutover("plan", "shop.yaml")["tables"]) == ["items", "orders"]
+        first = made.cutover("plan", "shop.yaml")
+        assert (sorted(first["tables"]), first["expected_stop_s"]) == (["items", "orders"], None)
         with made.application() as application:
             made.until(lambda: len(application.written["orders"]) > 20)
             tried = made.cutover("rehearse", "shop.yaml")
@@ -64,7 +65,12 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             assert (steps[:3], steps[-2:]) == (["lock", "extract", "plan"], ["proof", "ids"])
             goes_on(made, application)
             assert application.refused == 0
+            planned = made.cutover("plan", "shop.yaml")
+            assert planned["expected_stop_s"] > tried["stopped_s"]
+            # Nor of Lockstep's own sessions.
+            assert not [one for one in planned["findings"] if "transaction" in one["what"]]
             there = made.cutover("run", "shop.yaml")
+            assert not [one for one in there["findings"] if "transaction" in one["what"]]
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
             assert list(there["stop_steps_s"])[-5:] == ["fences", "way back", "gates", "last look", "note"]
