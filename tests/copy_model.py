@@ -252,6 +252,9 @@ class Session:
     def close(self) -> None:
         self.open = False
 
+    def thread_id(self) -> int:
+        return id(self)
+
     def ping(self, **_: Any) -> None: ...
 
     def select(self, sql: str) -> tuple[tuple[Any, ...], ...]:
@@ -303,6 +306,8 @@ class Session:
                 return ((",".join(f"u:{source.log.index(one) + 1}#17" for one in source.unseen),),)
             case ["SELECT", "@@GLOBAL.gtid_executed"]:
                 return (("",),)
+            case ["SELECT", "@@SESSION.wait_timeout"]:
+                return ((28800,),)
             case ["SELECT", "ENGINE"]:
                 return (("InnoDB",),)
             case ["SELECT", "TABLE_ROWS,"]:

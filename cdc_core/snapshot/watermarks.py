@@ -9,7 +9,8 @@ Every transaction before `low` was visible to the read; none from `high` on was.
     otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
 
 A table without a key wants an exact view, which shows nothing from `low` on either. MariaDB says the place of START
-TRANSACTION WITH CONSISTENT SNAPSHOT; it is exact if no XA COMMIT was on its way. MySQL locks the table.
+TRANSACTION WITH CONSISTENT SNAPSHOT; it is exact if no XA COMMIT was on its way. A MySQL with GTIDs gives one at a
+moment at which nothing is logged; where there is none, the table is locked.
 
 Else `high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import pymysql
@@ -40,8 +41,12 @@ VISIBLE_WITHIN_S = 60.0
 """How long the server may take to commit in the engine what it has already sent in its log."""
 VISIBLE_PAUSE_S = 0.02
 QUIET_PAUSE_S = 0.001
-"""On a server with many XA transactions the moments without one are short."""
+"""On a busy server the moments without a transaction are short."""
+QUIET_ATTEMPTS = 50
 LOCK_WAIT_S = 2
+LOCK_HELD_S = 2
+LOCK_PAUSE_S = 1.0
+"""Between attempts; shorter than LOCK_HELD_S, after which the server ends an idle session."""
 LOCK_ATTEMPTS = 10
 _LOCK_TIMEOUT = 1205
 _NAMED = 5
@@ -80,7 +85,10 @@ def read_view(
     transactional = is_transactional(kind)
     if exact:
         require_view(schema, kind)
-    if locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set):
+    quiet = _begin_while_quiet(reader, control, server, staged) if exact else None
+    if quiet is not None:
+        view = View(quiet, exact=True)
+    elif locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set):
         view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
     elif server.mariadb and exact:
         view = View(_begin_at_place(reader, control, staged), exact=True)
@@ -149,6 +157,26 @@ def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, sta
     return place
 
 
+def _begin_while_quiet(
+    reader: pymysql.Connection, control: pymysql.Connection, server: ServerFacts, staged: Checkpoint
+) -> Position | None:
+    """An exact view at a MySQL with GTIDs, at a moment at which nothing is logged; None if there is no such moment.
+
+    All that the log has is visible before the view begins, and when it has begun, the log still has nothing more.
+    """
+    if server.mariadb or server.gtid_mode != "ON":
+        return None
+    for _ in range(QUIET_ATTEMPTS):
+        place = end_position(control, staged.position.timeline)
+        await_logged(control, server)
+        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        if end_position(control, staged.position.timeline) == place:
+            return place
+        run(reader, "ROLLBACK")
+        time.sleep(QUIET_PAUSE_S)
+    return None
+
+
 def _in_time(done: Callable[[], bool], pause_s: float | None = None) -> bool:
     deadline_s = time.monotonic() + VISIBLE_WITHIN_S
     while not done():
@@ -212,13 +240,45 @@ def _begin_under_lock(
     reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint, schema: TableSchema
 ) -> Position:
     """While the lock is held no transaction that wrote to the table is between the log and the engine."""
-    name = quote(schema.database, schema.table)
+    with _locked(control, schema):
+        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        session = reader.thread_id()  # type: ignore[no-untyped-call]
+        place = end_position(reader, staged.position.timeline)
+        if reader.thread_id() != session:  # type: ignore[no-untyped-call]  # it connected again, without the view
+            raise _lock_lost(schema)
+    return place
+
+
+@contextmanager
+def _locked(control: pymysql.Connection, schema: TableSchema) -> Iterator[None]:
+    """A block under a lock of the table for reading; that it ends without an error proves that the lock lasted.
+
+    The session that holds the lock asks nothing meanwhile. So the server ends the session, and the lock, once it was
+    idle for LOCK_HELD_S, whatever has become of this process.
+    """
+    patience_s = int(query(control, "SELECT @@SESSION.wait_timeout")[0][0])
     run(control, f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+    run(control, f"SET SESSION wait_timeout = {LOCK_HELD_S}")
+    try:
+        _lock(control, schema)
+        yield
+        try:
+            run(control, "UNLOCK TABLES")
+        except RetryLater:
+            raise _lock_lost(schema) from None
+    finally:
+        with suppress(pymysql.err.MySQLError), control.cursor() as cursor:
+            cursor.execute("UNLOCK TABLES")
+            cursor.execute(f"SET SESSION wait_timeout = {patience_s}")
+
+
+def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
+    name = quote(schema.database, schema.table)
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
             with control.cursor() as cursor:
                 cursor.execute(f"LOCK TABLES {name} READ")
-            break
+            return
         except pymysql.err.OperationalError as error:
             if error.args[0] in DENIED:
                 raise _may_not_lock(schema, shown(error)) from None
@@ -234,12 +294,16 @@ def _begin_under_lock(
                     "need no lock",
                 ) from None
             log.info("%s: not locked within %d s; attempt %d follows", schema.name, LOCK_WAIT_S, attempt + 1)
-            time.sleep(LOCK_WAIT_S)
-    try:
-        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
-        return end_position(control, staged.position.timeline)
-    finally:
-        run(control, "UNLOCK TABLES")
+            time.sleep(LOCK_PAUSE_S)
+
+
+def _lock_lost(schema: TableSchema) -> RetryLater:
+    return RetryLater(
+        f"{schema.name} was locked, and no snapshot of it began within {LOCK_HELD_S} s; the server has ended the lock.",
+        where=schema.name,
+        code="snapshot.locked",
+        remedy="the next attempt tries again; see what keeps the server, or this process, from answering",
+    )
 
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:

@@ -13,11 +13,13 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pymysql
 import pytest
 
+from cdc_core import connections
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.snapshot import watermarks
@@ -25,7 +27,7 @@ from cdc_core.snapshot.watermarks import high_of, read_view
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import logged_gtids
-from tests.integration.source_origin import Origin
+from tests.integration.source_origin import Origin, fresh_name
 
 COUNTERS = 6
 VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "100000"))
@@ -205,3 +207,52 @@ def test_an_xa_transaction_that_stays_prepared_is_named(origin: Origin, monkeypa
         finally:
             run("XA COMMIT 'left', 'b', 7")
     assert read() == end
+
+
+def test_the_server_ends_the_lock_of_a_process_that_has_stopped_answering(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer goes on, and what was read then is not taken for a view at one place."""
+    engine = " ENGINE=MyISAM" if origin.mariadb else ""  # InnoDB needs no lock there
+    origin.execute(f"CREATE TABLE keyed (id INT PRIMARY KEY, v INT){engine}", "INSERT INTO keyed VALUES (1, 0)")
+    facts = replace(server.facts(origin.control), gtid_mode="OFF")
+    schema = table_schema(origin.control, origin.name, "keyed")
+    assert schema is not None
+    staged, written = Checkpoint(server.end_position(origin.control, 0)), []
+    run = watermarks.run
+
+    def stopped(connection: Any, statement: str) -> None:
+        if statement.startswith("START TRANSACTION") and not written:
+            origin.execute("SET SESSION lock_wait_timeout = 60", "UPDATE keyed SET v = 1")
+            written.append(statement)
+        run(connection, statement)
+
+    monkeypatch.setattr(watermarks, "run", stopped)
+    with closing(origin.sql.connect(autocommit=True)) as reader:
+        with pytest.raises(RetryLater) as refused, read_view(reader, origin.control, facts, staged, schema):
+            pass
+        assert refused.value.code == "snapshot.locked"
+        assert written
+        with read_view(reader, origin.control, facts, staged, schema) as view:
+            assert view.low > staged.position
+    origin.execute("UPDATE keyed SET v = 2")
+
+
+def test_a_table_without_a_key_takes_no_lock_on_a_quiet_server_with_gtids(
+    mysql9: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watermarks, "_lock", lambda *_: pytest.fail("the table was locked"))
+    with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        name = fresh_name()
+        cursor.execute(f"CREATE DATABASE {name}")
+        try:
+            cursor.execute(f"CREATE TABLE {name}.keyless (v INT)")
+            with closing(connections.connect(Origin(mysql9, name).address(), where="test")) as control:
+                end = server.end_position(control, 0)
+                schema = table_schema(control, name, "keyless")
+                assert schema is not None
+                facts = server.facts(control)
+                with read_view(connection, control, facts, Checkpoint(end, "x"), schema, exact=True) as view:
+                    assert (view.low, view.exact) == (end, True)
+        finally:
+            cursor.execute(f"DROP DATABASE {name}")
