@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
-from cdc_core.check.sources import check_server, check_standby, check_tables
+from cdc_core.check.sources import check_server, check_standby, check_tables, check_throttle
 from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
@@ -66,6 +66,7 @@ def check(
                 check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
                 if tables is None:
                     check_standby(source, connection, environ, findings, subject)
+                    check_throttle(pipeline, source, connection, environ, findings, subject)
                     tables = check_tables(
                         pipeline,
                         source,

@@ -19,6 +19,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.snapshot.standby import find_standby
+from cdc_core.snapshot.throttle import Throttle
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import require_logged_cascades
@@ -114,6 +115,25 @@ def check_standby(
             lambda: find_standby(source, connection, server.facts(connection), environ),
             lambda found: "it is this server" if found is None else "a replica without filters or rows of its own",
         )
+
+
+def check_throttle(
+    pipeline: Pipeline,
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
+    subject: str,
+) -> None:
+    """Whether the account may ask for each limit of snapshot.throttle, here and at the replicas that it names."""
+    mariadb = "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    with Throttle(pipeline.snapshot.throttle, environ, source=source.name, mariadb=mariadb) as throttle:
+        for name, ask in throttle.questions().items():
+            findings.attempt(
+                f"{subject}: snapshot.throttle, {name}",
+                partial(ask, connection),
+                lambda why: f"a copy would wait now: {why}" if why else "within its limit",
+            )
 
 
 def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 
 import pymysql
 
@@ -20,6 +21,7 @@ from cdc_core.errors import Refused
 from cdc_core.source.facts import LOST, as_text, explained, query, replica_channels
 
 CHECK_S = 1.0
+Question = Callable[[pymysql.Connection], str]
 _STATUS = "SHOW GLOBAL STATUS LIKE %s"
 
 
@@ -54,28 +56,33 @@ class Throttle:
                 self._asked_s = time.monotonic()
             return self._why
 
-    def _ask(self, control: pymysql.Connection) -> str:
+    def questions(self) -> dict[str, Question]:
+        """What is asked, by the key of each limit that is given. Each answers as `why`, and raises as that does."""
         limits = self._limits
+        asked: dict[str, Question] = {}
         if limits.threads_running is not None:
-            running = _status(control, "Threads_running")
-            if running > limits.threads_running:
-                return f"{running} threads are running at the source, more than {limits.threads_running}"
+            asked["threads_running"] = partial(self._running, limits.threads_running)
         if limits.history_list_length is not None:
-            length = self._history(control)
-            if length > limits.history_list_length:
-                return f"the source's history list has {length} entries, more than {limits.history_list_length}"
+            asked["history_list_length"] = partial(self._history, limits.history_list_length)
         if limits.query is not None:
-            value = self._own(control, limits.query)
-            if value > 0:
-                return f"the query of snapshot.throttle returns {value:g}"
+            asked["query"] = partial(self._own, limits.query)
         for reference in limits.replicas:
-            why = self._lag(reference)
-            if why:
-                return why
-        return ""
+            asked[f"replicas, {reference}"] = partial(self._lag, reference)
+        return asked
+
+    def _ask(self, control: pymysql.Connection) -> str:
+        return next((why for ask in self.questions().values() if (why := ask(control))), "")
+
+    def _running(self, most: int, control: pymysql.Connection) -> str:
+        running = _status(control, "Threads_running")
+        return f"{running} threads are running at the source, more than {most}" if running > most else ""
+
+    def _history(self, most: int, control: pymysql.Connection) -> str:
+        length = self._history_length(control)
+        return f"the source's history list has {length} entries, more than {most}" if length > most else ""
 
     @answers("source")
-    def _history(self, control: pymysql.Connection) -> int:
+    def _history_length(self, control: pymysql.Connection) -> int:
         if self._mariadb:
             return _status(control, "Innodb_history_list_length")
         sql = "SELECT `COUNT` FROM INFORMATION_SCHEMA.INNODB_METRICS WHERE NAME = 'trx_rseg_history_len'"
@@ -85,16 +92,17 @@ class Throttle:
             remedy = "on the source: GRANT PROCESS ON *.* TO the account, or remove history_list_length"
             raise _not_asked("the length of the history list", error.what, self._source, remedy) from None
 
-    def _own(self, control: pymysql.Connection, sql: str) -> float:
+    def _own(self, sql: str, control: pymysql.Connection) -> str:
         remedy = "write a query that returns one number: a copy waits while it is above 0"
         try:
             rows = query(control, sql)
-            return float(rows[0][0] if rows and rows[0][0] is not None else 0)
+            value = float(rows[0][0] if rows and rows[0][0] is not None else 0)
         except (pymysql.err.MySQLError, ValueError, TypeError, IndexError) as error:
             what = shown(error) if isinstance(error, pymysql.err.MySQLError) else f"{type(error).__name__}: {error}"
             raise _not_asked("its query", what, self._source, remedy) from None
+        return f"the query of snapshot.throttle returns {value:g}" if value > 0 else ""
 
-    def _lag(self, reference: str) -> str:
+    def _lag(self, reference: str, _: pymysql.Connection) -> str:
         connection = self._replicas.get(reference)
         if connection is None or not connection.open:
             address = connections.resolve(reference, self._environ)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdc_core.check import check
-from cdc_core.config import Pipeline, parse
+from cdc_core.config import Pipeline, Throttle, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.extract import Extractor
-from cdc_core.meta import Meta
-from cdc_core.snapshot import watermarks
+from cdc_core.meta import Meta, TableCopy
+from cdc_core.snapshot import copier, pace, throttle, watermarks
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.pending import PendingTable, pending
 from cdc_core.snapshot.steps import read_tables, stage_read
@@ -277,3 +278,59 @@ def test_a_replica_that_executed_what_its_semi_synchronous_source_has_only_logge
         waiting.join()
     assert line.copy() == {}
     assert line.staged("t") == at(pair.primary, pair)
+
+
+@pytest.mark.parametrize("pair", MYSQL, indirect=True)
+def test_a_copy_waits_for_a_replica_that_lags_or_has_stopped_and_check_says_what_is_missing(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "CHECK_S", 0.0)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 50)
+    monkeypatch.setattr(copier, "WAIT_S", 0.01)
+    word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
+    source = line.pipeline.sources[0].model_copy(update={"copy_from": None})
+    limits = Throttle.model_validate({"replicas": ["env:B"], "replica_lag_s": 0.5, "history_list_length": 10**9})
+    snapshot = line.pipeline.snapshot.model_copy(update={"throttle": limits, "readers": 1})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot, "sources": (source,)})
+    line.drain()
+    waited: list[str] = []
+
+    def progressed(copy: TableCopy) -> None:
+        waited.append(copy.waiting)
+        if len(waited) == 1:  # the first chunk is read
+            run(pair.replica, f"STOP {word} SQL_THREAD")
+        elif "stopped" in copy.waiting:
+            run(pair.replica, f"START {word} SQL_THREAD")
+
+    with copier_lease(line.meta, line.pipeline, "shop") as lease:
+        read_tables(
+            line.pipeline, "shop", pending(line.meta, "shop"), meta=line.meta, store=line.store, lease=lease,
+            environ=line.environ, progressed=progressed,
+        )  # fmt: skip
+    assert "replication of env:B has stopped" in waited
+    run(pair.replica, f"STOP {word}")
+    delay = "MASTER TO MASTER_DELAY" if pair.flavor == "mariadb" else "REPLICATION SOURCE TO SOURCE_DELAY"
+    run(pair.replica, f"CHANGE {delay} = 600", f"START {word}")
+    write(pair.primary, pair.name, 1000, 1)
+    with throttle.Throttle(limits, line.environ, source="shop", mariadb=pair.flavor == "mariadb") as asked:
+        ask = asked.questions()["replicas, env:B"]
+        with closing(pair.primary.connect()) as control:
+            while "lags" not in (why := ask(control)):
+                time.sleep(0.05)
+    assert why.endswith("more than 0.5 s")
+
+    for server in (pair.primary, pair.replica):
+        run(server, "SET sql_log_bin = 0", "CREATE USER poor@'%' IDENTIFIED BY 'p'", "GRANT SELECT ON *.* TO poor@'%'")
+    poor = {name: re.sub("//.*@", "//poor:p@", url) for name, url in line.environ.items()}
+    found = {
+        one.subject.partition("throttle, ")[2]: one
+        for one in check(line.pipeline, environ=poor).findings
+        if "throttle" in one.subject
+    }
+    assert found["replicas, env:B"].status == "fail"
+    assert ("REPLICA MONITOR" if pair.flavor == "mariadb" else "REPLICATION CLIENT") in found["replicas, env:B"].remedy
+    history = found["history_list_length"]
+    if pair.flavor == "mariadb":  # any account may ask
+        assert (history.status, history.what) == ("ok", "within its limit")
+    else:
+        assert (history.status, "GRANT PROCESS" in history.remedy) == ("fail", True)

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -837,6 +837,77 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     stage(line)
     waited, errors = throttled(line, threads_running=1000, history_list_length=10**9)
     assert (set(waited), errors) == ({""}, [])
+    line.drain()
+    stage(line)
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+@pytest.mark.parametrize("limit", ["threads_running", "history_list_length"])
+def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    line = with_rows(make_line, 100)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
+    monkeypatch.setattr(copier, "WAIT_S", 0.01)
+    monkeypatch.setattr(throttle_module, "CHECK_S", 0.0)
+    waited: list[str] = []
+    released = threading.Event()
+
+    def busy() -> None:
+        """Sessions that work, or an old view for which each change is kept, until the copy has said that it waits."""
+        with ExitStack() as opened:
+            sessions = [opened.enter_context(line.origin.session()) for _ in range(4)]
+            if limit == "history_list_length":
+                sessions[0]("START TRANSACTION WITH CONSISTENT SNAPSHOT", "SELECT COUNT(*) FROM number")
+                for number in range(400):
+                    sessions[1](f"UPDATE number SET v = {-number} WHERE v = {1 - number}")
+                    sessions[1](f"INSERT INTO late VALUES ('2020-01-01', {number}, 1, '')")
+                    sessions[1](f"DELETE FROM late WHERE id = {number}")
+                started.set()
+                released.wait()
+            else:
+                asked = [threading.Thread(target=sleep, args=(one,)) for one in sessions]
+                for one in asked:
+                    one.start()
+                while len(sleeping()) < len(asked):
+                    time.sleep(0.01)
+                started.set()
+                released.wait()
+                for number in sleeping():
+                    line.origin.execute_on_server(f"KILL QUERY {number}")
+                for one in asked:
+                    one.join()
+
+    def sleep(session: Callable[..., Any]) -> None:
+        with suppress(pymysql.err.OperationalError):  # KILL QUERY
+            session("SELECT SLEEP(600)")
+
+    def sleeping() -> list[int]:
+        with line.origin.session() as run:
+            rows = run("SELECT id FROM information_schema.processlist WHERE info = 'SELECT SLEEP(600)'")
+        return [int(row[0]) for row in rows]
+
+    def progressed(copy: Any) -> None:
+        waited.append(copy.waiting)
+        if copy.waiting:
+            released.set()
+        elif not started.is_set():
+            beside.start()
+            started.wait()
+
+    started, beside = threading.Event(), threading.Thread(target=busy)
+    throttle = Throttle.model_validate({limit: {"threads_running": 4, "history_list_length": 300}[limit]})
+    snapshot = line.pipeline.snapshot.model_copy(update={"throttle": throttle, "readers": 1})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot})
+    try:
+        read(line, ["number"], progressed=progressed)
+    finally:
+        released.set()
+        beside.join()
+    said = {"threads_running": "threads are running at the source, more than 4",
+            "history_list_length": "entries, more than 300"}[limit]  # fmt: skip
+    assert any(said in why for why in waited)
+    assert waited[-1] == ""
     line.drain()
     stage(line)
     assert in_stage(line, "number") == at_source(line, "number")
