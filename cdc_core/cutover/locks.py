@@ -3,7 +3,8 @@
 `LOCK TABLES ... READ` without autocommit: others read, and wait to write. It is granted once every transaction that
 has written to the tables has ended, so that the end of the log is final then. XA transactions that are prepared count,
 even those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock
-waits only without autocommit (measured on MySQL 9.7 and MariaDB 11.4). The lock ends with its session: with the
+waits only without autocommit and with innodb_table_locks, which a server may have switched off (measured on MySQL 9.7
+and MariaDB 11.4). The lock ends with its session: with the
 process, or, where that is stopped, by `wait_timeout`.
 
 The tables are locked by waves, each in sessions of its own, so that one wave after the other can be released while the
@@ -57,7 +58,7 @@ class Locks:
             for reference in wave:
                 sessions[reference] = session = connect(resolve(reference, environ), where=reference)
                 with translating(reference), session.cursor() as cursor:
-                    cursor.execute("SET SESSION autocommit = 0")
+                    cursor.execute("SET SESSION autocommit = 0, innodb_table_locks = 1")
                     cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
                     cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")
                     cursor.execute(f"SET SESSION wait_timeout = {max(1, round(held_s))}")
