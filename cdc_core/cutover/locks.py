@@ -4,8 +4,7 @@
 has written to the tables has ended, so that the end of the log is final then. XA transactions that are prepared count,
 even those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock
 waits only without autocommit and with innodb_table_locks, which a server may have switched off (measured on MySQL 9.7
-and MariaDB 11.4). The lock ends with its session: with the
-process, or, where that is stopped, by `wait_timeout`.
+and MariaDB 11.4). The lock ends with its session: with the process, or, where that is stopped, by `wait_timeout`.
 
 The tables are locked by waves, each in sessions of its own, so that one wave after the other can be released while the
 others stay locked.
