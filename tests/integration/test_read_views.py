@@ -30,7 +30,7 @@ from cdc_core.source.facts import logged_gtids
 from tests.integration.source_origin import Origin, fresh_name
 
 COUNTERS = 6
-VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "100000"))
+VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "10000"))
 KINDS = ("plain", "prepared", "one phase", "detached")
 _COMMIT = re.compile(r"^XA COMMIT X'(\w+)',X'',1$")
 _UPDATE = re.compile(r"UPDATE (?:keyed|keyless) SET v = (\d+) WHERE id = (\d+)")
