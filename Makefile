@@ -95,9 +95,9 @@ test-all: ## test, and what is marked `matrix`: every crash, and what only repea
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
 	@$(PY) -m pytest tests/crash tests/dags/test_scheduler.py -m "matrix or crash_sample" -v $(PYTEST_ARGS)
 
-move-matrix: servers ## kills during a cutover at every step and at random moments (LOCKSTEP_CUTOVERS=20 of these for each pair of servers)
-	@$(PY) -m pytest tests/acceptance/test_cutover.py tests/acceptance/test_cutover_kills.py \
-	  tests/integration/test_cutover_tables.py -m "matrix or move_sample" -v $(PYTEST_ARGS)
+move-matrix: servers ## moves, DDL over shards, and kills during a cutover at every step and at random moments (LOCKSTEP_CUTOVERS=20 of these for each pair of servers)
+	@$(PY) -m pytest tests/acceptance/test_cutover*.py tests/integration/test_cutover_tables.py tests/acceptance/test_ddl.py \
+	  tests/acceptance/test_reshard.py tests/acceptance/test_move_document.py -m "matrix or move_sample" -v $(PYTEST_ARGS)
 
 mutants: setup ## change the core's code at random places: the tests must notice (MUTANTS_ARGS="ring --sample 20")
 	@$(PY) -m tests.mutation $(MUTANTS_ARGS)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from cdc_core.meta import Cutover, Meta
     from cdc_core.reshard.fill import Filled
     from cdc_core.reshard.layout import NewLayout
+    from cdc_core.reshard.successors import Part
 
 app = typer.Typer(name="reshard", help="Give a target a new layout: 16 x 16 shards, say.", no_args_is_help=True)
 
@@ -52,6 +53,16 @@ RowsOption = Annotated[
     int, typer.Option("--rows", metavar="N", min=1, help="About how many staged rows a run takes at once.")
 ]
 
+ShardsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shards",
+        metavar="0-7,12",
+        help="After a cutover: only these former shards, by a pipeline of their own, so that they are led by "
+        "themselves. Default: all of them.",
+    ),
+]
+
 
 @app.command()
 def plan(
@@ -61,6 +72,7 @@ def plan(
     name: NameOption = None,
     database: DatabaseOption = None,
     connection: ConnectionOption = None,
+    shards: ShardsOption = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,7 +85,7 @@ def plan(
     Writes nothing. Reads the pipeline file, meta and the stage.
     """
     output = CliOutput(as_json)
-    asked = _asked(pipeline, pipelines, to, target, name, database, connection)
+    asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
     with Meta.open(asked.pipeline.meta.url) as meta:
@@ -93,6 +105,7 @@ def run(
     name: NameOption = None,
     database: DatabaseOption = None,
     connection: ConnectionOption = None,
+    shards: ShardsOption = None,
     rows: RowsOption = 5_000_000,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -112,7 +125,7 @@ def run(
     are the shards, each a logical table of its own, and whose target is the new layout.
     """
     output = CliOutput(as_json)
-    asked = _asked(pipeline, pipelines, to, target, name, database, connection)
+    asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
     with Meta.open(asked.pipeline.meta.url) as meta:
@@ -186,6 +199,7 @@ class _Asked:
     name: str
     made: dict[str, Any] | None
     """The new target, unless the file has it."""
+    part: Part
 
     @property
     def target(self) -> Target:
@@ -205,7 +219,7 @@ class _Asked:
 
     @property
     def successor_file(self) -> Path:
-        return self.path.with_name(f"{self.path.stem}_{self.new.name}{self.path.suffix}")
+        return self.path.with_name(f"{self.path.stem}_{self.new.name}{self.part.suffix}{self.path.suffix}")
 
     @property
     def document(self) -> dict[str, Any]:
@@ -225,8 +239,12 @@ def _asked(
     name: str | None,
     database: str | None,
     connection: list[str] | None,
+    shards: str | None,
 ) -> _Asked:
     from cdc_core.reshard.layout import NewLayout, new_name, new_target, parse_layout
+    from cdc_core.reshard.successors import Part
+
+    part = Part() if shards is None else Part.parse(shards)
 
     path, parsed = load_pipeline(pipeline, pipelines)
     new = NewLayout(*parse_layout(to), database, tuple(connection or ()))
@@ -235,7 +253,7 @@ def _asked(
     chosen = name or new_name(old.name, new)
     there = next((one for one in parsed.targets if one.name == chosen), None)
     if there is None:
-        return _Asked(path, parsed, old, new, chosen, new_target(old, new, chosen))
+        return _Asked(path, parsed, old, new, chosen, new_target(old, new, chosen), part)
     counts = {(rule.sharding.databases, rule.sharding.tables) for rule in there.tables.values() if rule.sharding}
     if counts != {(new.databases, new.tables)}:
         raise Refused(
@@ -244,7 +262,7 @@ def _asked(
             code="reshard.layout",
             remedy="give the new target another name with --name",
         )
-    return _Asked(path, parsed, old, new, chosen, None)
+    return _Asked(path, parsed, old, new, chosen, None, part)
 
 
 def _is(one: Target, name: str | None, new: NewLayout) -> bool:
@@ -288,7 +306,14 @@ def _led(meta: Meta, asked: _Asked) -> Cutover | None:
 
 
 def _before(meta: Meta, asked: _Asked) -> None:
-    """Raises Refused (reshard.no_base, reshard.same_tables)."""
+    """Raises Refused (reshard.no_base, reshard.same_tables), UsageError (reshard.shards)."""
+    if asked.part.numbers is not None:
+        raise UsageError(
+            "The application writes to the sources: they have no shards that could be moved by themselves.",
+            where="--shards",
+            code="reshard.shards",
+            remedy="leave --shards out: before a cutover the whole target is filled from the stage",
+        )
     from cdc_core.reshard.base import require_base
     from cdc_core.reshard.layout import require_apart
 
@@ -330,7 +355,7 @@ def _successors(asked: _Asked, led: Cutover) -> tuple[str, str]:
     from cdc_core.reshard.successors import successor_document, successor_text
 
     logicals = asked.old_tables(led)
-    document = successor_document(asked.pipeline, asked.old, asked.new, logicals, asked.name, os.environ)
+    document = successor_document(asked.pipeline, asked.old, asked.new, logicals, asked.name, asked.part, os.environ)
     text = successor_text(asked.pipeline, asked.old, document)
     made = parse(text, where=str(asked.successor_file))
     (target,) = made.targets
@@ -351,7 +376,8 @@ def _write_successors(asked: _Asked, led: Cutover, output: CliOutput) -> None:
             code="reshard.file_exists",
             remedy="if it is the pipeline of this move, and was changed on purpose, run it; else remove it",
         )
-    let_through(asked.old, asked.old_tables(led), made + WAY_BACK_SUFFIX, min(led.pipeline, led.way_back))
+    owner = min(led.pipeline, led.way_back)
+    let_through(asked.old, asked.old_tables(led), made + WAY_BACK_SUFFIX, owner, asked.part.has)
     if not file.exists():
         partial = file.with_name(f".{file.name}.{os.getpid()}")
         partial.write_text(text, encoding="utf-8")

@@ -50,9 +50,9 @@ def parse_layout(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def new_name(name: str, new: NewLayout) -> str:
+def new_name(name: str, new: NewLayout, suffix: str = "") -> str:
     """Of a target, or a pipeline, made from another. Raises UsageError (reshard.layout)."""
-    made = f"{name}_{new.name}"
+    made = f"{name}_{new.name}{suffix}"
     if NAME.match(made):
         return made
     raise UsageError(

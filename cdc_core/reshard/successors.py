@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from cdc_core.config import Pipeline, StageConfig, Target
 from cdc_core.connections import resolve
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, UsageError
 from cdc_core.model.version import VERSION_PATTERN
 from cdc_core.reshard.layout import NewLayout, new_name, new_rule, words_of
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -28,25 +29,58 @@ _FIRST_ID, _IDS = 1 << 31, 1 << 30
 """server_ids: apart from those of ways back (cutover.reverse), and from small numbers that people choose."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the former shards, which are moved by a pipeline of their own. suffix: of its name.
+
+    A table that is not sharded belongs to shard 0.
+    """
+
+    suffix: str = ""
+    numbers: frozenset[int] | None = None
+    """None: all of them."""
+
+    def has(self, place: ShardTable) -> bool:
+        return self.numbers is None or place.number in self.numbers
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """From `0-7,12`. Raises UsageError (reshard.shards)."""
+        if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+            raise UsageError(
+                f"{text!r} does not name shards.",
+                where="--shards",
+                code="reshard.shards",
+                remedy="give numbers and ranges of the former shards, as in 0-7,12",
+            )
+        numbers: set[int] = set()
+        for one in text.split(","):
+            first, _, last = one.partition("-")
+            numbers |= set(range(int(first), int(last or first) + 1))
+        return cls("_s" + re.sub(r"\D", "_", text), frozenset(numbers))
+
+
 def successor_document(
     pipeline: Pipeline,
     old: Target,
     new: NewLayout,
     logicals: tuple[str, ...],
     name: str,
+    part: Part,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The pipeline file, as plain values. logicals: the tables of the former target. name: of the new one.
 
-    Raises Refused (reshard.layout), and what resolving the servers raises.
+    Raises Refused (reshard.layout), UsageError (reshard.shards), and what resolving the servers raises.
     """
-    made = new_name(pipeline.pipeline, new)
-    sources, routes, rules = _sources(old, logicals, made, environ), [], {}
+    _require_shards(old, logicals, part)
+    made = new_name(pipeline.pipeline, new, part.suffix)
+    sources, routes, rules = _sources(old, logicals, made, part, environ), [], {}
     for logical in logicals:
         rule = old.table(logical)
         assert rule is not None  # the target had rows of it
         _require_successors(old, logical, new)
-        for place in shard_tables(old, logical):
+        for place in filter(part.has, shard_tables(old, logical)):
             own = logical if rule.sharding is None else f"{logical}_shard_{place.number}"
             routes.append({"match": re.escape(place.name), "to": own})
             rules[own] = new_rule(rule, new, words_of(logical))
@@ -80,7 +114,7 @@ def successor_document(
             "columns": {"exclude": [VERSION_PATTERN]},
         },
         "routes": routes,
-        "stage": _sibling(pipeline.stage, new).model_dump(mode="json", exclude_none=True),
+        "stage": _sibling(pipeline.stage, f"{new.name}{part.suffix}").model_dump(mode="json", exclude_none=True),
         "meta": pipeline.meta.model_dump(mode="json"),
         "snapshot": {"mode": "initial"},
         "targets": [
@@ -103,16 +137,28 @@ def successor_text(pipeline: Pipeline, old: Target, document: Mapping[str, Any])
 
 
 def _sources(
-    old: Target, logicals: tuple[str, ...], made: str, environ: Mapping[str, str] | None
+    old: Target, logicals: tuple[str, ...], made: str, part: Part, environ: Mapping[str, str] | None
 ) -> dict[str, tuple[str, list[ShardTable]]]:
     """By name: one for each server, however many connections lead to it, and its tables."""
     found: dict[tuple[str, int], tuple[str, list[ShardTable]]] = {}
     for logical in logicals:
-        for place in shard_tables(old, logical):
+        for place in filter(part.has, shard_tables(old, logical)):
             reference = old.connections[place.connection]
             server = resolve(reference, environ)
             found.setdefault((server.host.lower(), server.port), (reference, []))[1].append(place)
     return {f"{made}_{number}": one for number, one in enumerate(found.values())}
+
+
+def _require_shards(old: Target, logicals: tuple[str, ...], part: Part) -> None:
+    there = {place.number for logical in logicals for place in shard_tables(old, logical)}
+    missing = sorted((part.numbers or set()) - there)
+    if missing:
+        raise UsageError(
+            f"{old.name!r} has no shard {missing[0]}: there are {len(there)}, from 0 on.",
+            where="--shards",
+            code="reshard.shards",
+            remedy=f"give numbers up to {len(there) - 1}",
+        )
 
 
 def _require_successors(old: Target, logical: str, new: NewLayout) -> None:
@@ -130,7 +176,7 @@ def _require_successors(old: Target, logical: str, new: NewLayout) -> None:
         )
 
 
-def _sibling(stage: StageConfig, new: NewLayout) -> StageConfig:
+def _sibling(stage: StageConfig, name: str) -> StageConfig:
     uri = stage.uri.rstrip("/")
     separator = "/" if re.fullmatch(r"s3://[^/]+", uri) else "-"
-    return stage.model_copy(update={"uri": f"{uri}{separator}{new.name}"})
+    return stage.model_copy(update={"uri": f"{uri}{separator}{name}"})

@@ -180,12 +180,18 @@ def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one
             told(FencedTable(name, place.name, None))
 
 
-def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: str) -> None:
-    """Fences let a pipeline through, and no other. owner: of those that are nobody's. Safe to repeat. Raises as
-    raise_fences."""
+def let_through(
+    target: Target,
+    logical: Sequence[str],
+    pipeline: str,
+    owner: str,
+    among: Callable[[ShardTable], bool] = lambda place: True,
+) -> None:
+    """Fences let a pipeline through, and no other. owner: of those that are nobody's. among: which of the tables. Safe
+    to repeat. Raises as raise_fences."""
     for cursor, database, tables in alone(target, logical):
         here = fences_in(cursor, database)
-        up = [place.table for _, place in tables if place.table in here]
+        up = [place.table for _, place in tables if place.table in here and among(place)]
         if up:
             _complete(cursor, database)
             marks = ", ".join(["%s"] * len(up))

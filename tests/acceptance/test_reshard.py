@@ -95,6 +95,50 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
 
 
 @pytest.mark.matrix
+@always("mariadb to mysql9")
+@pytest.mark.timeout(900)
+def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    with shop(lockstep, *servers) as made:
+        made("run", "shop.yaml")
+        made("cutover", "run", "shop.yaml")
+        made.write(made.target, made.old_place)
+        to = ("shop.yaml", "--to", "4x4", "--shards")
+        assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "reshard.shards"
+        files = [Path(made("reshard", "run", *to, shards)["file"]).name for shards in ("0", "1-3")]
+        assert files == ["shop_4x4_s0.yaml", "shop_4x4_s1_3.yaml"]
+        first, rest = files
+        for file in (first, rest):
+            made("run", file)
+            assert made("verify", file)["equal"] is True
+        assert made("cutover", "run", first)["state"] == "WATCH"
+
+        def place(table: str, key: int) -> str:
+            return made.new_place(table, key) if key % 4 == 0 else made.old_place(table, key)
+
+        made.write(made.target, place)
+        for file in (rest, back_of(first), rest):
+            made("run", file)
+        same(made, "in_old", "in_new")
+        assert made("cutover", "run", rest)["state"] == "WATCH"
+        made.write(made.target, made.new_place)
+        for file in (back_of(first), back_of(rest)):
+            made("run", file)
+        same(made, "in_old", "in_new")
+        assert made("verify", back_of(first))["equal"] is True
+        assert made("cutover", "back", first)["state"] == "COMPLETE"
+        # The other shards stay where they are.
+        assert made("cutover", "status", rest)["state"] == "WATCH"
+        made.write(made.target, lambda table, key: (made.old_place if key % 4 == 0 else made.new_place)(table, key))
+        for file in (first, back_of(rest)):
+            made("run", file)
+        same(made, "in_old", "in_new")
+
+
+def back_of(file: str) -> str:
+    return file.replace(".yaml", "_back.yaml")
+
+
+@pytest.mark.matrix
 @always("mysql9 to mariadb")
 @pytest.mark.timeout(900)
 def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again(
