@@ -8,6 +8,7 @@ has changed: all of them are rolled back. One whose session is alive belongs to 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from cdc_core.connections import connect, resolve, shown
 from cdc_core.errors import Refused
 from cdc_core.target.faults import number_of, translated
 
+_PAUSE_S = 0.2
 _GONE = 1094
 """KILL: there is no such session any more."""
 _NOT_MINE = frozenset({1397, 1399, 1400, 1402})
@@ -56,7 +58,7 @@ def evict(
             if options.open_transactions == "kill":
                 ended += _killed(cursor, tables, mariadb=mariadb)
             if options.prepared_transactions == "rollback":
-                ended += _rolled_back(cursor, mariadb=mariadb)
+                ended += _rolled_back(cursor, _prepared(cursor, mariadb=mariadb))
         except pymysql.err.MySQLError as error:
             if number_of(error) not in _DENIED:
                 raise translated(error, where=reference) from None
@@ -68,6 +70,29 @@ def evict(
                 "performance_schema.*; on MariaDB PROCESS, CONNECTION ADMIN",
             ) from None
     return tuple(ended)
+
+
+def evict_left_prepared(
+    options: config.Cutover, reference: str, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Rolls back what stays prepared at a MariaDB for cutover.patience_s, if the policy says so: beside it no row can
+    be compared (snapshot.prepared), so that no lock would ever wait for it. For people, what was ended. Raises as
+    connecting does, and what target.faults makes of the server's errors.
+    """
+    if options.prepared_transactions == "wait":
+        return ()
+    with connect(resolve(reference, environ), where=reference) as session, session.cursor() as cursor:
+        if "MariaDB" not in session.get_server_info():  # type: ignore[no-untyped-call]
+            return ()
+        try:
+            left, end_s = _prepared(cursor, mariadb=True), time.monotonic() + options.patience_s
+            while left and time.monotonic() < end_s:
+                time.sleep(_PAUSE_S)
+                there = _prepared(cursor, mariadb=True)
+                left = [name for name in left if name in there]
+            return tuple(_rolled_back(cursor, left))
+        except pymysql.err.MySQLError as error:
+            raise translated(error, where=reference) from None
 
 
 def _killed(cursor: Any, tables: Sequence[tuple[str, str]], *, mariadb: bool) -> list[str]:
@@ -85,11 +110,18 @@ def _killed(cursor: Any, tables: Sequence[tuple[str, str]], *, mariadb: bool) ->
     return ended
 
 
-def _rolled_back(cursor: Any, *, mariadb: bool) -> list[str]:
+def _prepared(cursor: Any, *, mariadb: bool) -> list[str]:
+    """The prepared XA transactions, as statements name them."""
     cursor.execute("XA RECOVER FORMAT = 'SQL'" if mariadb else "XA RECOVER CONVERT XID")
+    return [
+        str(data) if mariadb else _named(int(number), int(length), int(branch), str(data))
+        for number, length, branch, data in cursor.fetchall()
+    ]
+
+
+def _rolled_back(cursor: Any, names: Sequence[str]) -> list[str]:
     ended = []
-    for number, length, branch, data in cursor.fetchall():
-        name = str(data) if mariadb else _named(int(number), int(length), int(branch), str(data))
+    for name in names:
         with _but_for(_NOT_MINE):
             cursor.execute(f"XA ROLLBACK {name}")
             ended.append(f"the prepared XA transaction {name}")

@@ -24,6 +24,7 @@ from functools import partial
 from cdc_core.cutover import hooks
 from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
 from cdc_core.cutover.clock import Clock
+from cdc_core.cutover.evictions import evict_left_prepared
 from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.cutover.hold import held
 from cdc_core.cutover.hooks import Answer
@@ -59,10 +60,13 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
         return _finished(moving)
     moving.undo_held("another process left it half done")
     work.way_back.check()
+    _end_left_prepared(work)
     prepared = prepare(work)
     since, seen = prepared.since, prepared.seen
     chase_end_s = time.monotonic() + age_us(work.options.chase) / 1e6
     for attempt in range(work.options.attempts):
+        if attempt:
+            _end_left_prepared(work)
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
@@ -100,6 +104,12 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
         code="cutover.rolled_back",
         remedy=f"{failed.remedy}; then begin again",
     )
+
+
+def _end_left_prepared(work: Work) -> None:
+    for reference in dict.fromkeys(one.connections[0] for one in work.pipeline.sources):
+        for ended in evict_left_prepared(work.options, reference, work.environ):
+            work.told(f"{reference}: ended {ended}")
 
 
 @contextmanager

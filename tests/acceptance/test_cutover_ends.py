@@ -15,6 +15,7 @@ from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
 from tests.forked_commands import ROOT, ForkedCommands
 
@@ -315,7 +316,10 @@ def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: 
         lockstep("run", "shop.yaml")
         execute(made.source, "XA START 'a','b',7", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
                 "XA END 'a','b',7", "XA PREPARE 'a','b',7")  # fmt: skip
-        made.behave(more="attempts: 1, patience_s: 1, open_transactions: kill")
+        # Beside what is prepared a MariaDB compares nothing: there both are ended by one cutover.
+        both = isinstance(made.source, MariaDb)
+        prepared = ", prepared_transactions: rollback"
+        made.behave(more=f"attempts: 1, patience_s: 1, open_transactions: kill{prepared if both else ''}")
         with (
             made.source.connect(autocommit=False) as session,
             session.cursor() as writing,
@@ -324,17 +328,18 @@ def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: 
         ):
             writing.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
             reading.execute(f"SELECT n FROM {made.name}.orders")
-            left = made.cutover("run", "shop.yaml", code=75)["error"]
-            assert "are still open" in left["what"]
+            done = lockstep("cutover", "run", "shop.yaml", code=None)
             with pytest.raises(pymysql.err.MySQLError):
                 session.commit()
             other.commit()
-            reading.execute("XA RECOVER")  # what is prepared is not decided
-            assert len(reading.fetchall()) == 1
+            reading.execute("XA RECOVER")
+            assert len(reading.fetchall()) == (0 if both else 1)  # what is prepared is not decided
             other.commit()
 
-        made.behave(more="attempts: 1, patience_s: 1, prepared_transactions: rollback")
-        done = lockstep("cutover", "run", "shop.yaml")
+        if not both:
+            assert "are still open" in json.loads(done.out)["error"]["what"]
+            made.behave(more=f"attempts: 1, patience_s: 1{prepared}")
+            done = lockstep("cutover", "run", "shop.yaml")
         assert "ended the prepared XA transaction" in done.err
         assert json.loads(done.out)["state"] == "WATCH"
         for table in TABLES:
