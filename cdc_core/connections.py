@@ -221,6 +221,11 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
     return SafeConnection(tls=server.tls, where=where, **settings)
 
 
+def is_mariadb(connection: pymysql.Connection[Any]) -> bool:
+    """Whether a server has said so when the connection was opened."""
+    return "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def sensible(where: str) -> Iterator[None]:
     """Wraps code that interprets a server's answers; also a decorator.

@@ -12,7 +12,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import DENIED, quote
+from cdc_core.connections import DENIED, is_mariadb, quote
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
@@ -126,7 +126,7 @@ def check_throttle(
     subject: str,
 ) -> None:
     """Whether the account may ask for each limit of snapshot.throttle, here and at the replicas that it names."""
-    mariadb = "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    mariadb = is_mariadb(connection)
     with Throttle(pipeline.snapshot.throttle, environ, source=source.name, mariadb=mariadb) as throttle:
         for name, ask in throttle.questions().items():
             findings.attempt(

@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 
 from cdc_core import config
-from cdc_core.connections import connect, resolve, shown
+from cdc_core.connections import connect, is_mariadb, resolve, shown
 from cdc_core.errors import Refused
 from cdc_core.target.faults import number_of, translated
 
@@ -53,7 +53,7 @@ def evict(
     if options.open_transactions == "wait" and options.prepared_transactions == "wait":
         return ()
     with connect(resolve(reference, environ), where=reference) as session, session.cursor() as cursor:
-        mariadb = "MariaDB" in session.get_server_info()  # type: ignore[no-untyped-call]
+        mariadb = is_mariadb(session)
         try:
             if options.open_transactions == "kill":
                 ended += _killed(cursor, tables, mariadb=mariadb)
@@ -82,7 +82,7 @@ def evict_left_prepared(
     if options.prepared_transactions == "wait":
         return ()
     with connect(resolve(reference, environ), where=reference) as session, session.cursor() as cursor:
-        if "MariaDB" not in session.get_server_info():  # type: ignore[no-untyped-call]
+        if not is_mariadb(session):
             return ()
         try:
             left, end_s = _prepared(cursor, mariadb=True), time.monotonic() + options.patience_s

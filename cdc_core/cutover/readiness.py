@@ -22,7 +22,7 @@ from cdc_core.check import check
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
-from cdc_core.connections import DENIED, quote, resolve, shown
+from cdc_core.connections import DENIED, is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
 from cdc_core.cutover.gates import BINLOG_PRIVILEGE
 from cdc_core.cutover.locks import TOGETHER, Places
@@ -101,7 +101,7 @@ def look(
 def _primary(session: Any, reference: str, findings: Findings) -> None:
     """Locks stop the writes of the server that takes them."""
     try:
-        channels = replica_channels(session, mariadb="mariadb" in str(session.get_server_info()).lower())
+        channels = replica_channels(session, mariadb=is_mariadb(session))
     except pymysql.err.OperationalError as error:
         if number_of(error) not in DENIED:
             raise

@@ -16,7 +16,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Throttle as Limits
-from cdc_core.connections import SafeConnection, answers, shown
+from cdc_core.connections import SafeConnection, answers, is_mariadb, shown
 from cdc_core.errors import Refused
 from cdc_core.source.facts import LOST, as_text, explained, query, replica_channels
 
@@ -129,7 +129,7 @@ def _replication_lags(connection: SafeConnection, reference: str, source: str) -
     remedy = (
         f"give the account of {reference} REPLICATION CLIENT (MariaDB: REPLICA MONITOR), or remove it from replicas"
     )
-    mariadb = "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    mariadb = is_mariadb(connection)
     try:
         rows = replica_channels(connection, mariadb=mariadb)
     except pymysql.err.MySQLError as error:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import answers
+from cdc_core.connections import answers, is_mariadb
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.remedies import RESYNC
@@ -110,7 +110,7 @@ def _read(
     connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
 ) -> dict[Name, tuple[TableSchema | None, str]]:
     """For each wanted table: its definition, or why there is none."""
-    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
+    mariadb = is_mariadb(connection)
     where = where.format(", ".join(["%s"] * len(arguments)))
     keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
     columns: dict[Name, list[tuple[Any, ...]]] = {}

@@ -95,8 +95,7 @@ class LogReader:
                 server, where=self._source, init_command=session, read_timeout=self._read_timeout_s
             )
             opened.append(connection)
-            version = str(connection.get_server_info())  # type: ignore[no-untyped-call]
-            if "mariadb" in version.lower():
+            if connections.is_mariadb(connection):
                 _ask_for_annotations(connection)
             if host:
                 server_ids.claim(connection, server_id, host, source=self._source)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import sensible
+from cdc_core.connections import is_mariadb, sensible
 from cdc_core.model.schema import ColumnType, parse_column_type
 
 LITERAL, NOW, EXPRESSION = "literal", "now", "expression"
@@ -131,7 +131,7 @@ def read_definitions(
     """The definitions of those of a database's tables that exist, in seven queries. Raises PyMySQL's errors."""
     if not tables:
         return {}
-    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
+    mariadb = is_mariadb(connection)
     names = list(tables)
     reader = _Reader(connection, database, names)
     listed = {row["TABLE_NAME"]: row for row in reader.rows("TABLES", "TABLE_SCHEMA", "TABLE_NAME")}

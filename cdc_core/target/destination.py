@@ -19,7 +19,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.config import Sharding, Target, TargetTable
-from cdc_core.connections import SafeConnection, Server, connect, resolve, sensible
+from cdc_core.connections import SafeConnection, Server, connect, is_mariadb, resolve, sensible
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
@@ -359,7 +359,7 @@ def _inspect(
     """
     number = places[0].connection
     connection = survey.connection(number)
-    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
+    mariadb = is_mariadb(connection)
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         known = survey.database(number, database)
