@@ -9,20 +9,21 @@ has changed: all of them are rolled back. One whose session is alive belongs to 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pymysql
 
 from cdc_core import config
-from cdc_core.connections import connect, is_mariadb, resolve, shown
+from cdc_core.connections import SafeConnection, connect, is_mariadb, resolve, shown
 from cdc_core.errors import Refused
+from cdc_core.source.xa import prepared
 from cdc_core.target.faults import number_of, translated
 
 _PAUSE_S = 0.2
 _GONE = 1094
-"""KILL: there is no such session any more."""
+"""KILL: the session has ended by itself."""
 _NOT_MINE = frozenset({1397, 1399, 1400, 1402})
 """XA ROLLBACK: unknown, which it is to all while its session lives, or being ended."""
 _DENIED = frozenset({1095, 1142, 1227, 1401})
@@ -52,13 +53,37 @@ def evict(
     ended: list[str] = []
     if options.open_transactions == "wait" and options.prepared_transactions == "wait":
         return ()
-    with connect(resolve(reference, environ), where=reference) as session, session.cursor() as cursor:
+    with _session(reference, environ) as session, session.cursor() as cursor:
         mariadb = is_mariadb(session)
+        if options.open_transactions == "kill":
+            ended += _killed(cursor, tables, mariadb=mariadb)
+        if options.prepared_transactions == "rollback":
+            ended += _rolled_back(cursor, prepared(session, mariadb=mariadb))
+    return tuple(ended)
+
+
+def evict_left_prepared(
+    options: config.Cutover, reference: str, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Rolls back what stays prepared at a MariaDB for cutover.patience_s, where the policy says so: beside it no row
+    can be compared (snapshot.prepared), so that no lock would ever wait for it. For people, what was ended. Raises as
+    `evict`.
+    """
+    with _session(reference, environ) as session, session.cursor() as cursor:
+        if not is_mariadb(session):
+            return ()
+        left, end_s = prepared(session, mariadb=True), time.monotonic() + options.patience_s
+        while left and time.monotonic() < end_s:
+            time.sleep(_PAUSE_S)
+            left &= prepared(session, mariadb=True)
+        return tuple(_rolled_back(cursor, left))
+
+
+@contextmanager
+def _session(reference: str, environ: Mapping[str, str] | None) -> Iterator[SafeConnection]:
+    with connect(resolve(reference, environ), where=reference) as session:
         try:
-            if options.open_transactions == "kill":
-                ended += _killed(cursor, tables, mariadb=mariadb)
-            if options.prepared_transactions == "rollback":
-                ended += _rolled_back(cursor, _prepared(cursor, mariadb=mariadb))
+            yield session
         except pymysql.err.MySQLError as error:
             if number_of(error) not in _DENIED:
                 raise translated(error, where=reference) from None
@@ -69,30 +94,6 @@ def evict(
                 remedy="on MySQL GRANT PROCESS, CONNECTION_ADMIN, XA_RECOVER_ADMIN ON *.*, and SELECT on "
                 "performance_schema.*; on MariaDB PROCESS, CONNECTION ADMIN",
             ) from None
-    return tuple(ended)
-
-
-def evict_left_prepared(
-    options: config.Cutover, reference: str, environ: Mapping[str, str] | None = None
-) -> tuple[str, ...]:
-    """Rolls back what stays prepared at a MariaDB for cutover.patience_s, if the policy says so: beside it no row can
-    be compared (snapshot.prepared), so that no lock would ever wait for it. For people, what was ended. Raises as
-    connecting does, and what target.faults makes of the server's errors.
-    """
-    if options.prepared_transactions == "wait":
-        return ()
-    with connect(resolve(reference, environ), where=reference) as session, session.cursor() as cursor:
-        if not is_mariadb(session):
-            return ()
-        try:
-            left, end_s = _prepared(cursor, mariadb=True), time.monotonic() + options.patience_s
-            while left and time.monotonic() < end_s:
-                time.sleep(_PAUSE_S)
-                there = _prepared(cursor, mariadb=True)
-                left = [name for name in left if name in there]
-            return tuple(_rolled_back(cursor, left))
-        except pymysql.err.MySQLError as error:
-            raise translated(error, where=reference) from None
 
 
 def _killed(cursor: Any, tables: Sequence[tuple[str, str]], *, mariadb: bool) -> list[str]:
@@ -110,29 +111,13 @@ def _killed(cursor: Any, tables: Sequence[tuple[str, str]], *, mariadb: bool) ->
     return ended
 
 
-def _prepared(cursor: Any, *, mariadb: bool) -> list[str]:
-    """The prepared XA transactions, as statements name them."""
-    cursor.execute("XA RECOVER FORMAT = 'SQL'" if mariadb else "XA RECOVER CONVERT XID")
-    return [
-        str(data) if mariadb else _named(int(number), int(length), int(branch), str(data))
-        for number, length, branch, data in cursor.fetchall()
-    ]
-
-
-def _rolled_back(cursor: Any, names: Sequence[str]) -> list[str]:
+def _rolled_back(cursor: Any, names: Iterable[str]) -> list[str]:
     ended = []
-    for name in names:
+    for name in sorted(names):
         with _but_for(_NOT_MINE):
             cursor.execute(f"XA ROLLBACK {name}")
             ended.append(f"the prepared XA transaction {name}")
     return ended
-
-
-def _named(number: int, length: int, branch: int, data: str) -> str:
-    """As statements name it. data: 0x and the hexadecimal digits of both parts."""
-    digits = data.removeprefix("0x")
-    parts = digits[: 2 * length], digits[2 * length : 2 * (length + branch)]
-    return f"X'{parts[0]}', X'{parts[1]}', {number}"
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
 from cdc_core.cutover.old_log import found_in, look_again
 from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, undisturbed, verified
-from cdc_core.cutover.proof import prover
+from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
 from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
@@ -41,6 +41,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
 from cdc_core.target.takeover import take_over
+from cdc_core.verify.source_rows import open_sources
 from cdc_core.windows import age_us
 
 
@@ -107,7 +108,12 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
 
 
 def _end_left_prepared(work: Work) -> None:
-    for reference in dict.fromkeys(one.connections[0] for one in work.pipeline.sources):
+    if work.options.prepared_transactions == "wait":
+        return
+    job = work.jobs[work.targets[0].name]
+    with open_sources(job) as sources:  # the servers that are read: what is prepared at a replica is not ours to end
+        references = {reference_of(job.pipeline, source, job.environ) for source in sources}
+    for reference in sorted(references):
         for ended in evict_left_prepared(work.options, reference, work.environ):
             work.told(f"{reference}: ended {ended}")
 

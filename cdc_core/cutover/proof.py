@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,9 +25,9 @@ from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.verify.canonical import has_errors, row_texts
 from cdc_core.verify.changed_keys import as_read, changed_keys, key_columns
 from cdc_core.verify.feeding import feeding_of
-from cdc_core.verify.job import Job, waiting
+from cdc_core.verify.job import Job
 from cdc_core.verify.results import TableResult
-from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.source_rows import SourceTables, open_sources
 from cdc_core.verify.target_rows import TargetTables
 from cdc_core.verify.verifier import TableKeys
 
@@ -225,9 +225,5 @@ def _again(table: str, why: str) -> Refused:
 @contextmanager
 def prover(job: Job) -> Iterator[Prover]:
     """Sessions at the sources, for the block. Raises as verifying, and Refused for tables that cannot be compared."""
-    with ExitStack() as opened:
-        sources = [
-            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
-            for one in job.pipeline.sources
-        ]
+    with open_sources(job) as sources:
         yield Prover(job, sources)

@@ -34,10 +34,10 @@ from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.copyable import require_ages
 from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.feeding import feeding_of
-from cdc_core.verify.job import Job, waiting
+from cdc_core.verify.job import Job
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
-from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.source_rows import SourceTables, open_sources
 from cdc_core.verify.target_rows import TargetTables
 from cdc_core.verify.verifier import TableKeys
 from cdc_core.words import counted
@@ -160,10 +160,7 @@ def _repair(
     dry_run: bool,
 ) -> Result:
     with ExitStack() as opened:
-        sources = [
-            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
-            for one in job.pipeline.sources
-        ]
+        sources = opened.enter_context(open_sources(job))
         if apply is not None and not dry_run:
             _resume(job, apply)
         targets = TargetTables()

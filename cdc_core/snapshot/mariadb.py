@@ -6,8 +6,8 @@ A transaction is in the log before a view can show it. The server says how far i
                          transactions are committed in the order of the log, under the lock that moves it. An XA COMMIT
                          moves it as well, but its session commits later, by itself (MYSQL_BIN_LOG::
                          trx_group_commit_leader in sql/log.cc).
-    XA RECOVER           the transactions that are prepared. Each stays there until the engine has committed it
-                         (trans_xa_commit in sql/xa.cc).
+    XA RECOVER           the transactions that are prepared (source.xa). Each stays there until the engine has committed
+                         it (trans_xa_commit in sql/xa.cc).
 
 The answers with binlog_snapshot_* pass through variables that all sessions share, without a lock (set_status_variables
 in sql/log.cc): a session may be given the place that another one asked for at the same moment. Without a view that is
@@ -20,6 +20,7 @@ import pymysql
 
 from cdc_core.connections import answers
 from cdc_core.model.position import Position
+from cdc_core.source import xa
 from cdc_core.source.facts import as_text, query
 
 _AGREEING = 5
@@ -50,12 +51,7 @@ def place_of_view(reader: pymysql.Connection, timeline: int) -> Position | None:
 @answers("source")
 def prepared(control: pymysql.Connection) -> frozenset[str]:
     """The XA transactions that are prepared, or committed in the log and not in the engine, as statements name them."""
-    found = set()
-    for number, gtrid_bytes, bqual_bytes, data in query(control, "XA RECOVER"):
-        text = data if isinstance(data, bytes) else str(data).encode("utf-8", "surrogateescape")
-        gtrid, bqual = text[:gtrid_bytes], text[gtrid_bytes : gtrid_bytes + bqual_bytes]
-        found.add(f"X'{gtrid.hex()}',X'{bqual.hex()}',{number}")
-    return frozenset(found)
+    return xa.prepared(control, mariadb=True)
 
 
 @answers("source")

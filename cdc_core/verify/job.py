@@ -53,11 +53,6 @@ class Job:
         return percent / 100
 
 
-def waiting(job: Job, source: str) -> Callable[[str], None]:
-    """Says why nothing of a source may be read, for `open_source`."""
-    return lambda why: job.said(f"{source}: waiting: {why}")
-
-
 def config_digest(pipeline: Pipeline) -> str:
     """Of a pipeline's definition."""
     return digest(pipeline.model_dump(mode="json"))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from cdc_core.source.facts import ServerFacts
 from cdc_core.source.failover import is_other_server
 from cdc_core.verify import lookup
 from cdc_core.verify.canonical import row_texts
+from cdc_core.verify.job import Job
 from cdc_core.windows import from_us
 
 Take = Callable[[TableRows], None]
@@ -297,6 +299,22 @@ class SourceTables:
                 )
         self._pace(schema).read(count, size_bytes, time.monotonic() - began_s)
         return Read(count, view.low, high_of(self._control, view))
+
+
+@contextmanager
+def open_sources(job: Job) -> Iterator[list[SourceTables]]:
+    """Every source of the pipeline; the job says why one is waited for. Raises as open_source."""
+    with ExitStack() as opened:
+        yield [
+            opened.enter_context(
+                open_source(job.pipeline, one.name, job.meta, job.environ, partial(_waiting, job, one.name))
+            )
+            for one in job.pipeline.sources
+        ]
+
+
+def _waiting(job: Job, source: str, why: str) -> None:
+    job.said(f"{source}: waiting: {why}")
 
 
 @contextmanager

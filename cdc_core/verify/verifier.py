@@ -13,11 +13,11 @@ from contextlib import ExitStack
 
 from cdc_core.errors import LockstepError
 from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
-from cdc_core.verify.job import Job, waiting
+from cdc_core.verify.job import Job
 from cdc_core.verify.kept_progress import KeptProgress
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult, Verified
-from cdc_core.verify.source_rows import open_source
+from cdc_core.verify.source_rows import open_sources
 from cdc_core.verify.table import Table
 from cdc_core.verify.target_rows import TargetTables
 
@@ -29,10 +29,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     concerns one table alone is its result's error.
     """
     with ExitStack() as opened:
-        sources = [
-            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
-            for one in job.pipeline.sources
-        ]
+        sources = opened.enter_context(open_sources(job))
         targets = opened.enter_context(TargetTables())
         fed = feeding_of(job, sources)
         wanted = chosen(job, fed, tables)
