@@ -199,7 +199,7 @@ class Source:
 
     @property
     def committed(self) -> Position:
-        """Of MariaDB: the begin of the first transaction that the engine has not ended, but for an XA COMMIT."""
+        """Of MariaDB: the begin of the first transaction that the engine has not ended; an XA COMMIT does not count."""
         return next((one.begin for one in self.unseen if not one.xa), self.end)
 
     def at(self, place: Position) -> Rows:

@@ -245,7 +245,6 @@ def _asked(
     from cdc_core.reshard.successors import Part
 
     part = Part() if shards is None else Part.parse(shards)
-
     path, parsed = load_pipeline(pipeline, pipelines)
     new = NewLayout(*parse_layout(to), database, tuple(connection or ()))
     others = parsed.model_copy(update={"targets": tuple(one for one in parsed.targets if not _is(one, name, new))})
@@ -365,6 +364,7 @@ def _successors(asked: _Asked, led: Cutover) -> tuple[str, str]:
 
 def _write_successors(asked: _Asked, led: Cutover, output: CliOutput) -> None:
     from cdc_core.config import WAY_BACK_SUFFIX
+    from cdc_core.cutover.work import pair_of
     from cdc_core.target.fence import let_through
 
     made, text = _successors(asked, led)
@@ -376,7 +376,7 @@ def _write_successors(asked: _Asked, led: Cutover, output: CliOutput) -> None:
             code="reshard.file_exists",
             remedy="if it is the pipeline of this move, and was changed on purpose, run it; else remove it",
         )
-    owner = min(led.pipeline, led.way_back)
+    owner = pair_of(led.pipeline, led.way_back)
     let_through(asked.old, asked.old_tables(led), made + WAY_BACK_SUFFIX, owner, asked.part.has)
     if not file.exists():
         partial = file.with_name(f".{file.name}.{os.getpid()}")

@@ -24,7 +24,6 @@ from cdc_core.errors import RetryLater
 from cdc_core.model.position import Position
 from cdc_core.target.fence import raise_fences
 
-_SLIPPED = "nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with"
 _HELD_BEYOND_S = 2.0
 """How much longer than the budget a server keeps the locks of a process that says nothing."""
 
@@ -90,20 +89,15 @@ def held(
     laps.begin("last look")
     slipped = written_since(work, done.reached)
     if slipped:
-        raise RetryLater(
+        raise _slipped(
+            work,
             f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
-            where=work.pipeline.pipeline,
-            code="cutover.slipped",
-            remedy=_SLIPPED,
         )
     store = work.jobs[work.targets[0].name].store
     unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, store)
     if unstaged:
-        raise RetryLater(
-            f"Changes may have been made after the final position, which no staged change shows: {unstaged}.",
-            where=work.pipeline.pipeline,
-            code="cutover.slipped",
-            remedy=_SLIPPED,
+        raise _slipped(
+            work, f"Changes may have been made after the final position, which no staged change shows: {unstaged}."
         )
     if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
         laps.begin("old log")
@@ -111,6 +105,15 @@ def held(
     clock.require("the switch")
     moving.to(State.ARMED, **clock.noted())
     return True
+
+
+def _slipped(work: Work, what: str) -> RetryLater:
+    return RetryLater(
+        what,
+        where=work.pipeline.pipeline,
+        code="cutover.slipped",
+        remedy="nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with",
+    )
 
 
 def _ended(work: Work, tables: Tables, reference: str) -> bool:

@@ -43,21 +43,25 @@ class Part:
     def has(self, place: ShardTable) -> bool:
         return self.numbers is None or place.number in self.numbers
 
+    def places(self, old: Target, logical: str) -> list[ShardTable]:
+        return [place for place in shard_tables(old, logical) if self.has(place)]
+
     @classmethod
     def parse(cls, text: str) -> Part:
         """From `0-7,12`. Raises UsageError (reshard.shards)."""
-        if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        ranges = [one.partition("-") for one in text.split(",")]
+        bounds = [(first, last or first) for first, _, last in ranges]
+        if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text) or any(
+            int(last) < int(first) for first, last in bounds
+        ):
             raise UsageError(
                 f"{text!r} does not name shards.",
                 where="--shards",
                 code="reshard.shards",
                 remedy="give numbers and ranges of the former shards, as in 0-7,12",
             )
-        numbers: set[int] = set()
-        for one in text.split(","):
-            first, _, last = one.partition("-")
-            numbers |= set(range(int(first), int(last or first) + 1))
-        return cls("_s" + re.sub(r"\D", "_", text), frozenset(numbers))
+        numbers = frozenset(n for first, last in bounds for n in range(int(first), int(last) + 1))
+        return cls("_s" + re.sub(r"\D", "_", text), numbers)
 
 
 def successor_document(
@@ -80,7 +84,7 @@ def successor_document(
         rule = old.table(logical)
         assert rule is not None  # the target had rows of it
         _require_successors(old, logical, new)
-        for place in filter(part.has, shard_tables(old, logical)):
+        for place in part.places(old, logical):
             own = logical if rule.sharding is None else f"{logical}_shard_{place.number}"
             routes.append({"match": re.escape(place.name), "to": own})
             rules[own] = new_rule(rule, new, words_of(logical))
@@ -142,7 +146,7 @@ def _sources(
     """By name: one for each server, however many connections lead to it, and its tables."""
     found: dict[tuple[str, int], tuple[str, list[ShardTable]]] = {}
     for logical in logicals:
-        for place in filter(part.has, shard_tables(old, logical)):
+        for place in part.places(old, logical):
             reference = old.connections[place.connection]
             server = resolve(reference, environ)
             found.setdefault((server.host.lower(), server.port), (reference, []))[1].append(place)

@@ -33,7 +33,7 @@ _PROFILED_CHUNKS, _PROFILED_FIRSTS = 4, 40
 """A table of fewer chunks, and of fewer rows than so many first chunks, gets no profile."""
 
 _SURE_TIMES = 2
-"""The server's estimate is taken to be right but for this factor."""
+"""The server's estimate is taken to be right within this factor."""
 
 _COUNTED_FIRSTS = 2 * _PROFILED_FIRSTS
 """Rows are counted in a table of fewer rows than so many first chunks, by the server's estimate, which may be wrong by

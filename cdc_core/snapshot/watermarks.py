@@ -153,14 +153,16 @@ def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, sta
         return place is not None
 
     if not _in_time(begun, QUIET_PAUSE_S) or place is None:
-        raise _prepared(f"for {VISIBLE_WITHIN_S:.0f} s there was no moment without one, as a table without a key needs")
+        raise _prepared(
+            f"for {VISIBLE_WITHIN_S:.0f} s one was always under way; a table without a key is read while there is none"
+        )
     return place
 
 
 def _begin_while_quiet(
     reader: pymysql.Connection, control: pymysql.Connection, server: ServerFacts, staged: Checkpoint
 ) -> Position | None:
-    """An exact view at a MySQL with GTIDs, at a moment at which nothing is logged; None if there is no such moment.
+    """An exact view at a MySQL with GTIDs, begun while nothing is logged; None if something always is.
 
     All that the log has is visible before the view begins, and when it has begun, the log still has nothing more.
     """

@@ -5,15 +5,16 @@ Sessions raise a counter each, in every way of committing. Each view is compared
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
-import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -27,6 +28,7 @@ from cdc_core.snapshot.watermarks import high_of, read_view
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import logged_gtids
+from tests.integration.beside import beside
 from tests.integration.source_origin import Origin, fresh_name
 
 COUNTERS = 6
@@ -37,31 +39,36 @@ _UPDATE = re.compile(r"UPDATE (?:keyed|keyless) SET v = (\d+) WHERE id = (\d+)")
 Commits = dict[int, list[tuple[Position, int]]]
 
 
-def count_up(origin: Origin, table: str, counter: int, kinds: tuple[str, ...], stop: threading.Event) -> None:
-    """Raises the counter by transactions, one after the other."""
-    chance, session = random.Random(counter), origin.sql.connect(origin.name, autocommit=True)
-    log_statements(session)
-    number = 0
-    while not stop.is_set():
-        number += 1
-        kind, xid = chance.choice(kinds), f"'{counter}-{number}'"
-        update = f"UPDATE {table} SET v = {number} WHERE id = {counter}"
-        commit = [] if kind == "one phase" else [f"XA PREPARE {xid}"]
-        commit += [] if kind == "detached" else [f"XA COMMIT {xid}" + " ONE PHASE" * (kind == "one phase")]
-        statements = [update] if kind == "plain" else [f"XA START {xid}", update, f"XA END {xid}", *commit]
-        with session.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-        if kind == "detached":
-            former = session.thread_id()
-            session.close()
-            session = origin.sql.connect(origin.name, autocommit=True)
-            log_statements(session)
+def count_up(origin: Origin, table: str, counter: int, kinds: tuple[str, ...]) -> Generator[None, None, None]:
+    """Raises the counter by one transaction after the other, each time it is asked."""
+    chance = random.Random(counter)
+    with ExitStack() as opened:
+        session = opened.enter_context(writer(origin))
+        for number in itertools.count(1):
+            kind, xid = chance.choice(kinds), f"'{counter}-{number}'"
+            update = f"UPDATE {table} SET v = {number} WHERE id = {counter}"
+            commit = [] if kind == "one phase" else [f"XA PREPARE {xid}"]
+            commit += [] if kind == "detached" else [f"XA COMMIT {xid}" + " ONE PHASE" * (kind == "one phase")]
+            statements = [update] if kind == "plain" else [f"XA START {xid}", update, f"XA END {xid}", *commit]
             with session.cursor() as cursor:
-                while cursor.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {former}"):
-                    time.sleep(0.001)
-                cursor.execute(f"XA COMMIT {xid}")
-    session.close()
+                for statement in statements:
+                    cursor.execute(statement)
+            if kind == "detached":
+                former = session.thread_id()
+                opened.close()
+                session = opened.enter_context(writer(origin))
+                with session.cursor() as cursor:
+                    while cursor.execute(f"SELECT 1 FROM information_schema.processlist WHERE id = {former}"):
+                        time.sleep(0.001)
+                    cursor.execute(f"XA COMMIT {xid}")
+            yield
+
+
+@contextmanager
+def writer(origin: Origin) -> Iterator[pymysql.Connection[Any]]:
+    with closing(origin.sql.connect(origin.name, autocommit=True)) as session:
+        log_statements(session)
+        yield session
 
 
 def log_statements(session: pymysql.Connection[Any]) -> None:
@@ -70,30 +77,25 @@ def log_statements(session: pymysql.Connection[Any]) -> None:
         cursor.execute("SET SESSION binlog_rows_query_log_events = ON")
 
 
-def ask_for_status(origin: Origin, stop: threading.Event) -> None:
+def ask_for_status(origin: Origin) -> Generator[None, None, None]:
     """As other copiers and programs that watch the server do: with a view, and without."""
     with origin.session() as run:
-        while not stop.is_set():
+        while True:
             for begin in ("START TRANSACTION WITH CONSISTENT SNAPSHOT", "DO 0"):
                 run(begin, "SHOW STATUS LIKE 'binlog_snapshot_%'", "ROLLBACK")
+            yield
 
 
 @contextmanager
 def busy(origin: Origin, table: str, kinds: tuple[str, ...]) -> Iterator[None]:
     """Writers, and others who ask for the status, until the block ends."""
-    stop = threading.Event()
-    threads = [
-        threading.Thread(target=count_up, args=(origin, table, counter, kinds, stop)) for counter in range(COUNTERS)
-    ]
-    threads += [threading.Thread(target=ask_for_status, args=(origin, stop)) for _ in range(2)]
-    for one in threads:
-        one.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for one in threads:
-            one.join()
+    with ExitStack() as opened:
+        works = [count_up(origin, table, counter, kinds) for counter in range(COUNTERS)]
+        works += [ask_for_status(origin) for _ in range(2)]
+        for one in works:
+            opened.callback(one.close)
+        with beside(*(partial(next, one) for one in works)):
+            yield
 
 
 def logged_commits(origin: Origin, since: Position) -> Commits:
