@@ -91,7 +91,9 @@ class StagedTables:
         feeds = coverage.feeds
         if coverage.how is How.LEFT_OUT:
             database, _, name = table.partition(".")
-            feeds = Capture(self.pipeline.tables, self.pipeline.routes).route(database, name)
+            # Which way the server compares names is not asked here: a table is taken if it is in either.
+            either = [Capture(self.pipeline.tables, self.pipeline.routes, lower_case=one) for one in (False, True)]
+            feeds = tuple(logical for capture in either for logical in capture.route(database, name))
         gone = coverage.gone and coverage.how.captured  # one that is not may have been created again unseen
         return not gone and any(target.table(logical) is not None for target in self.targets for logical in feeds)
 
