@@ -22,7 +22,7 @@ from cdc_core.snapshot.standby import find_standby
 from cdc_core.snapshot.throttle import Throttle
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.definitions import require_logged_cascades
+from cdc_core.source.cascades import require_seen_cascades
 from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.near import question, table_names
@@ -318,12 +318,18 @@ def _check_cascades(
     subject, policy = f"source {source.name}: foreign keys", CapturePolicy.from_config(pipeline.tables)
     let_pass = findings.attempt(
         subject,
-        lambda: require_logged_cascades(
-            connection, capture.captures, server.facts(connection), source=source.name, policy=policy
-        ),
+        lambda: require_seen_cascades(connection, capture.captures, source=source.name, policy=policy),
         lambda found: (
             "no cascade changes captured rows without logging them" if not found else f"{len(found)} accepted"
         ),
     )
+    heals = pipeline.tables.on_unlogged_change == "resync"
     for unlogged in let_pass or ():
-        findings.warn(subject, unlogged, "target and source will differ there until a re-sync")
+        findings.warn(
+            subject,
+            unlogged,
+            "each run after such a change copies the table again: where that is too much, replace the cascade with "
+            "statements of the application"
+            if heals
+            else "target and source will differ there until a re-sync",
+        )

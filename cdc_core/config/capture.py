@@ -61,9 +61,9 @@ class CaptureRules(Model):
     on_unlogged_change: Literal["stop", "record", "resync"] = Field(
         "stop",
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
-        "dropped and is created again, cascading foreign keys of servers that do not log them): stop; record 'needs "
-        "re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies the table "
-        "again (but stop for such foreign keys: no copy makes up for what they change later)",
+        "dropped and is created again, rows that a foreign key changes at a server that does not log them): stop; "
+        "record 'needs re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies "
+        "the table again",
     )
     on_definition: Literal["drop", "note"] = Field(
         "drop",

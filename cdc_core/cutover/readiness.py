@@ -28,6 +28,7 @@ from cdc_core.cutover.gates import BINLOG_PRIVILEGE
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.source.facts import replica_channels
+from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
@@ -205,24 +206,14 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
 
 
 def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
-    databases = sorted({database for database, _ in tables})
-    marks = ", ".join(["%s"] * len(databases))
-    with session.cursor() as cursor:
-        cursor.execute(
-            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME, CONSTRAINT_NAME, "
-            "UPDATE_RULE, DELETE_RULE FROM information_schema.REFERENTIAL_CONSTRAINTS "
-            f"WHERE CONSTRAINT_SCHEMA IN ({marks}) OR UNIQUE_CONSTRAINT_SCHEMA IN ({marks}) ORDER BY 1, 2, 5",
-            [*databases, *databases],
-        )
-        found = [tuple(map(str, row)) for row in cursor.fetchall()]
     switched = set(tables)
-    for database, child, other, parent, name, on_update, on_delete in found:
-        apart = [place for place in ((database, child), (other, parent)) if place not in switched]
+    for key in foreign_keys(session):
+        apart = [place for place in (key.child, key.parent) if place not in switched]
         if len(apart) != 1:
             continue
-        tie = f"the foreign key {name} leads from {database}.{child} to {other}.{parent}"
-        left = ".".join(apart[0])
-        if not {on_update, on_delete} & _CASCADING:
+        child, left = ".".join(key.child), ".".join(apart[0])
+        tie = f"the foreign key {key.name} leads from {child} to {'.'.join(key.parent)}"
+        if not key.changes_rows:
             findings.warn(
                 reference,
                 f"{tie}, and {left} is not switched",
@@ -235,14 +226,11 @@ def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]
             Refused(
                 f"{tie[0].upper()}{tie[1:]}, and {left} is not switched: the server changes rows of the one with the "
                 "other (ON DELETE, ON UPDATE), which fires no trigger, so that no gate sees it.",
-                where=f"{database}.{child}",
+                where=child,
                 code="cutover.tied",
                 remedy=f"let the pipeline carry {left} as well, or drop the foreign key",
             ),
         )
-
-
-_CASCADING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 
 
 def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) -> None:

@@ -25,9 +25,6 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
 
-_HARMLESS = frozenset({How.EMPTY})
-"""A table that is seen to be empty has lost no change."""
-
 
 @dataclass(frozen=True, slots=True)
 class StagedTables:
@@ -82,7 +79,7 @@ class StagedTables:
                 if batch.end > place and (said := _noted(batch, store)):
                     return f"the log of source {source} has more than changes of rows: {said}"
             for table, one in sorted(self.meta.coverage(source).tables.items()):
-                if one.seq >= place.seq and one.how not in _HARMLESS and self._taken(one, table):
+                if one.latest_seq >= place.seq and self._taken(one, table) and (one.cascaded or not _harmless(one)):
                     return _happened(table, source, one)
         return ""
 
@@ -106,7 +103,14 @@ def _noted(batch: BatchRow, store: ObjectStore) -> str:
     return "; ".join(one for one in batch.notes if one not in isolated)
 
 
+def _harmless(coverage: TableCoverage) -> bool:
+    """A table that is seen to be empty has lost no change."""
+    return coverage.how is How.EMPTY
+
+
 def _happened(table: str, source: str, coverage: TableCoverage) -> str:
+    if coverage.cascaded:
+        return lacks(table, source, coverage)
     match coverage.how:
         case How.TRUNCATED:
             return f"{table} (source {source}) was emptied at {coverage.place}"

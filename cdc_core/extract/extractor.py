@@ -37,7 +37,7 @@ from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.definitions import require_logged_cascades
+from cdc_core.source.cascades import require_seen_cascades
 from cdc_core.source.failover import Failover, after_loss, fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
@@ -192,8 +192,8 @@ class Extractor:
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
-            for unlogged in require_logged_cascades(
-                self._control, self._capture.captures, known, source=source.name, policy=policy
+            for unlogged in require_seen_cascades(
+                self._control, self._capture.captures, source=source.name, policy=policy
             ):
                 log.warning("%s: %s", source.name, unlogged)
             start = self._begin(stored, address, known)

@@ -407,8 +407,9 @@ def _cover(
 ) -> None:
     """Keeps the coverage of tables; staged: a manifest says so. settling: meta may know it better (model.coverage)."""
     known = coverage(connection, source).tables if settling and covered else {}
-    for table, one in covered.items():
-        if settled(known, {table: one})[table] is not one:
+    for table, said in covered.items():
+        one = settled(known, {table: said})[table]
+        if one == known.get(table) and one != said:
             continue
         mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
         connection.execute(delete(_coverage).where(mine))

@@ -140,7 +140,7 @@ def status(
     refused = {one.subject: one.what for one in failed if one.task == COPY_TABLE}
     found: dict[str, CopyStatus] = {}
     for table, one in covered.items():
-        if one.how is How.COPIED:
+        if one.how is How.COPIED and one.whole:
             found[table] = CopyStatus(table, CopyState.COPIED, copied_to=one.place)
         elif not one.whole and one.how.captured and not one.gone:
             why = refused.get(copied_table(source, table))

@@ -13,6 +13,7 @@ were missed. Manifests carry changes of coverage, so that it is known from the s
     unlogged, isolated,       partial: the staged files may also hold rows that the table has no more
     left out
     captured again, abandoned partial: changes from before that are missing, and will not come
+    cascaded                  partial from there on: a foreign key may have changed rows without row events
     dropped                   as it was, and the table is known not to exist
 """
 
@@ -22,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from cdc_core.model.position import place_of
 
 
 class How(StrEnum):
@@ -65,6 +68,7 @@ class Happened(StrEnum):
     DROPPED = "dropped"
     TRUNCATED = "truncated"
     UNLOGGED = "unlogged"
+    CASCADED = "cascaded"
     ROWS = "rows"
 
 
@@ -98,6 +102,7 @@ class TableCoverage:
     absent_seq: order key at which the table was known not to exist, 0 where it is not known.
     base_seq: of a copy, order key of the place where its reading began; else 0.
     appeared: whether a survey found the table, and an earlier one had not: it is new, or the pipeline's rules are.
+    cascaded_seq: order key of the last transaction by which a foreign key may have changed rows of it; else 0.
     """
 
     how: How
@@ -109,6 +114,7 @@ class TableCoverage:
     absent_seq: int = 0
     base_seq: int = 0
     appeared: bool = False
+    cascaded_seq: int = 0
 
     @property
     def needs_seq(self) -> int:
@@ -116,8 +122,18 @@ class TableCoverage:
         return self.base_seq if self.how is How.COPIED else self.seq
 
     @property
+    def cascaded(self) -> bool:
+        """Whether a foreign key may have changed rows since the history is whole, or since all of it is missing."""
+        return self.cascaded_seq >= max(self.needs_seq, 1)
+
+    @property
     def whole(self) -> bool:
-        return self.how.whole
+        return self.how.whole and not self.cascaded
+
+    @property
+    def latest_seq(self) -> int:
+        """Of what it says, the order key of the last that happened."""
+        return max(self.seq, self.cascaded_seq)
 
     @property
     def found_later(self) -> bool:
@@ -176,6 +192,11 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
         case Happened.UNLOGGED if known is not None:
             place = event.place
             return replace(known, how=How.UNLOGGED, seq=event.seq, ts_us=event.ts_us, place=place, absent_seq=0)
+        case Happened.CASCADED if known is not None:
+            concerned = known.how.captured and not known.gone
+            return replace(known, cascaded_seq=max(known.cascaded_seq, event.seq)) if concerned else known
+        case Happened.CASCADED:
+            return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place, cascaded_seq=event.seq)
         case Happened.ROWS if known is None:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
     return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
@@ -199,15 +220,17 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
 
     An extractor that runs while a table is copied does not know of the copy. What it says of rows from before its
     capture, and of changes that were missed before the copy's place, is older than the copy, wherever it is in the
-    chain; a copy says nothing of what happened after it.
+    chain; a copy says nothing of what happened after it. What foreign keys may have changed counts until a copy began
+    after it.
     """
     found = dict(known)
     for table, one in said.items():
         before = known.get(table)
         outdated = before is not None and before.how is How.COPIED and _is_before(one, before)
         early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
-        if not outdated and not early:
-            found[table] = one
+        chosen = before if before is not None and (outdated or early) else one
+        cascaded_seq = max(one.cascaded_seq, 0 if before is None else before.cascaded_seq)
+        found[table] = replace(chosen, cascaded_seq=cascaded_seq)
     return found
 
 
@@ -221,6 +244,12 @@ def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
         return f"nothing says what {table} of source {source} held before its first staged change"
     count = "seen" if coverage.rows is None else f"~{coverage.rows:,} row" + ("s" if coverage.rows != 1 else "")
     since = coverage.place
+    if coverage.how.whole and coverage.cascaded:
+        since = place_of(coverage.cascaded_seq)
+        return (
+            f"rows of {table} (source {source}) may have changed without row events, by a foreign key, at {since} or "
+            "before"
+        )
     match coverage.how:
         case How.EXISTING:
             # `since` is where the rows were seen, which is after the place where capture began.

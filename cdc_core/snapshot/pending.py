@@ -15,18 +15,20 @@ _MISSED = frozenset({How.UNLOGGED, How.CAPTURED_AGAIN, How.ABANDONED})
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """A source table to copy. rows: the server's estimate, None where it is not known. how: of its coverage."""
+    """A source table to copy. rows: the server's estimate, None where it is not known. how, cascaded: of its
+    coverage."""
 
     name: str
     why: str
     rows: int | None = None
     how: How | None = None
+    cascaded: bool = False
 
     def copied_by_runs(self, pipeline: Pipeline) -> bool:
         """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
         if self.how is How.ABANDONED:  # who gives up the log asks for it
             return True
-        if self.how is How.UNLOGGED:
+        if self.how is How.UNLOGGED or (self.cascaded and self.how is not None and self.how.whole):
             return pipeline.tables.on_unlogged_change == "resync"
         return pipeline.snapshot.mode == "initial" or (
             self.how is How.CAPTURED_AGAIN and pipeline.tables.on_unreadable == "resync"
@@ -41,15 +43,18 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     coverage = meta.coverage(source).tables
     begun = {copy.table: copy for copy in meta.copies(source)}
     found = {
-        table: PendingTable(table, lacks(table, source, one), one.rows, one.how)
+        table: PendingTable(table, lacks(table, source, one), one.rows, one.how, one.cascaded)
         for table, one in coverage.items()
-        if (one.how is How.EXISTING or one.how in _MISSED)
+        if (one.how is How.EXISTING or one.how in _MISSED or (one.cascaded and one.how.captured))
         and not one.gone
         and not (on_new == "stream" and one.found_later)
     }
     for table, copy in begun.items():
-        how = coverage[table].how if table in coverage else None
-        found[table] = PendingTable(table, "its copy is under way", copy.rows_estimated, how)
+        known = coverage.get(table)
+        found[table] = PendingTable(
+            table, "its copy is under way", copy.rows_estimated,
+            None if known is None else known.how, known is not None and known.cascaded,
+        )  # fmt: skip
     return tuple(found[table] for table in sorted(found))
 
 
@@ -85,7 +90,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
     for name in tables:
         _require_captured(name, source, coverage[name])
     return tuple(
-        PendingTable(name, "it was asked for", coverage[name].rows, coverage[name].how)
+        PendingTable(name, "it was asked for", coverage[name].rows, coverage[name].how, coverage[name].cascaded)
         for name in dict.fromkeys(tables)
     )
 

@@ -204,14 +204,14 @@ def _outdated(
         return f"changes are missed since {coverage.place} ({coverage.how.value})"
     if coverage.seq < begin.seq:
         return ""
-    if not coverage.whole:
+    if not coverage.how.whole:
         return f"changes were missed at {coverage.place} ({coverage.how.value}), after the copy had begun"
     return f"the table is whole since {coverage.place} ({coverage.how.value})"
 
 
 def _renews(coverage: TableCoverage | None) -> bool:
     """Whether a copy takes the place of what is staged of a table, and does not only add to it."""
-    return coverage is not None and coverage.how is not How.EXISTING
+    return coverage is not None and (coverage.how is not How.EXISTING or coverage.cascaded_seq > 0)
 
 
 def _composed(
@@ -307,4 +307,7 @@ def _copied(
     feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
     ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
     base_seq = began_at(copy, chunks).seq
-    return TableCoverage(How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq)
+    return TableCoverage(
+        How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq,
+        cascaded_seq=0 if known is None else known.cascaded_seq,
+    )  # fmt: skip

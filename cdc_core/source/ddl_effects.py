@@ -26,7 +26,6 @@ class DdlEffect:
     unlogged:  why rows changed or vanished without row events; "" where they did not.
     truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
-    endless:   such changes will come again, without a trace in the log.
     happened:  for the coverage of tables.
     unnamed:   the database that it drops, if Lockstep knows no captured table in it, although there may have been some.
     """
@@ -36,7 +35,6 @@ class DdlEffect:
     truncated: TableSchema | None = None
     happened: tuple[tuple[str, Happened], ...] = ()
     unnamed: str = ""
-    endless: bool = False
 
     @property
     def names(self) -> str:
@@ -49,14 +47,14 @@ def define_tables(
     point: LogPoint,
     commit_ts_us: int,
     *,
-    cascades_logged: bool,
+    stops_at_cascades: bool,
     on_truncate: Literal["unlogged", "stage"],
 ) -> DdlEffect:
     """Makes `tables` forget what the statement redefines, and returns what it did to rows. point: of the statement."""
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     change = tables.change(statement, defined or (), point, commit_ts_us)
     lived = tables.lived(statement, point)
-    cascades = statement.cascades and not cascades_logged
+    cascades = statement.cascades and stops_at_cascades
     united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
     # Before the definition is forgotten: the rows that it removes have the old one.
     truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
@@ -89,7 +87,7 @@ def define_tables(
     if happened is Happened.UNLOGGED:
         vacated = (f"{database}.{table}" for database, table in statement.vacates)
         told += [(name, Happened.DROPPED) for name in vacated if name in names]
-    return DdlEffect(captured, unlogged, happened=tuple(told), endless=cascades)
+    return DdlEffect(captured, unlogged, happened=tuple(told))
 
 
 def drops(statement: Statement) -> bool:

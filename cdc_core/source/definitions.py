@@ -5,7 +5,6 @@ It must keep true that the definition of a table is the one that its row images 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,9 +15,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.remedies import RESYNC
 from cdc_core.source import merge_tables
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.facts import ServerFacts, as_text, query
-from cdc_core.words import counted
+from cdc_core.source.facts import as_text, query
 
 _COLUMNS = """
 SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, EXTRA,
@@ -161,69 +158,3 @@ def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name
                 keys[name] = tuple(as_text(row[3]) for row in columns)
                 break
     return keys
-
-
-_CASCADES = """
-SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_TABLE_NAME, DELETE_RULE, UPDATE_RULE
-  FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS
- WHERE DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
- ORDER BY CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME
-"""
-CASCADES_LOGGED_SINCE = (9, 6)
-"""MySQL logs what a foreign key changes in the child table since this version, unless innodb_native_foreign_keys is on;
-MariaDB and older ones never do."""
-
-
-@answers("source")
-def logs_cascades(connection: pymysql.Connection) -> bool:
-    """Whether the server logs what foreign keys change: only where InnoDB leaves them to the server above it."""
-    version = "".join(as_text(row[0]) for row in query(connection, "SELECT VERSION()"))
-    number = re.match(r"(\d+)\.(\d+)", version)
-    if "mariadb" in version.lower() or number is None or (int(number[1]), int(number[2])) < CASCADES_LOGGED_SINCE:
-        return False
-    rows = query(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
-    return not any(as_text(row[1]).upper() in ("ON", "1") for row in rows)
-
-
-def unlogged_cascades(
-    connection: pymysql.Connection, captures: Callable[[str, str], bool], server: ServerFacts
-) -> tuple[str, ...]:
-    """Foreign keys that change rows of captured tables without row events, one line each."""
-    if not server.mariadb and logs_cascades(connection):
-        return ()
-    found = []
-    for row in query(connection, _CASCADES):
-        database, table, key, parent, on_delete, on_update = (as_text(part) for part in row)
-        if captures(database, table):
-            found.append(
-                f"{database}.{table}: the foreign key {key} to {parent} (ON DELETE {on_delete}, ON UPDATE {on_update}) "
-                "changes rows that this server does not log"
-            )
-    return tuple(found)
-
-
-@answers("source")
-def require_logged_cascades(
-    connection: pymysql.Connection,
-    captures: Callable[[str, str], bool],
-    server: ServerFacts,
-    *,
-    source: str,
-    policy: CapturePolicy,
-) -> tuple[str, ...]:
-    """What `on_unlogged_change: record` lets pass, one line for each foreign key; otherwise Refused. No copy makes up
-    for changes that come again at any time, and that nothing in the log tells.
-
-    Raises Refused (source.unlogged_cascades): changes would be missing from the staged files without a trace.
-    """
-    found = unlogged_cascades(connection, captures, server)
-    if found and policy.on_unlogged_change != "record":
-        raise Refused(
-            f"{counted(len(found), 'foreign key')} may change rows of captured tables without logging them: "
-            f"{'; '.join(found)}.",
-            where=source,
-            code="source.unlogged_cascades",
-            remedy="replace the cascade with statements of the application, exclude the child table, or accept it with "
-            "tables.on_unlogged_change: record",
-        )
-    return found

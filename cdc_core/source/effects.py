@@ -21,6 +21,7 @@ from cdc_core.model.position import Position
 from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
+from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
 from cdc_core.source.mentioned_names import Mentions, Table, mentioned_in
 from cdc_core.source.statements import Action, Statement
@@ -200,17 +201,11 @@ class Present:
         """Tables whose rows change with rows of this one, through their foreign keys."""
         if self._children is None:
             self._children = {}
-            for row in self._ask(_CASCADES):
-                child, named = self._name(row[0], row[1]), self._name(row[2], row[3])
-                self._children.setdefault(named, []).append(child)
+            self.questions += 1
+            for key in foreign_keys(self._connect()):
+                if key.changes_rows:
+                    self._children.setdefault(self._name(*key.parent), []).append(self._name(*key.child))
         return self._children.get(parent, [])
-
-
-_CASCADES = """
-SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME
-  FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS
- WHERE DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
-"""
 
 
 class _Walk:

@@ -112,7 +112,7 @@ class FastPath:
         self._assembler = assembler
         self._tables = tables
         self._maps = _KnownMaps()
-        self._generation = tables.generation
+        self._generation = self._knowledge
         self._group = 0
         self._names = ordinary.GtidNames(np.zeros((_NAMES, 3), np.int64), np.zeros(1, np.int64))
         self._prefixes: list[str] = []
@@ -149,17 +149,22 @@ class FastPath:
             if assembler.between_groups:
                 self._group += 1  # the event may open one: table ids mean nothing in it yet
             yield from assembler.feed(event)
+            if self._generation != self._knowledge:
+                self._generation = self._knowledge
+                self._maps = _KnownMaps()
             if event.header.type == EventType.TABLE_MAP and not assembler.between_groups:
                 self._learn(event.body)
 
+    @property
+    def _knowledge(self) -> int:
+        """Grows when what was learned of table maps may be wrong."""
+        return self._tables.generation + self._assembler.cascades.generation
+
     def _learn(self, body: bytes) -> None:
-        if self._generation != self._tables.generation:
-            self._generation = self._tables.generation
-            self._maps = _KnownMaps()
         table = self._tables.known_use(body)
         if table is None and self._tables.is_isolated(body):
             return  # the assembler counts what is left out under its own rule
-        if self._tables.merge_tables.unites(body[8:]):
+        if self._tables.merge_tables.unites(body[8:]) or (table is None and self._assembler.heeds(body[8:])):
             return  # the assembler looks at its rows
         if not self._maps.learn(body, table, self._group):
             self._maps = _KnownMaps()

@@ -103,16 +103,13 @@ def statement_dml(words: str, where: str) -> DataAtRisk:
     )
 
 
-def unlogged_change(verb: str, names: str, why: str, words: str, where: str, *, endless: bool = False) -> DataAtRisk:
-    """endless: such changes will come again, without a trace in the log."""
-    resync = "to continue, set tables.on_unlogged_change to resync: Lockstep then copies these tables again. "
-    lasting = "replace the cascade with statements of the application, or exclude the table. "
+def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> DataAtRisk:
     return DataAtRisk(
         f"{verb} changed rows of {names} without row events ({why}): {words}",
         where=where,
         code="source.unlogged_change",
-        remedy=(lasting if endless else resync)
-        + "Or set it to record: target and source then differ until you copy the tables (`lockstep snapshot`)",
+        remedy="to continue, set tables.on_unlogged_change to resync: Lockstep then copies these tables again. Or set "
+        "it to record: target and source then differ until you copy the tables (`lockstep snapshot`)",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cdc_core.model.block import EntryKind
@@ -48,6 +49,19 @@ class OpenGroup:
         """Whether rows that come now may still be undone even if the transaction commits (savepoint), or after it was
         prepared (XA)."""
         return self.state is GroupState.XA or bool(self._savepoints)
+
+    def cascaded(self, tables: Iterable[tuple[str, str]]) -> None:
+        """Foreign keys may have changed rows of these tables with what is in it."""
+        for name in sorted(tables):
+            one = ".".join(name), Happened.CASCADED
+            if one not in self.happened:
+                self.happened.append(one)
+
+    @property
+    def cascades(self) -> list[tuple[str, str]]:
+        """The tables that `cascaded` was told."""
+        names = (table.partition(".") for table, what in self.happened if what is Happened.CASCADED)
+        return [(database, table) for database, _, table in names]
 
     def set_savepoint(self, name: str) -> None:
         """A savepoint that is set again replaces the earlier one."""

@@ -18,6 +18,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.cascades import Cascades
 from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
 from cdc_core.source.effects import Effect
 from cdc_core.source.history import Change, LogPoint
@@ -48,7 +49,8 @@ class EventPlace:
 
 
 class StatementJudge:
-    """effects: which captured tables a statement may change (effects.Effects.of). past: judges nothing, as everything
+    """effects: which captured tables a statement may change (effects.Effects.of). cascades: what foreign keys change
+    unlogged. past: judges nothing, as everything
     was judged when it was first read."""
 
     def __init__(
@@ -59,15 +61,15 @@ class StatementJudge:
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         accepted: AcceptedPlaces,
         *,
+        cascades: Cascades,
         past: bool,
     ) -> None:
-        self.cascades_logged = True
-        """Whether the server logs what foreign keys change."""
         self._source = source
         self._tables = tables
         self._policy = policy
         self._effects = effects
         self._accepted = accepted
+        self._cascades = cascades
         self._past = past
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
@@ -78,9 +80,12 @@ class StatementJudge:
             self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
         effect = define_tables(
             statement, self._tables, LogPoint(group.seq, at.after), group.commit_ts_us,
-            cascades_logged=self.cascades_logged, on_truncate=self._policy.on_truncate,
+            stops_at_cascades=self._cascades.active and self._policy.on_unlogged_change == "stop",
+            on_truncate=self._policy.on_truncate,
         )  # fmt: skip
         group.happened += effect.happened
+        if not self._past:
+            group.cascaded(self._cascades.define(statement, at.after))
         if effect.unnamed:
             group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: no table in it is known")
         if effect.tables == ():
@@ -99,8 +104,8 @@ class StatementJudge:
                 group.notes.append(f"the definition of {names} changed at {where}: {words}")
             if drops(statement):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
-        elif policy == "stop" or (policy == "resync" and effect.endless):
-            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where, endless=effect.endless)
+        elif policy == "stop":
+            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
             self.stop(error, at, group, effect.tables or ())
         else:
             note = self._needs_resync(names, f"{effect.unlogged}, at {where}")

@@ -27,12 +27,14 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.cascades import Cascades, logs_cascades
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import NEVER_CAPTURED, logs_cascades, table_schema, table_schemas
+from cdc_core.source.definitions import NEVER_CAPTURED, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
+from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
 from cdc_core.source.later_statements import Stretch
@@ -101,6 +103,7 @@ class SourceStream:
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
+        self._cascades = Cascades(captures, lambda: foreign_keys(self._asked()), self._end_of_log)
         self._history = History(history, self._present, self._statements_after, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
@@ -130,7 +133,7 @@ class SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
         self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
-        self._assembler.judge.cascades_logged = logs_cascades(self._asked())
+        self._cascades.open(logged=logs_cascades(self._asked()), lower_case=lower_case)
         self._tables.merge_tables.learn(united_tables(self._asked()))
         self._begin_history()
         return self
@@ -326,7 +329,7 @@ class SourceStream:
         return TransactionAssembler(
             self._source.name, begin, tables, policy, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
-            accepted=None if past else self._accepted,
+            accepted=None if past else self._accepted, cascades=None if past else self._cascades,
         )  # fmt: skip
 
     # Callbacks of the assembler

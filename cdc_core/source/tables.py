@@ -51,6 +51,8 @@ class TableRegistry:
         self._uses: dict[bytes, MappedTable | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
+        self._names: dict[bytes, Name] = {}
+        """Of table maps of tables that are not captured."""
         self.merge_tables = MergeTables(
             # A definition that is known is not that of a MERGE table, which has none: no need to ask.
             captures, lambda database, table: self._known.get((database, table)) is None and may_unite(database, table)
@@ -68,6 +70,10 @@ class TableRegistry:
     def is_isolated(self, event_body: bytes) -> bool:
         """Whether a TABLE_MAP with this body, for which `use` returned None, is of an isolated table."""
         return event_body[8:] in self._left_out
+
+    def left_out_name(self, key: bytes) -> Name | None:
+        """The name in a table map, given from its names on, for which `use` returned None."""
+        return self._names.get(key)
 
     def use(self, event: Event, *, mariadb: bool, point: LogPoint | None = None) -> MappedTable | None:
         """The captured table that a TABLE_MAP event describes; None for one that is not captured.
@@ -89,6 +95,7 @@ class TableRegistry:
         name = table_name(event)
         if not self.captures(*name):
             self.generation += self.merge_tables.meet(name, event.body[8:])
+            self._names[event.body[8:]] = name
             if ".".join(name) in self.isolated:
                 self._left_out.add(event.body[8:])
             return None

@@ -31,7 +31,7 @@ from cdc_core.binlog.events import (
     type_name,
 )
 from cdc_core.binlog.gtid import parse_gtid_head, parse_mariadb_gtid
-from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
+from cdc_core.binlog.rows_event import DELETE, DUMMY_TABLE_ID, INSERT, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
@@ -48,6 +48,7 @@ from cdc_core.source.block_builder import (
     Trace,
 )
 from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.cascades import Cascades
 from cdc_core.source.effects import Effect
 from cdc_core.source.history import LogPoint
 from cdc_core.source.logged_statement import NO_STATEMENT, QUERIES, LoggedStatement, read_statement
@@ -93,6 +94,7 @@ class TransactionAssembler:
     accepted:    positions that would stop the stream, which an operator accepts.
     prepared:    XA transactions that were prepared but not ended before this stream began, by xid; asked at most once.
                  None: this assembler searches the past for just those and reads nothing of other transactions.
+    cascades:    what foreign keys change that the log does not have; None: nothing.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
     undone:      order keys of groups that were rolled back after pieces of them had left. The caller that dropped those
                  pieces feeds the log again from before the group: then the group holds nothing.
@@ -108,6 +110,7 @@ class TransactionAssembler:
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         prepared: Callable[[], Mapping[str, SpillableChanges]] | None,
         block_bytes: int,
+        cascades: Cascades | None = None,
         undone: set[int] | None = None,
         accepted: AcceptedPlaces | None = None,
     ) -> None:
@@ -125,7 +128,12 @@ class TransactionAssembler:
         self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
-        self.judge = StatementJudge(source, tables, policy, effects, self._accepted, past=self._past)
+        self.cascades = cascades or Cascades(tables.captures, tuple, lambda: begin)
+        self.judge = StatementJudge(
+            source, tables, policy, effects, self._accepted, cascades=self.cascades, past=self._past
+        )
+        self._prepared_cascades: dict[str, list[Name]] = {}
+        """By xid: the tables that foreign keys change once it is committed."""
         self._undone = set() if undone is None else undone
         self.block_bytes = block_bytes
         self._file = begin.file
@@ -351,6 +359,8 @@ class TransactionAssembler:
         """Ends the block; the next one begins where it ended."""
         block = self.builder.build(next_file, lambda name, error, begin: self.judge.isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
+        if not self._past:
+            block = replace(block, happened=(*block.happened, *self.cascades.of_rows(block)))
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
@@ -501,6 +511,7 @@ class TransactionAssembler:
         if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
             self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
         if table is None:
+            group.cascaded(self._cascaded(event))
             group.left_out[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
             return ()
         try:
@@ -511,6 +522,21 @@ class TransactionAssembler:
             group.left_out[ISOLATED] += 1
             return ()
         return self._hold(group, pending)
+
+    def heeds(self, key: bytes) -> bool:
+        """Whether row events of a table that is not captured matter: foreign keys lead from captured tables to it. key:
+        its table map from the names on."""
+        name = self._tables.left_out_name(key)
+        return name is not None and bool(self.cascades.changed_with(name))
+
+    def _cascaded(self, event: Event) -> frozenset[Name]:
+        """The captured tables that foreign keys may change with rows of a table that is not captured."""
+        key = self._present.keys.get(event.body[:6], b"")
+        name = self._tables.left_out_name(key)
+        if name is None or self._past or not self.heeds(key):
+            return frozenset()
+        kind = parse_rows(plain(event)).kind
+        return frozenset() if kind == INSERT else self.cascades.changed_by(name, deleted=kind == DELETE)
 
     def _hold(self, group: OpenGroup, pending: PendingChange) -> Iterable[Block]:
         if group.state is GroupState.UNDONE or (self._past and group.state is not GroupState.XA):
@@ -566,6 +592,7 @@ class TransactionAssembler:
         ):
             group.rows.spill()
         self.prepared[xid], group.rows = group.rows, SpillableChanges(self._spill_files)
+        self._prepared_cascades[xid] = group.cascades
         return self._drop(group)
 
     def _commit_prepared(self, event: Event, logged: LoggedStatement) -> Blocks:
@@ -576,6 +603,8 @@ class TransactionAssembler:
             self.prepared = {**self._find_prepared(), **self.prepared}
             self._find_prepared = None
         found = self.prepared.pop(xid, None)
+        # What one that was prepared before this stream began has done to tables that are not captured is unknown.
+        group.cascaded(self._prepared_cascades.pop(xid, self.cascades.unread()))
         if found is not None:
             group.rows = found
         elif not self._past:
@@ -584,6 +613,7 @@ class TransactionAssembler:
 
     def _roll_back_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         found = self.prepared.pop(logged.statement.name, None)
+        self._prepared_cascades.pop(logged.statement.name, None)
         if found is not None:
             found.truncate(0)
         return self._roll_back(event, logged)

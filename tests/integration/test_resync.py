@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import Refused
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
@@ -409,17 +409,3 @@ def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(m
     times = {row["_cdc_op"]: row["_cdc_ts"] for row in truncate if row["_cdc_op"] in "tr"}
     assert times["t"] >= times["r"]
     assert renewed.parts[0].ops == {"t": 1}
-
-
-def test_keys_that_go_on_changing_rows_unlogged_stop_a_source_that_copies_again(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
-    if not line.origin.mariadb:
-        pytest.skip("this server logs them")
-    line.origin.execute(
-        "CREATE TABLE parent (id INT PRIMARY KEY)",
-        "CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)",
-    )
-    with pytest.raises((DataAtRisk, Refused)) as caught:
-        line.drain()
-    assert caught.value.code in ("source.unlogged_change", "source.unlogged_cascades")
-    assert "record" in caught.value.remedy

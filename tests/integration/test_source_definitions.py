@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from typing import Any
 
 import pymysql
 import pytest
@@ -13,16 +12,12 @@ from cdc_core.check.findings import Findings
 from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
 from cdc_core.errors import Refused
+from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
 from cdc_core.source import server
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.definitions import (
-    logs_cascades,
-    require_logged_cascades,
-    table_schema,
-    table_schemas,
-    unlogged_cascades,
-)
+from cdc_core.source.cascades import logs_cascades, require_seen_cascades
+from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.facts import Grants, query
 from cdc_core.source.survey import engine_advice, find_tables, survey_tables
 from examples.sandbox.mysql import MySql
@@ -86,7 +81,10 @@ def test_foreign_keys_that_change_rows_without_row_events_are_told_where_the_ser
     start = origin.end()
     origin.execute("DELETE FROM parent WHERE id = 1")
     logged = {part.schema.table for block in origin.drain(start) for part in block.tables} == {"parent", "child"}
-    told = unlogged_cascades(origin.control, lambda database, _: database == origin.name, server.facts(origin.control))
+    told = require_seen_cascades(
+        origin.control, lambda database, _: database == origin.name, source="shop",
+        policy=CapturePolicy(on_unlogged_change="record"),
+    )  # fmt: skip
     assert bool(told) != logged
     assert [line for line in told if "child" not in line] == []
 
@@ -118,10 +116,11 @@ def play_cascades(origin: Origin, steps: tuple[str, ...]) -> None:
         return
     error = refusal(lambda: origin.drain(start))
     assert (error.code, "foreign key" in error.what) == ("source.unlogged_change", True)
-    options: tuple[dict[str, Any], ...] = ({}, {"on_truncate": "stage"})
-    for more in options:
-        notes = [one for block in origin.drain(start, on_unlogged_change="record", **more) for one in block.notes]
-        assert [one for one in notes if "needs re-sync" in one and "foreign key" in one]
+    for policy in ("record", "resync"):
+        for on_truncate in ("unlogged", "stage"):
+            blocks = origin.drain(start, on_unlogged_change=policy, on_truncate=on_truncate)
+            happened = [one.table for block in blocks for one in block.happened if one.what is Happened.CASCADED]
+            assert set(happened) == {f"{origin.name}.{'other' if 'other' in steps[0] else 'child'}"}
 
 
 @pytest.mark.parametrize("steps", CASCADES.values(), ids=CASCADES)
@@ -141,10 +140,9 @@ def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: 
             play_cascades(origin, CASCADES["added and dropped"])
             origin.execute(f"ALTER TABLE child ADD CONSTRAINT k {KEYED}")
             with pytest.raises(Refused) as caught:
-                require_logged_cascades(
-                    origin.control, lambda database, _: database == origin.name, server.facts(origin.control),
-                    source="shop", policy=CapturePolicy(),
-                )  # fmt: skip
+                require_seen_cascades(
+                    origin.control, lambda database, _: database == origin.name, source="shop", policy=CapturePolicy()
+                )
             assert caught.value.code == "source.unlogged_cascades"
 
 

@@ -1,0 +1,261 @@
+"""Foreign keys by which a server changes rows of captured tables that it does not log (MariaDB, MySQL before 9.6).
+
+The log has the row that causes it: a row of a parent table is deleted, or a column of it changes that a key refers to.
+From there on rows of the captured tables that its keys lead to, directly or through others, may differ from what is
+staged, so that their coverage says it (Happened.CASCADED), and a copy is due for them.
+
+    the parent is captured      its rows tell: deleted ones, and updated ones with another value in a referenced column
+    it is not                   the kind of a row event alone tells, as its rows are not read
+
+The server knows its current keys only. So all keys that were ever seen count, they are asked for again where the log
+defines some, and where the log has a statement from before they were asked for that drops a key, adds one that is not
+there, or gives a parent another name, the tables that it may concern count as changed there.
+It must keep true that no captured table counts as whole after a row that a key may have taken with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pymysql
+
+from cdc_core.connections import answers
+from cdc_core.errors import Refused
+from cdc_core.model.block import Block, TableRows
+from cdc_core.model.coverage import Happened, TableEvent
+from cdc_core.model.position import Position
+from cdc_core.model.staged import ABSENT, BEFORE, DELETE, LITERAL, OP, SEQ, TS, UPDATE
+from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.client_text import lower_cased
+from cdc_core.source.facts import as_text, query
+from cdc_core.source.foreign_keys import CHANGING, ForeignKey, Name, foreign_keys
+from cdc_core.source.statements import Statement
+from cdc_core.words import counted
+
+Captures = Callable[[str, str], bool]
+LOGGED_SINCE = (9, 6)
+"""MySQL logs what a foreign key changes in the child table since this version, unless innodb_native_foreign_keys is on;
+MariaDB and older ones never do."""
+
+
+@answers("source")
+def logs_cascades(connection: pymysql.Connection) -> bool:
+    """Whether the server logs what foreign keys change: only where InnoDB leaves them to the server above it."""
+    version = "".join(as_text(row[0]) for row in query(connection, "SELECT VERSION()"))
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if "mariadb" in version.lower() or number is None or (int(number[1]), int(number[2])) < LOGGED_SINCE:
+        return False
+    rows = query(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
+    return not any(as_text(row[1]).upper() in ("ON", "1") for row in rows)
+
+
+@answers("source")
+def require_seen_cascades(
+    connection: pymysql.Connection, captures: Captures, *, source: str, policy: CapturePolicy
+) -> tuple[str, ...]:
+    """What the pipeline's policy lets pass: foreign keys that change rows of captured tables without row events, one
+    line each.
+
+    Raises Refused (source.unlogged_cascades) where `on_unlogged_change` is `stop`, and where it is `resync` and the
+    account does not see every table whose keys may lead to a captured one: changes would be missed without a trace.
+    """
+    if logs_cascades(connection):
+        return ()
+    keys = foreign_keys(connection)
+    found = [key for key in keys if key.changes_rows and captures(*key.child)]
+    if found and policy.on_unlogged_change == "stop":
+        raise Refused(
+            f"{counted(len(found), 'foreign key')} may change rows of captured tables without logging them: "
+            f"{'; '.join(map(str, found))}.",
+            where=source,
+            code="source.unlogged_cascades",
+            remedy="set tables.on_unlogged_change to resync: the tables are then copied again after such a change. Or "
+            "replace the cascade with statements of the application, exclude the child table, or set it to record",
+        )
+    if hidden := _hidden(connection, keys, found):
+        names = ", ".join(map(".".join, hidden))
+        if policy.on_unlogged_change == "resync":
+            raise Refused(
+                f"Foreign keys lead from captured tables to {names}, which the account does not see. Whether rows of "
+                "these change with rows of other tables, which this server does not log, is unknown.",
+                where=source,
+                code="source.unlogged_cascades",
+                remedy="GRANT SELECT on these tables to the account (it is enough to see their definitions), or accept "
+                "the difference with tables.on_unlogged_change: record",
+            )
+        return (*_lines(found), f"whether foreign keys change rows of {names} is unknown")
+    return _lines(found)
+
+
+def _lines(keys: Iterable[ForeignKey]) -> tuple[str, ...]:
+    return tuple(f"{key} changes rows that this server does not log" for key in keys)
+
+
+def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: Iterable[ForeignKey]) -> list[Name]:
+    """Tables that the account does not see, on a way by which keys lead to captured tables."""
+    by_child: dict[Name, list[ForeignKey]] = {}
+    for key in keys:
+        if key.changes_rows:
+            by_child.setdefault(key.child, []).append(key)
+    parents, waiting = set[Name](), [key.parent for key in found]
+    while waiting:
+        one = waiting.pop()
+        if one not in parents:
+            parents.add(one)
+            waiting += [key.parent for key in by_child.get(one, ())]
+    return [
+        one
+        for one in sorted(parents)
+        if not query(
+            connection, "SELECT 1 FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s", one
+        )
+    ]
+
+
+class Cascades:
+    """ask: the server's foreign keys now. end: where its log ends now. active: see `open`."""
+
+    def __init__(
+        self, captures: Captures, ask: Callable[[], tuple[ForeignKey, ...]], end: Callable[[], Position]
+    ) -> None:
+        self.active = False
+        self.generation = 0
+        """Grows when more is known: other answers may differ from then on."""
+        self._captures = captures
+        self._ask = ask
+        self._end = end
+        self._lower_case = False
+        self._keys: dict[Name, set[ForeignKey]] = {}
+        """By parent."""
+        self._known_up_to: Position | None = None
+        self._reach = cache(self._reached)
+
+    def open(self, *, logged: bool, lower_case: bool) -> None:
+        """A stream begins. logged: the server logs what keys change, so that there is nothing to do here. lower_case:
+        it compares names of tables in lower case."""
+        self.active, self._lower_case = not logged, lower_case
+        if self.active:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Asked first: a key that has gone since was dropped before the end of the log that is read afterwards."""
+        for key in self._ask():
+            if key.changes_rows:
+                self._keys.setdefault(self._named(key.parent), set()).add(key)
+        self._known_up_to = self._end()
+        self._reach.cache_clear()
+        self.generation += 1
+
+    def _named(self, name: Name) -> Name:
+        return (lower_cased(name[0]), lower_cased(name[1])) if self._lower_case else name
+
+    def define(self, statement: Statement, after: Position) -> frozenset[Name]:
+        """Takes a statement that defines tables; the captured tables that unknown keys may have changed up to there.
+        after: its place."""
+        if not self.active:
+            return frozenset()
+        names = statement.tables or ()
+        moves = statement.verb == "RENAME TABLE" or (statement.columns is not None and statement.columns.moved)
+        if not self._is_known_at(after):
+            if statement.cascades or moves:
+                self._learn()
+            return frozenset()
+        seen = {self._named(key.child) for keys in self._keys.values() for key in keys}
+        unseen = statement.drops_constraint or (statement.cascades and not seen & set(names))
+        lost = {name for name in names if self._captures(*name)} if unseen else set()
+        if moves:
+            lost |= {child for name in names for child in self.changed_with(name)}
+        return frozenset(lost)
+
+    def _is_known_at(self, place: Position) -> bool:
+        """Whether the keys were asked for later than a statement that ends there: what they were there is unknown."""
+        known = self._known_up_to
+        return known is not None and known.timeline == place.timeline and place <= known
+
+    def changed_with(self, parent: Name) -> frozenset[Name]:
+        """The captured tables of which rows may change with any change of rows of this one."""
+        return self._reach(parent, True, None) if self.active and self._keys else frozenset()
+
+    def changed_by(self, parent: Name, *, deleted: bool) -> frozenset[Name]:
+        """Those of which rows may change with a row that is deleted, or else updated in any column."""
+        return self._reach(parent, deleted, frozenset() if deleted else None) if self.active else frozenset()
+
+    def unread(self) -> frozenset[Name]:
+        """Those of which rows may change with rows of tables that are not captured."""
+        parents = [one for one in self._keys if not self._captures(*one)] if self.active else []
+        return frozenset(child for one in parents for child in self.changed_with(one))
+
+    def _reached(self, parent: Name, deleted: bool, updated: frozenset[str] | None) -> frozenset[Name]:
+        """The captured tables that keys lead to. updated: columns of the parent that have other values; None: any."""
+        found: set[Name] = set()
+        seen: set[tuple[Name, bool, frozenset[str] | None]] = set()
+        waiting = [(parent, deleted, updated)]
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            table, gone, changed = one
+            for key in self._keys.get(table, ()):
+                child = self._named(key.child)
+                hit = changed is None or bool(changed & _folded(key.referenced))
+                if gone and key.on_delete in CHANGING:
+                    cascades = key.on_delete == "CASCADE"
+                    waiting.append((child, cascades, frozenset() if cascades else _folded(key.columns)))
+                    found.add(child)
+                if hit and key.on_update in CHANGING:
+                    waiting.append((child, False, _folded(key.columns)))
+                    found.add(child)
+        return frozenset(name for name in found if self._captures(*name))
+
+    def of_rows(self, block: Block) -> Iterator[TableEvent]:
+        """What rows of captured parents did to other captured tables: an event for each table and transaction."""
+        if not self.active or not self._keys:
+            return
+        for part in block.tables:
+            parent = part.schema.database, part.schema.table
+            keys = self._keys.get(parent)
+            if not keys:
+                continue
+            ops = part.rows.column(OP)
+            if children := self._reach(parent, True, frozenset()):
+                yield from _events(block, part, pc.equal(ops, DELETE), children)
+            referenced = {name for key in keys if key.on_update in CHANGING for name in _folded(key.referenced)}
+            for name in sorted(referenced):
+                if children := self._reach(parent, False, frozenset([name])):
+                    yield from _events(block, part, pc.and_(pc.equal(ops, UPDATE), _changed(part, name)), children)
+
+
+def _folded(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in names)
+
+
+def _changed(part: TableRows, name: str) -> pa.BooleanArray:
+    """Which updated rows have another value in a column, or may have."""
+    rows = part.rows
+    column = next((one.name for one in part.schema.columns if one.name.lower() == name), None)
+    if column is None:  # it had another name then
+        return pa.array(np.ones(rows.num_rows, np.bool_))
+    after, before = rows.column(column), pc.struct_field(rows.column(BEFORE), column)
+    equal = pc.or_kleene(pc.equal(after, before), pc.and_(pc.is_null(after), pc.is_null(before)))
+    # A value that the column cannot hold, or that the log does not carry, is null in it.
+    certain = pc.and_(pc.is_null(rows.column(LITERAL)), pc.is_null(rows.column(ABSENT)))
+    return pc.invert(pc.and_(pc.fill_null(equal, fill_value=False), certain))
+
+
+def _events(block: Block, part: TableRows, which: pa.BooleanArray, children: frozenset[Name]) -> Iterator[TableEvent]:
+    at: npt.NDArray[np.int64] = np.flatnonzero(np.asarray(which.to_numpy(zero_copy_only=False), np.bool_))
+    if not len(at):
+        return
+    seqs, first = np.unique(part.rows.column(SEQ).to_numpy()[at], return_index=True)
+    times = part.rows.column(TS).cast(pa.int64()).to_numpy()[at[first]]
+    for seq, ts_us, entry in zip(seqs.tolist(), times.tolist(), part.entry[at[first]].tolist(), strict=True):
+        place = str(block.position_after(entry))
+        for child in sorted(children):
+            yield TableEvent(".".join(child), Happened.CASCADED, seq, ts_us, place)

@@ -1,0 +1,351 @@
+"""Foreign keys that change rows without row events: whatever they may have changed is known as partial, and a copy
+makes it right again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+
+import pymysql
+import pytest
+
+from cdc_core import connections
+from cdc_core.errors import Refused
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.snapshot.pending import copied_by_runs
+from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.cascades import logs_cascades, require_seen_cascades
+from cdc_core.source.foreign_keys import ForeignKey, foreign_keys, rules_in
+from cdc_core.stage.coverage import coverage_of
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from tests.integration.line import Line
+from tests.integration.source_origin import Origin, fresh_name
+from tests.integration.test_resync import heal, is_equal
+from tests.integration.test_snapshot import read, stage
+
+RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
+
+
+@pytest.fixture(
+    scope="module",
+    params=["mariadb", pytest.param("native", marks=pytest.mark.matrix)],
+    ids=["mariadb", "mysql native"],
+)
+def any_server(request: pytest.FixtureRequest) -> Iterator[MariaDb | MySql]:
+    """Of the kinds that do not log what foreign keys change."""
+    if request.param == "mariadb":
+        yield request.getfixturevalue("mariadb")
+    else:
+        request.getfixturevalue("mysql9")  # skips where there is none
+        with MySql.start(server_id=5, options={"innodb-native-foreign-keys": "ON"}) as server:
+            yield server
+
+
+def partial(line: Line) -> set[str]:
+    """The tables that are not whole, without their database; the same in stage and meta."""
+    line.coverage  # noqa: B018 - compares both
+    found = coverage_of(line.store, "shop", line.chain)
+    return {table.partition(".")[2] for table, one in found.items() if not one.whole and not one.gone}
+
+
+def due(line: Line) -> set[str]:
+    with Meta.open(line.pipeline.meta.url) as meta:
+        return {one.name.partition(".")[2] for one in copied_by_runs(meta, line.pipeline, "shop")}
+
+
+def tables(*keys: str) -> tuple[str, ...]:
+    """p; and m and c with these ends of FOREIGN KEY clauses, or one table less."""
+    made = ["CREATE TABLE p (id INT PRIMARY KEY, u INT UNIQUE, v INT)"]
+    for name, key in zip("mc", keys, strict=False):
+        made.append(
+            f"CREATE TABLE {name} (id INT PRIMARY KEY, f INT, u INT UNIQUE, v INT, FOREIGN KEY (f) REFERENCES {key})"
+        )
+    made += [f"INSERT INTO {t} VALUES ({n}, {'' if t == 'p' else f'{n}, '}{n}, 0)"
+             for n in range(1, 7) for t in ["p", *"mc"[: len(keys)]]]  # fmt: skip
+    return tuple(made)
+
+
+DELETE, NULL, UPDATE = "ON DELETE CASCADE", "ON DELETE SET NULL", "ON UPDATE CASCADE"
+SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str]]] = {
+    "rows go with their parent": (tables(f"p (id) {DELETE}"), ("DELETE FROM p WHERE id = 2",), {"m"}),
+    "set null": (tables(f"p (id) {NULL}"), ("DELETE FROM p WHERE id IN (1, 3)",), {"m"}),
+    "replace": (tables(f"p (id) {DELETE}"), ("REPLACE INTO p VALUES (2, 2, 5)",), {"m"}),
+    "another key": (tables(f"p (id) {UPDATE}"), ("UPDATE p SET id = 90 WHERE id = 2",), {"m"}),
+    "another column": (tables(f"p (id) {UPDATE}"), ("UPDATE p SET v = 90, u = 91 WHERE id = 2",), set()),
+    "a unique column": (tables(f"p (u) {UPDATE}"), ("UPDATE p SET u = 90 WHERE id = 2",), {"m"}),
+    "only inserts": (
+        tables(f"p (id) {DELETE} {UPDATE}"), ("INSERT INTO p VALUES (9, 9, 9)", "DELETE FROM m WHERE id = 1"), set(),
+    ),
+    "restricted": (tables("p (id)"), ("DELETE FROM m WHERE f = 2", "DELETE FROM p WHERE id = 2"), set()),
+    "through a table": (tables(f"p (id) {DELETE}", f"m (id) {DELETE}"), ("DELETE FROM p WHERE id = 2",), {"m", "c"}),
+    "not further than a null": (tables(f"p (id) {NULL}", f"m (id) {DELETE}"), ("DELETE FROM p WHERE id = 2",), {"m"}),
+    "the middle one": (tables(f"p (id) {DELETE}", f"m (id) {DELETE}"), ("DELETE FROM m WHERE id = 2",), {"c"}),
+    "of itself": (
+        ("CREATE TABLE m (id INT PRIMARY KEY, f INT, FOREIGN KEY (f) REFERENCES m (id) ON DELETE CASCADE)",
+         "INSERT INTO m VALUES (1, NULL)", "INSERT INTO m VALUES (2, 1)", "INSERT INTO m VALUES (3, 2)"),
+        ("DELETE FROM m WHERE id = 2",), {"m"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_tables_that_keys_change_are_partial_until_they_are_copied(
+    make_line: Callable[..., Line], shape: tuple[tuple[str, ...], tuple[str, ...], set[str]]
+) -> None:
+    setup, statements, changed = shape
+    line = make_line(more=RESYNC)
+    line.origin.execute(*setup)
+    line.drain()
+    assert partial(line) == set()
+    line.origin.execute(*statements)
+    line.drain()
+    assert partial(line) == due(line) == changed
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, *(name.split()[2] for name in setup if name.startswith("CREATE")))
+
+
+@pytest.mark.parametrize("captured", ["c", "p|c", "m|c"])
+@pytest.mark.parametrize(
+    ("keys", "statement"),
+    [
+        ((f"p (id) {DELETE}", f"m (id) {DELETE}"), "DELETE FROM p WHERE id = 2"),
+        ((f"p (id) {UPDATE}", f"m (f) {UPDATE}"), "UPDATE p SET id = 90 WHERE id = 2"),
+    ],
+    ids=["deletes", "updates"],
+)
+def test_keys_of_tables_that_are_not_captured_count(
+    make_line: Callable[..., Line], captured: str, keys: tuple[str, str], statement: str
+) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    made = list(tables(*keys))
+    if "m (f)" in keys[1]:  # what is referred to needs a key
+        made[1] = made[1].replace("f INT", "f INT UNIQUE")
+    line.origin.execute(*made)
+    line.drain()
+    line.origin.execute("UPDATE p SET v = 1" if "p" in captured else "INSERT INTO p VALUES (77, 77, 77)")
+    line.drain()
+    assert partial(line) == set()
+    line.origin.execute(statement)
+    line.drain()
+    assert partial(line) == set(captured.split("|")) - {"p"}
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, *captured.split("|"))
+
+
+def test_a_prepared_transaction_counts_when_it_is_committed(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.m']")
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    xid = f"'{line.origin.name}','b',1"
+    with line.origin.session() as run:
+        run(f"XA START {xid}", "DELETE FROM p WHERE id = 2", f"XA END {xid}", f"XA PREPARE {xid}")
+    line.drain()
+    ended = line.chain[-1].end.position.seq
+    with line.origin.session() as run:
+        run(f"XA COMMIT {xid}")
+    line.drain()  # by another stream, which has not seen what was prepared
+    (one,) = coverage_of(line.store, "shop", line.chain).values()
+    assert one.cascaded_seq >= ended
+    heal(line)
+    is_equal(line, "m")
+
+
+def test_a_copy_that_is_under_way_counts_for_what_was_before_it(make_line: Callable[..., Line]) -> None:
+    """What goes meanwhile does not end the copy; it makes another one due."""
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM p WHERE id = 1")
+    line.drain()
+    line.origin.execute("INSERT INTO p VALUES (8, 8, 8)")
+    read(line)
+    line.origin.execute("DELETE FROM p WHERE id = 2", "INSERT INTO p VALUES (9, 9, 9)")
+    line.drain()
+    staged = stage(line)
+    assert (staged.dropped, len(staged.tables)) == ((), 1)
+    assert partial(line) == due(line) == {"m"}
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, "p", "m")
+
+
+def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=", on_unlogged_change: record")
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    line.origin.execute("DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert (partial(line), due(line)) == ({"m"}, set())
+    assert "by a foreign key" in line.refuses("m")
+
+
+UNSEEN: dict[str, tuple[str, ...]] = {
+    "dropped since": ("DELETE FROM p WHERE id = 1", "ALTER TABLE m DROP FOREIGN KEY k"),
+    "added and dropped": (
+        "ALTER TABLE m DROP FOREIGN KEY k",
+        "ALTER TABLE m ADD CONSTRAINT l FOREIGN KEY (f) REFERENCES p (id) ON DELETE CASCADE",
+        "DELETE FROM p WHERE id = 1", "ALTER TABLE m DROP CONSTRAINT l",
+    ),
+    "the parent has another name": ("DELETE FROM p WHERE id = 1", "RENAME TABLE p TO q"),
+    "the parent has another name by ALTER": ("DELETE FROM p WHERE id = 1", "ALTER TABLE p RENAME TO q"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", UNSEEN.values(), ids=UNSEEN)
+@pytest.mark.parametrize("captured", ["m", "p|q|m"])
+def test_keys_that_the_server_has_no_more_count(
+    make_line: Callable[..., Line], statements: tuple[str, ...], captured: str
+) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    key = "FOREIGN KEY (f) REFERENCES p (id) ON DELETE CASCADE"
+    line.origin.execute(
+        *(one.replace("FOREIGN KEY", "CONSTRAINT k FOREIGN KEY") for one in tables(key.partition("S ")[2]))
+    )
+    line.drain()
+    line.origin.execute(*statements)
+    line.drain()
+    assert "m" in partial(line)
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, "m")
+
+
+def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.m']")
+    line.origin.execute(*(one.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in one) for one in tables("p (id)")))
+    environ = {"SOURCE": line.origin.sql.url}
+    with (
+        Meta.open(line.pipeline.meta.url) as meta,
+        Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
+    ):
+        line.origin.execute("DELETE FROM p WHERE id = 1")
+        extractor.drain()
+        key = f"FOREIGN KEY (f) REFERENCES p (id) {DELETE}"
+        line.origin.execute("DELETE FROM m WHERE id = 1", f"ALTER TABLE m ADD {key}")
+        extractor.drain()
+        assert partial(line) == set()
+        line.origin.execute("DELETE FROM p WHERE id = 2")
+        extractor.drain()
+        assert partial(line) == {"m"}
+    heal(line)
+    is_equal(line, "m")
+
+
+@contextmanager
+def reader_of(origin: Origin, *grants: str) -> Iterator[pymysql.Connection]:
+    """A connection of an account that may read the log, and these tables."""
+    user = fresh_name()
+    origin.execute_on_server(
+        f"CREATE USER {user}@'%' IDENTIFIED BY 'Reader-1x'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}@'%'",
+        *(f"GRANT SELECT ON {one} TO {user}@'%'" for one in grants),
+    )
+    with closing(connections.connect(origin.address(user, "Reader-1x"), where="test")) as reader:
+        yield reader
+    origin.execute_on_server(f"DROP USER {user}@'%'")
+
+
+def test_a_reader_finds_the_rules_of_keys(origin: Origin) -> None:
+    """MariaDB does not show them to it where others find them."""
+    origin.execute(*tables(f"p (id) {DELETE} ON UPDATE SET NULL", "m (id)"))
+    with reader_of(origin, f"{origin.name}.*") as reader:
+        seen = {one.child[1]: one for one in foreign_keys(reader) if one.child[0] == origin.name}
+        assert seen == {one.child[1]: one for one in foreign_keys(origin.control) if one.child[0] == origin.name}
+        m, c = seen["m"], seen["c"]
+        assert (m.parent, m.columns, m.referenced) == ((origin.name, "p"), ("f",), ("id",))
+        assert (m.on_delete, m.on_update, m.changes_rows) == ("CASCADE", "SET NULL", True)
+        assert (c.parent, c.changes_rows) == ((origin.name, "m"), False)
+        with pytest.raises(Refused) as caught:
+            require_seen_cascades(
+                reader, lambda database, _: database == origin.name, source="shop", policy=CapturePolicy()
+            )
+        assert (caught.value.code, "ON DELETE CASCADE" in caught.value.what) == ("source.unlogged_cascades", True)
+
+
+def test_a_table_between_that_the_account_does_not_see_is_refused(origin: Origin) -> None:
+    origin.execute(*tables(f"p (id) {DELETE}", f"m (id) {DELETE}"))
+
+    def passes(reader: pymysql.Connection, policy: str) -> tuple[str, ...]:
+        return require_seen_cascades(
+            reader, lambda database, table: (database, table) == (origin.name, "c"), source="shop",
+            policy=CapturePolicy(on_unlogged_change=policy),  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    with reader_of(origin, f"{origin.name}.c") as reader:
+        with pytest.raises(Refused, match=f"{origin.name}[.]m, which the account does not see") as caught:
+            passes(reader, "resync")
+        assert caught.value.code == "source.unlogged_cascades"
+        assert "unknown" in passes(reader, "record")[-1]
+    with reader_of(origin, *(f"{origin.name}.{one}" for one in "pmc")) as reader:
+        (line,) = passes(reader, "resync")
+        assert "ON DELETE CASCADE" in line
+
+
+def test_rules_are_read_whatever_the_names_are() -> None:
+    shown = """CREATE TABLE `t` (
+  `a` int COMMENT 'x, CONSTRAINT `n` FOREIGN KEY ON DELETE CASCADE',
+  CONSTRAINT `a ``b` FOREIGN KEY (`ON DELETE CASCADE`) REFERENCES `p` (`x ON UPDATE CASCADE`),
+  CONSTRAINT "q""r" FOREIGN KEY ("a") REFERENCES "p" ("b") ON DELETE SET NULL ON UPDATE NO ACTION
+) ENGINE=InnoDB"""
+    assert rules_in(shown) == [("a `b", "RESTRICT", "RESTRICT"), ('q"r', "SET NULL", "NO ACTION")]
+
+
+RULES = ("", "ON DELETE CASCADE", "ON DELETE SET NULL", "ON UPDATE CASCADE", "ON UPDATE SET NULL",
+         "ON DELETE CASCADE ON UPDATE CASCADE", "ON DELETE SET NULL ON UPDATE CASCADE")  # fmt: skip
+
+
+def statements(chance: random.Random, names: Sequence[str]) -> Iterator[str]:
+    while True:
+        table, key, other = chance.choice(names), chance.randint(1, 12), chance.randint(1, 12)
+        yield chance.choice((
+            f"INSERT IGNORE INTO {table} VALUES ({key}, {chance.choice([other, 'NULL'])}, {chance.randint(1, 40)})",
+            f"REPLACE INTO {table} VALUES ({key}, {chance.choice([other, 'NULL'])}, {chance.randint(1, 40)})",
+            f"DELETE FROM {table} WHERE id = {key}",
+            f"UPDATE IGNORE {table} SET id = {other} WHERE id = {key}",
+            f"UPDATE IGNORE {table} SET v = {chance.randint(1, 40)} WHERE id = {key}",
+        ))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(one, marks=pytest.mark.matrix) for one in range(4, 40))])
+def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Callable[..., Line], seed: int) -> None:
+    """Keys at random between four tables, some of them captured, and writes at random."""
+    chance = random.Random(seed)
+    names = ["t0", "t1", "t2", "t3"]
+    captured = sorted(chance.sample(names, chance.randint(2, 4)))
+    line = make_line(more=RESYNC, tables=f"include: ['.*[.]({'|'.join(captured)})']")
+    for at, name in enumerate(names):
+        line.origin.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY, f INT, v INT UNIQUE)")
+        for _ in range(chance.randint(0, 2) if at else 0):
+            column = chance.choice(["id", "v"])
+            line.origin.execute(
+                f"ALTER TABLE {name} ADD FOREIGN KEY (f) REFERENCES {chance.choice(names[:at])} ({column}) "
+                f"{chance.choice(RULES)}"
+            )
+        line.origin.execute(
+            f"INSERT INTO {name} VALUES (1, NULL, 1), (2, 1, 2), (3, NULL, 3)"
+            if at == 0
+            else f"INSERT INTO {name} VALUES (1, 1, 1), (2, 2, 2), (3, NULL, 3)"
+        )
+    line.drain()
+    writes = statements(chance, names)
+    for _ in range(6):
+        with line.origin.session() as run:
+            run("SET SESSION sql_mode = ''")
+            for _ in range(chance.randint(1, 25)):
+                statement = next(writes)
+                with suppress(pymysql.err.IntegrityError):  # a key refuses it
+                    run(statement)
+        line.drain()
+        is_equal(line, *(set(captured) - partial(line)))
+        if chance.random() < 0.5:
+            heal(line)
+            assert partial(line) == set()
+            is_equal(line, *captured)
+
+
+def test_this_server_does_not_log_them(origin: Origin) -> None:
+    assert not logs_cascades(origin.control)
+    assert all(isinstance(one, ForeignKey) for one in foreign_keys(origin.control))
