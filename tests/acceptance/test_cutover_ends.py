@@ -346,6 +346,23 @@ def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: 
             assert made.new(table) == made.old(table) == REST
 
 
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_what_stays_prepared_is_ended_at_the_server_that_is_read(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    """The first server that the pipeline names is gone: it was read before a failover."""
+    with shop(lockstep, *servers) as made:
+        lockstep.environ["GONE"] = "mysql://root@127.0.0.1:9"
+        made.behave(more="attempts: 1, patience_s: 1, prepared_transactions: rollback")
+        path = made.folder / "shop.yaml"
+        path.write_text(path.read_text().replace("connection: env:SOURCE", "connection: [env:GONE, env:SOURCE]"))
+        lockstep("run", "shop.yaml")
+        execute(made.source, "XA START 'a','b',7", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
+                "XA END 'a','b',7", "XA PREPARE 'a','b',7")  # fmt: skip
+        assert json.loads(lockstep("cutover", "run", "shop.yaml").out)["state"] == "WATCH"
+        for table in TABLES:
+            assert made.new(table) == made.old(table) == REST
+
+
 FUNCTIONS = """
 import pathlib, time
 
