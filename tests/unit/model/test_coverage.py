@@ -1,0 +1,69 @@
+"""What foreign keys may have changed, in the coverage of a table (cdc_core/model/coverage.py)."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core.model.coverage import Happened, How, TableCoverage, TableEvent, after, lacks, settled
+
+COPIED = TableCoverage(How.COPIED, 20, 0, "binlog.000001:20", base_seq=10)
+
+
+def cascaded(known: TableCoverage | None, seq: int) -> TableCoverage:
+    found = after(known, TableEvent("shop.items", Happened.CASCADED, seq, 0, "binlog.000001:4"))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("known", "seq", "whole"),
+    [
+        (COPIED, 9, True),  # the copy began afterwards
+        (COPIED, 10, False),
+        (COPIED, 15, False),  # while it was read
+        (COPIED, 30, False),
+        (TableCoverage(How.CREATED, 10, 0, ""), 11, False),
+        (TableCoverage(How.EMPTY, 10, 0, ""), 9, True),
+        (TableCoverage(How.EXISTING, 10, 0, ""), 5, False),
+        (None, 5, False),
+    ],
+)
+def test_a_table_is_whole_if_a_copy_began_after_all_that_keys_did(
+    known: TableCoverage | None, seq: int, whole: bool
+) -> None:
+    assert cascaded(known, seq).whole is whole
+
+
+def test_a_table_that_is_gone_or_not_captured_is_not_concerned() -> None:
+    for one in (TableCoverage(How.CREATED, 10, 0, "", absent_seq=12), TableCoverage(How.ISOLATED, 10, 0, "")):
+        assert cascaded(one, 30) is one
+
+
+@pytest.mark.parametrize("how", [How.EXISTING, How.CAPTURED_AGAIN, How.UNLOGGED])
+@pytest.mark.parametrize("copy_first", [True, False])
+def test_neither_a_copy_nor_an_extractor_that_knows_nothing_of_it_takes_the_other_back(
+    how: How, copy_first: bool
+) -> None:
+    """Both go on at once, and say what they know in manifests of their own."""
+    said = TableCoverage(how, 5, 0, "", cascaded_seq=15)
+    first, then = (COPIED, said) if copy_first else (said, COPIED)
+    found = settled({"t": first}, {"t": then})["t"]
+    assert found.cascaded_seq == 15
+    assert not found.whole
+    if how is not How.UNLOGGED or not copy_first:  # what is unlogged counts until a copy that knows of it
+        assert found.how is How.COPIED
+        assert "by a foreign key" in lacks("shop.items", "shop", found)
+
+
+def test_the_next_copy_makes_it_whole() -> None:
+    known = {"t": cascaded(COPIED, 30)}
+    again = TableCoverage(How.COPIED, 50, 0, "", base_seq=40, cascaded_seq=30)
+    assert settled(known, {"t": again})["t"].whole
+
+
+def test_it_is_read_as_it_was_written_and_as_earlier_versions_wrote_it() -> None:
+    one = cascaded(COPIED, 30)
+    assert TableCoverage.from_json(one.to_json()) == one
+    earlier = COPIED.to_json()
+    del earlier["cascaded_seq"]
+    assert TableCoverage.from_json(earlier) == COPIED
