@@ -30,7 +30,18 @@ from cdc_core.errors import Refused
 from cdc_core.model.block import Block, TableRows
 from cdc_core.model.coverage import Happened, TableEvent
 from cdc_core.model.position import Position
-from cdc_core.model.staged import ABSENT, BEFORE, DELETE, LITERAL, OP, SEQ, TS, UPDATE
+from cdc_core.model.staged import (
+    BEFORE,
+    BEFORE_MARK,
+    DELETE,
+    LITERAL,
+    OP,
+    SEQ,
+    TS,
+    UPDATE,
+    LiteralEntries,
+    lacking,
+)
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import as_text, query
@@ -242,11 +253,29 @@ def _changed(part: TableRows, name: str) -> pa.BooleanArray:
     column = next((one.name for one in part.schema.columns if one.name.lower() == name), None)
     if column is None:  # it had another name then
         return pa.array(np.ones(rows.num_rows, np.bool_))
-    after, before = rows.column(column), pc.struct_field(rows.column(BEFORE), column)
-    equal = pc.or_kleene(pc.equal(after, before), pc.and_(pc.is_null(after), pc.is_null(before)))
-    # A value that the column cannot hold, or that the log does not carry, is null in it.
-    certain = pc.and_(pc.is_null(rows.column(LITERAL)), pc.is_null(rows.column(ABSENT)))
-    return pc.invert(pc.and_(pc.fill_null(equal, fill_value=False), certain))
+    before = rows.column(BEFORE)
+    after, former = rows.column(column), pc.struct_field(before, [before.type.get_field_index(column)])
+    equal = pc.or_kleene(pc.equal(after, former), pc.and_(pc.is_null(after), pc.is_null(former)))
+    changed = pc.invert(pc.fill_null(equal, fill_value=False)).to_numpy(zero_copy_only=False)
+    # A value that the column cannot hold is null in it, and so is one that the log does not carry.
+    literal = LiteralEntries.of(rows.column(LITERAL))
+    texts, former_texts = (_texts(literal, one) for one in (column, BEFORE_MARK + column))
+    for row in texts.keys() | former_texts.keys():
+        changed[row] = texts.get(row) != former_texts.get(row)
+    shapes, absent = lacking(rows)
+    shape = pc.fill_null(shapes, -1).to_numpy(zero_copy_only=False)
+    for at, names in enumerate(absent):
+        if column in names:  # it was not written
+            changed[shape == at] = False
+        elif BEFORE_MARK + column in names:
+            changed[shape == at] = True
+    return pa.array(changed)
+
+
+def _texts(literal: LiteralEntries, name: str) -> dict[int, str]:
+    """By row."""
+    found = literal.where(literal.among([name]))
+    return dict(zip(found.row.tolist(), found.text.to_pylist(), strict=True))
 
 
 def _events(block: Block, part: TableRows, which: pa.BooleanArray, children: frozenset[Name]) -> Iterator[TableEvent]:

@@ -139,7 +139,7 @@ def read_definitions(
     parts = _grouped(
         reader.rows("STATISTICS", "TABLE_SCHEMA", "TABLE_NAME", "INDEX_NAME", "SEQ_IN_INDEX"), "TABLE_NAME"
     )
-    keys = _grouped(reader.rows("REFERENTIAL_CONSTRAINTS", "CONSTRAINT_SCHEMA", "TABLE_NAME"), "TABLE_NAME")
+    keys = _grouped(_foreign_keys(reader), "TABLE_NAME")
     triggers = _grouped(reader.rows("TRIGGERS", "TRIGGER_SCHEMA", "EVENT_OBJECT_TABLE"), "EVENT_OBJECT_TABLE")
     checks = _grouped(_checks(reader, mariadb=mariadb), "TABLE_NAME")
     found = {}
@@ -195,6 +195,13 @@ class _Reader:
                 }
                 for row in cursor.fetchall()
             ]
+
+
+def _foreign_keys(reader: _Reader) -> list[Row]:
+    """From the view in which MariaDB shows them to an account that may only SELECT, too."""
+    found = reader.rows("KEY_COLUMN_USAGE", "TABLE_SCHEMA", "TABLE_NAME", "CONSTRAINT_NAME")
+    named = {(row["TABLE_NAME"], row["CONSTRAINT_NAME"]): row for row in found if row["REFERENCED_TABLE_NAME"]}
+    return list(named.values())
 
 
 def _checks(reader: _Reader, *, mariadb: bool) -> list[Row]:

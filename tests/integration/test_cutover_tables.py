@@ -368,6 +368,7 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         found = look([pair], None, BUDGET_S)
         assert {one.error.code for one in found if one.error} == {"cutover.grant", "cutover.no_trigger"}
         assert any("may not know whether the server is a replica" in one.what for one in found)
+        assert any("may not see the scheduled events" in one.what for one in found)
         execute(server, f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
         assert {one.error.code for one in look([pair], None, BUDGET_S) if one.error} == {"cutover.no_trigger"}
         execute(server, f"GRANT TRIGGER ON {database}.* TO {user}@'%'")

@@ -842,7 +842,7 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-@pytest.mark.parametrize("limit", ["threads_running", "history_list_length"])
+@pytest.mark.parametrize("limit", ["threads_running", pytest.param("history_list_length", marks=pytest.mark.matrix)])
 def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
