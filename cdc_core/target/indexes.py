@@ -53,6 +53,8 @@ SETTLE_WAIT_S = LOCK_WAIT_S
 """For a run that writes to the table, before a cutover."""
 _BUILD_ATTEMPTS = 3
 _DUPLICATE_NAME = 1061
+_NO_SPACE = frozenset({1114, 1799, 1878})
+"""For temporary files (tmpdir, innodb_tmpdir), or for the log of other sessions' writes during the statement."""
 _BUSY = "target.busy"
 
 _CREATE = f"""
@@ -188,9 +190,8 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
             missing = _missing(due, read_definitions(connection, database, [table]).get(table))
             if not missing:
                 break
-            added = ", ".join(f"ADD {one.sql}" for one in missing)
             try:
-                cursor.execute(f"ALTER TABLE {quote(database, table)} {added}")
+                _add(cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {one.sql}' for one in missing)}")
                 log.info("%s.%s: %d indexes built", database, table, len(missing))
                 break
             except pymysql.err.MySQLError as error:
@@ -198,6 +199,17 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
                 if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
                     raise
         cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
+
+
+def _add(cursor: Any, statement: str) -> None:
+    """A copy of the table needs no temporary files, in which indexes are sorted, nor a log of what others write."""
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if number_of(error) not in _NO_SPACE:
+            raise
+        log.warning("%s; indexes are built by a copy of the table", reason(error))
+        cursor.execute(f"{statement}, ALGORITHM=COPY")
 
 
 def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[DueIndex]:
@@ -256,7 +268,9 @@ def built_after(tables: Sequence[IndexedTable]) -> Iterator[None]:
 
     Raises no error of its own: what cannot be dropped stays, and what cannot be built is due.
     """
-    waiting = [one for one in tables if _postponed(one)]
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="indexes") as pool:
+        may_be_due = list(pool.map(_postponed, tables))
+    waiting = [one for one, due in zip(tables, may_be_due, strict=True) if due]
     try:
         yield
     except Exception:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
 from cdc_core import config
@@ -297,6 +298,23 @@ def test_an_index_that_somebody_adds_at_the_same_moment_is_found(made: Made, mon
     monkeypatch.setattr(indexes, "read_definitions", late)
     made.prepare()
     assert (made.names, made.noted) == (ALL, [])
+
+
+def test_without_space_for_temporary_files_the_table_is_copied(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, statements = made.definition, []
+
+    def execute(cursor: Any, sql: str, arguments: Any = None, of: Any = pymysql.cursors.Cursor.execute) -> Any:
+        if sql.startswith("ALTER TABLE") and " ADD KEY " in sql:
+            statements.append(sql)
+            if "ALGORITHM=COPY" not in sql:
+                raise pymysql.err.OperationalError(1878, "Temporary file write failure.")
+        return of(cursor, sql, arguments)
+
+    monkeypatch.setattr(pymysql.cursors.Cursor, "execute", execute)
+    with built_after([made.table]):
+        made.load(1, 2)
+    assert len(statements) == 2
+    assert (made.definition, made.noted) == (before, [])
 
 
 def test_two_at_once_build_once(made: Made) -> None:
