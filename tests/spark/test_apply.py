@@ -251,6 +251,41 @@ def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run
 
 
 @pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repeated(
+    line: Line, loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: Any) -> Any:
+        if loaded:
+            write_pieces(*arguments)
+        raise Killed
+
+    def names() -> int:
+        shown = "SHOW INDEX FROM {}_{}.orders_{} WHERE Key_name = 'at'"
+        return sum(len(line.query(shown.format(line.prefix, d, t))) for d in (0, 1) for t in (0, 1))
+
+    for d in (0, 1):
+        line.query(f"CREATE TABLE {line.prefix}_{d}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)")
+        line.query(f"INSERT INTO {line.prefix}_{d}._lockstep_indexes VALUES ('orders_0', ''), ('orders_1', '')")
+        for t in (0, 1):
+            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
+    monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_jobs.write.write_pieces", killed)
+        with pytest.raises(Killed):
+            line.run(*FIRST)
+    assert names() == 0
+    (plan,) = line.runs
+    line.again(plan, quality=True)
+    assert names() == 4
+    assert len(line.rows()) == 4
+    line.adds_up(plan)
+
+
+@pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
 def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(job: Job) -> SparkSession:
         raise AssertionError("the driver does all of this itself")
