@@ -24,7 +24,9 @@ from cdc_core.model.merged import REASON, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.model.version import decode
+from cdc_core.target import indexes
 from cdc_core.target.destination import Destination
+from cdc_core.target.indexes import IndexedTable, built_after
 from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.text import row_keys, version_hex
@@ -145,11 +147,12 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
                 results[name] = sorted(found, key=lambda one: one.counts.shard)
         return results
 
-    arrived = all_written({
-        table.table: shard_pieces(job, places[table.table], paths[table.table], arrivals=True, rows=table.rows,
-                             upto=None if table.key else last_batches(table))
-        for table in tables
-    })  # fmt: skip
+    with built_after(_large(job, places, tables)):
+        arrived = all_written({
+            table.table: shard_pieces(job, places[table.table], paths[table.table], arrivals=True, rows=table.rows,
+                                 upto=None if table.key else last_batches(table))
+            for table in tables
+        })  # fmt: skip
     departing: dict[str, list[Piece[_Shards]]] = {}
     aside = job.folders_in(job.plan.quarantine_folder(job.target.name))
     for table in tables:
@@ -174,6 +177,18 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
             of_shard[left] = replace(first, number=one.counts.number)
         counts += of_shard.values()
     return counts
+
+
+def _large(job: Job, places: Mapping[str, Destination], tables: Sequence[MergeTable]) -> list[IndexedTable]:
+    """The shards that get so many rows that their indexes wait, if nothing else speaks against it."""
+    return [
+        IndexedTable(
+            shard.server, job.target.connections[shard.table.connection], shard.table.database, shard.table.table
+        )
+        for table in tables
+        if table.rows >= indexes.LARGE_ROWS * len(places[table.table].shards)
+        for shard in places[table.table].shards
+    ]
 
 
 def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:

@@ -204,6 +204,18 @@ def _logical_table(
                 "are equal to it stop the run (target.key_collapse)",
                 "give the columns the source's collation, or one that ends in _bin, unless such rows cannot exist",
             )
+        due = [
+            shard.table.name
+            for shard in destination.shards
+            if shard.table.table in survey.due(shard.table.connection, shard.table.database)
+        ]
+        if due:
+            findings.warn(
+                subject,
+                f"indexes of {', '.join(due[:3])}{', ...' if len(due) > 3 else ''} are due: they were dropped before "
+                "the first load, and are built after it",
+                "the next run builds them, and `lockstep target create` does",
+            )
         return f"{counted(len(destination.shards), 'table')} with the columns and key of the source{apart}"
 
     subject = f"target {target.name}: {name}"

@@ -14,6 +14,7 @@ from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Evidence, Tables, Work
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.position import Position
+from cdc_core.target.indexes import settle, with_due
 
 
 def require_hooks(work: Work) -> None:
@@ -136,12 +137,19 @@ def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
     found = Findings()
     for error in unproven(work):
         found.fail("stage", error)
+    for one in with_due(tables.targets, work.environ):
+        found.warn(
+            f"table {one.name}",
+            "indexes are due, which were dropped before its first load",
+            "the next run builds them; the cutover does before it begins",
+        )
     return (*found.made, *look(tables.pairs, work.way_back.preview(), work.options.budget_s, work.environ))
 
 
 def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:
-    """What the application should know, as `lockstep cutover plan` shows it. Raises the first of what would go
-    wrong."""
+    """What the application should know, as `lockstep cutover plan` shows it; the new tables have all of their indexes
+    then, and keep them. Raises the first of what would go wrong, and what indexes.settle raises."""
+    settle(tables.targets, work.environ)
     findings = findings_of(work, tables)
     for one in findings:
         if one.status == "warn":

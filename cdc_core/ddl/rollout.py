@@ -37,6 +37,7 @@ from cdc_core.meta.ddl import OPEN
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, number_of, translated, translating
+from cdc_core.target.indexes import indexes_due, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.sharding import ShardTable, shard_tables
 from cdc_core.target_tables import source_tables
@@ -196,6 +197,10 @@ def _decided(
     ordered = sorted(places, key=lambda one: (one.shard != options.canary, one.shard))
     shards = tuple(_surveyed(work, ordered))
     problems: list[LockstepError] = [no_table(one.place) for one in shards if one.found is None]
+    by_server: dict[str, list[tuple[str, str]]] = {}
+    for place in places:
+        by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
+    problems += [indexes_due(one.name) for one in with_due(by_server, work.environ)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(one.server for one in shards):
         mine = [one for one in shards if one.server == server and one.found is not None]

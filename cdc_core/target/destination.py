@@ -35,6 +35,7 @@ from cdc_core.target.facts import (
 )
 from cdc_core.target.faults import translating
 from cdc_core.target.fence import Fence, fenced, fences_in
+from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
@@ -198,11 +199,13 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
 
 
 def prepared_destinations(target: Target, destinations: Sequence[Destination], survey: Survey) -> list[Destination]:
-    """Adds what Lockstep needs to each table of checked destinations. Several sessions do it side by side, since a
-    server spends most of the time on flushing; a column takes long to add on one that cannot do it in place.
+    """Adds what Lockstep needs to each table of checked destinations, and the indexes that are due. Several sessions do
+    it side by side, since a server spends most of the time on flushing; a column takes long to add on one that cannot
+    do it in place.
 
-    Raises what prepare raises, of the first table, after all others are done.
+    Raises what prepare and indexes.build_due raise, of the first table, after all others are done.
     """
+    build_due(_with_due(target, destinations, survey))
     lacking: dict[tuple[int, str], dict[str, Shard]] = {}
     for destination in destinations:
         for shard in destination.shards:
@@ -222,6 +225,14 @@ def prepared_destinations(target: Target, destinations: Sequence[Destination], s
     for number, database, future in ahead:
         known |= {(number, database, facts.table): facts for facts in future.result()}
     return [replace(one, shards=tuple(_with_facts(shard, known) for shard in one.shards)) for one in destinations]
+
+
+def _with_due(target: Target, destinations: Sequence[Destination], survey: Survey) -> Iterator[IndexedTable]:
+    for destination in destinations:
+        for shard in destination.shards:
+            place = shard.table
+            if place.table in survey.due(place.connection, place.database):
+                yield IndexedTable(shard.server, target.connections[place.connection], place.database, place.table)
 
 
 def _prepare(shards: Sequence[Shard], reference: str) -> list[TableFacts]:
@@ -262,6 +273,7 @@ class _Database:
     ours: Ours
     fences: Mapping[str, Fence]
     placements: Mapping[str, str]
+    due: Mapping[str, Sequence[DueIndex]]
 
 
 class Survey:
@@ -326,19 +338,24 @@ class Survey:
         if at not in self._databases:
             connection, tables = self._connections[number], list(self._tables[at])
             with connection.cursor() as cursor:
-                fences, noted = fences_in(cursor, name), placements_in(cursor, name)
+                fences, noted, due = fences_in(cursor, name), placements_in(cursor, name), due_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
                 engines_of(connection, name, tables),
                 ours_beside(connection, name, tables),
                 fences,
                 noted,
+                due,
             )
         return self._databases[at]
 
     def ours(self, number: int, name: str) -> Ours:
         """Of a database that was asked: Lockstep's tables there, as they were then."""
         return self._databases[number, name].ours
+
+    def due(self, number: int, name: str) -> Mapping[str, Sequence[DueIndex]]:
+        """Of a database that was asked: the tables with indexes that are due, as they were then."""
+        return self._databases[number, name].due
 
     def _forget(self, number: int) -> None:
         connection = self._connections.pop(number, None)

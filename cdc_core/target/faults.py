@@ -23,7 +23,7 @@ from cdc_core.target.server_words import reason
 BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
 """Lock waits, deadlocks, a definition that changed meanwhile, a transaction that a replication group rolled back."""
 PASSING = (
-    frozenset({3, 23, 24, 28, 1021, 1026, 1114})  # disk and files
+    frozenset({3, 23, 24, 28, 1021, 1026, 1114, 1878})  # disk and files
     | {1037, 1038, 1040, 1041, 1135, 1203, 1226}  # memory, threads, connections
     | {1047, 1290, 1792, 1836, 3100, 3168, 3598}  # read-only, offline, not in its cluster
     | {1969, 3024}  # a limit on the time of statements

@@ -31,6 +31,7 @@ from cdc_core.target.definition import LITERAL, TableDefinition, read_definition
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
+from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_made, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, versions_table
 from cdc_core.target.server_words import reason
@@ -120,6 +121,8 @@ def make_tables(
     Raises UsageError (target.template, target.connections), Refused (target.same_table), and what connecting raises.
     """
     places = {logical: shard_tables(target, logical) for logical in wanted}
+    if not actions.dry:
+        build_due(with_due(_by_reference(target, places), environ))
     options = _Options(target, wanted, actions, literals_of, made)
     for number, reference in enumerate(target.connections):
         mine = [(logical, one) for logical, all_ in places.items() for one in all_ if one.connection == number]
@@ -129,6 +132,13 @@ def make_tables(
         with altering_session(server, reference) as connection:
             _on_server(connection, mine, options)
     return options.results
+
+
+def _by_reference(target: Target, places: Mapping[str, Sequence[ShardTable]]) -> dict[str, list[tuple[str, str]]]:
+    found: dict[str, list[tuple[str, str]]] = {}
+    for one in (one for all_ in places.values() for one in all_):
+        found.setdefault(target.connections[one.connection], []).append((one.database, one.table))
+    return found
 
 
 def missing_tables(
@@ -168,6 +178,8 @@ def _on_server(
     for database in dict.fromkeys(place.database for _, place in places):
         here = [(logical, place) for logical, place in places if place.database == database]
         there = read_definitions(connection, database, [place.table for _, place in here])
+        with connection.cursor() as cursor:
+            due = due_in(cursor, database)
         absent = _database_is_absent(connection, database)
         created: list[tuple[str, ShardTable, tuple[str, ...]]] = []
         for logical, place in here:
@@ -178,8 +190,8 @@ def _on_server(
                 state = "exists" if place.table in there else "missing"
                 options.add(MadeTable(logical, place.name, state, error=plan))
             elif place.table in there:
-                definition = there[place.table]
-                options.add(_existing_table(connection, plan, definition, logical, options))
+                made = _existing_table(connection, plan, there[place.table], logical, options)
+                options.add(_with_due(made, due.get(place.table, ())))
             else:
                 with _failing(options, logical, place, plan):
                     statements = _create(connection, plan, place, options, absent=absent)
@@ -248,9 +260,12 @@ def _create(
         if absent:
             cursor.execute(statements[0])
         with tables_locked(cursor, [place.name]):
-            if (place.database, place.table) not in _existing(connection, [place.database]):
+            new = (place.database, place.table) not in _existing(connection, [place.database])
+            if new:
                 _forget(cursor, place)
             cursor.execute(statement)
+            if new:
+                note_made(cursor, place.database, place.table, plan)
     return statements
 
 
@@ -261,7 +276,7 @@ def _forget(cursor: Any, place: ShardTable) -> None:
     A new table has none of these rows. Without the notes, every run finds that committed writes are lost
     (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
     """
-    for name in (LEDGER, MARKS, LAYOUTS):
+    for name in (LEDGER, MARKS, LAYOUTS, INDEXES):
         _delete(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
     _delete(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}", ())
 
@@ -339,6 +354,15 @@ def _existing_table(
     shown = tuple((one, alter_sql(definition.database, definition.table, one) if one.alter else "") for one in left)
     state = "altered" if taken and error is None and not actions.dry else "exists"
     return MadeTable(logical, definition.name, state, tuple(statements), shown, plan.notes, error)
+
+
+def _with_due(made: MadeTable, due: Sequence[DueIndex]) -> MadeTable:
+    """due: indexes that still are, after they were built where that was possible."""
+    if not due:
+        return made
+    names = ", ".join(one.name for one in due)
+    what = f"the indexes {names} are due: the next run builds them, or `lockstep target create` without --dry-run"
+    return replace(made, differences=((Difference(what), ""), *made.differences))
 
 
 def _state(

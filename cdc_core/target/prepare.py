@@ -11,6 +11,7 @@
                                      the transactions that have written the table
     <database>._lockstep_layout      one row per table: which rows it is for (placement.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
+    <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
@@ -194,16 +195,18 @@ def lock_table(cursor: Any, table: str) -> str:
     return lock_tables(cursor, [table])[0]
 
 
-def lock_tables(cursor: Any, tables: Sequence[str]) -> list[str]:
+def lock_tables(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S) -> list[str]:
     """As lock_table, of several at once. A run that writes has one of them only, so that nobody waits for another."""
     names = ["lockstep:" + hashlib.sha256(table.encode()).hexdigest()[:40] for table in tables]
-    cursor.execute(f"SELECT {', '.join([f'GET_LOCK(%s, {LOCK_WAIT_S})'] * len(names))}", names)
+    cursor.execute(f"SELECT {', '.join([f'GET_LOCK(%s, {wait_s})'] * len(names))}", names)
     row = cursor.fetchone()
     for table, got in zip(tables, row or [0], strict=False):
         if got != 1:
             _unlock(cursor, names)
             raise RetryLater(
-                f"Another run has been writing to this table for more than {LOCK_WAIT_S} s.",
+                f"Another run has been writing to this table for more than {wait_s} s."
+                if wait_s
+                else "Another run is writing to this table.",
                 where=table,
                 code="target.busy",
                 remedy="wait for that run, or end it; then run this task again",
@@ -212,9 +215,9 @@ def lock_tables(cursor: Any, tables: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def tables_locked(cursor: Any, tables: Sequence[str]) -> Iterator[None]:
+def tables_locked(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S) -> Iterator[None]:
     """The locks of `lock_tables` for the block."""
-    names = lock_tables(cursor, tables)
+    names = lock_tables(cursor, tables, wait_s=wait_s)
     try:
         yield
     finally:

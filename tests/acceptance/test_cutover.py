@@ -319,6 +319,33 @@ def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: 
 
 
 @pytest.mark.timeout(600)
+def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
+    lockstep: Any, mariadb: Any, mariadb_target: Any
+) -> None:
+    with shop(lockstep, mariadb, mariadb_target) as made:
+        lockstep("run", "shop.yaml")
+        lockstep("verify", "shop.yaml")
+        at = f"{made.name}_0"
+        execute(
+            mariadb_target,
+            f"CREATE TABLE {at}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT NOT NULL)",
+            f"INSERT INTO {at}._lockstep_indexes VALUES ('orders_1', ''), ('orders_0', "
+            """'[{"name": "by_n", "parts": [["n", null, false]], "sql": "KEY `by_n` (`n`)"}]')""",
+        )
+        told = [one["subject"] for one in made.cutover("plan", "shop.yaml")["findings"] if "due" in one["what"]]
+        assert told == [f"table {at}.orders_0"]
+        warned = [one for one in json.loads(lockstep("check", "shop.yaml", "--json").out)["findings"]
+                  if f"{at}.orders_0" in one["what"]]  # fmt: skip
+        assert [one["status"] for one in warned] == ["warn"]
+        with made.application() as application:
+            goes_on(made, application)
+            assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            assert cursor.execute(f"SHOW INDEX FROM {at}.orders_0 WHERE Key_name = 'by_n'") == 1
+            assert cursor.execute(f"SELECT * FROM {at}._lockstep_indexes") == 0
+
+
+@pytest.mark.timeout(600)
 def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
     lockstep: Any, mysql9: Any, mariadb_target: Any
 ) -> None:

@@ -215,6 +215,20 @@ def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards
 
 
 @ONE_SERVER
+def test_shards_whose_indexes_are_due_are_told_and_nothing_is_altered(shards: Shards) -> None:
+    before = shards.columns()
+    shards.on(
+        f"CREATE TABLE {shards.name}_1._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)",
+        f"INSERT INTO {shards.name}_1._lockstep_indexes VALUES ('orders_0', ''), "
+        """('orders_2', '[{"name": "by_v", "parts": [["v", null, false]], "sql": "KEY `by_v` (`v`)"}]')""",
+    )
+    with raises("target.indexes_due", RetryLater):
+        shards.rolled()
+    assert shards.columns() == before
+    shards.on(f"DELETE FROM {shards.name}_1._lockstep_indexes")
+    shards.rolled()
+
+
 def test_shards_that_were_altered_by_hand_are_passed_over(shards: Shards) -> None:
     for t in (0, 1):
         shards.on(f"ALTER TABLE {shards.name}_0.orders_{t} ADD COLUMN note VARCHAR(40) NULL COMMENT 'a; b'")

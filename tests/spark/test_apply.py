@@ -212,6 +212,79 @@ def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectation
     line.adds_up(plan)
 
 
+def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names() -> list[list[tuple[Any, ...]]]:
+        return [
+            line.query(f"SHOW INDEX FROM {line.prefix}_{d}.orders_{t} WHERE Key_name = 'at'")
+            for d in (0, 1)
+            for t in (0, 1)
+        ]
+
+    for d in (0, 1):
+        line.query(f"CREATE TABLE {line.prefix}_{d}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)")
+        line.query(f"INSERT INTO {line.prefix}_{d}._lockstep_indexes VALUES ('orders_0', ''), ('orders_1', '')")
+        for t in (0, 1):
+            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
+    seen: list[int] = []
+
+    def noted(*arguments: Any, of: Any = write_pieces) -> Any:
+        seen.append(sum(map(bool, names())))
+        done = of(*arguments)
+        seen.append(sum(map(bool, names())))
+        return done
+
+    monkeypatch.setattr("spark_jobs.write.write_pieces", noted)
+    monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
+    line.run(*FIRST[:7], quality=True)
+    assert seen[:2] == [4, 4], "fewer rows than are worth it"
+    for d in (0, 1):
+        for t in (0, 1):
+            line.query(f"DELETE FROM {line.prefix}_{d}.orders_{t}")
+    seen.clear()
+    line.run(*(order("c", id, id, f"c{id}", 20, id) for id in range(11, 19)), quality=True)
+    assert seen[:2] == [0, 0]
+    assert all(names())
+    assert len(line.rows()) == 4
+    assert line.query(f"SELECT * FROM {line.prefix}_0._lockstep_indexes") == []
+
+
+@pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repeated(
+    line: Line, loaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: Any) -> Any:
+        if loaded:
+            write_pieces(*arguments)
+        raise Killed
+
+    def names() -> int:
+        shown = "SHOW INDEX FROM {}_{}.orders_{} WHERE Key_name = 'at'"
+        return sum(len(line.query(shown.format(line.prefix, d, t))) for d in (0, 1) for t in (0, 1))
+
+    for d in (0, 1):
+        line.query(f"CREATE TABLE {line.prefix}_{d}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)")
+        line.query(f"INSERT INTO {line.prefix}_{d}._lockstep_indexes VALUES ('orders_0', ''), ('orders_1', '')")
+        for t in (0, 1):
+            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
+    monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_jobs.write.write_pieces", killed)
+        with pytest.raises(Killed):
+            line.run(*FIRST)
+    assert names() == 0
+    (plan,) = line.runs
+    line.again(plan, quality=True)
+    assert names() == 4
+    assert len(line.rows()) == 4
+    line.adds_up(plan)
+
+
 @pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
 def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(job: Job) -> SparkSession:

@@ -1,0 +1,336 @@
+"""Secondary indexes of a large first load: dropped before it, and built after it in one statement.
+
+A server that loads rows into a table with indexes adds each row to each of them, at random places. Built from the rows
+that are there, an index is sorted once (docs/benchmarks.md has the figures).
+
+`_lockstep_indexes`, in the database of a table, says what is to be done, whoever does it:
+
+    no row      Lockstep has not made the table, or its indexes have waited once: they stay as they are
+    due ''      Lockstep has made the table; its indexes may wait for the first load, if that is large
+    due [...]   the statements of indexes that are due: each was noted before any was dropped
+
+So wherever a process is killed, the row says what the table lacks. The next process that prepares the table adds that,
+and then removes the row: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
+An index that is there by then, by its name or by its columns, is not added again.
+
+Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions.
+No statement of Lockstep needs one of the others.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.connections import GONE, Server, quote, resolve
+from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
+from cdc_core.target.definition_sql import PlannedTable
+from cdc_core.target.faults import NO_TABLE, number_of, translating
+from cdc_core.target.load import altering_session
+from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
+from cdc_core.target.server_words import reason
+
+log = logging.getLogger(__name__)
+
+INDEXES = "_lockstep_indexes"
+LARGE_ROWS = 500_000
+"""From so many rows of a shard on, its indexes wait. Fewer are loaded in seconds either way."""
+AT_ONCE = 4
+"""Sessions that build indexes of a target side by side."""
+DROP_WAIT_S = 5
+"""For the metadata lock of an empty table: if somebody has it, the indexes stay."""
+BUILD_WAIT_S = 60
+"""For that of a table with rows: if somebody has it, the indexes are still due."""
+SETTLE_WAIT_S = LOCK_WAIT_S
+"""For a run that writes to the table, before a cutover."""
+_BUILD_ATTEMPTS = 3
+_DUPLICATE_NAME = 1061
+_NO_SPACE = frozenset({1114, 1799, 1878})
+"""For temporary files (tmpdir, innodb_tmpdir), or for the log of other sessions' writes during the statement."""
+_BUSY = "target.busy"
+
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{INDEXES} (
+  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+  due MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
+) ENGINE=InnoDB COMMENT='Lockstep: indexes that are built after the first load'
+"""
+
+Parts = tuple[tuple[str, int | None, bool], ...]
+"""Of an index: the columns in lower case, with prefix, and whether they descend."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueIndex:
+    """sql: as SHOW CREATE TABLE has it, which ADD takes."""
+
+    name: str
+    parts: Parts
+    sql: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedTable:
+    """A physical table. reference: as the pipeline file names its server."""
+
+    server: Server
+    reference: str
+    database: str
+    table: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+def note_made(cursor: Any, database: str, table: str, plan: PlannedTable) -> None:
+    """Indexes of the table, which Lockstep has just made, may wait."""
+    if any(not index.unique and index.sql.startswith("KEY ") for index in plan.indexes):
+        cursor.execute(_CREATE.format(database=quote(database)))
+        cursor.execute(f"INSERT IGNORE INTO {quote(database, INDEXES)} (table_name, due) VALUES (%s, '')", (table,))
+
+
+def due_in(cursor: Any, database: str) -> dict[str, tuple[DueIndex, ...]]:
+    """The indexes that are due in a database, by table."""
+    return {table: due for table, due in _noted(cursor, database).items() if due}
+
+
+def _noted(cursor: Any, database: str) -> dict[str, tuple[DueIndex, ...]]:
+    """By table; () where nothing is due, but may be."""
+    try:
+        cursor.execute(f"SELECT table_name, due FROM {quote(database, INDEXES)}")
+    except pymysql.err.MySQLError as error:
+        if number_of(error) not in NO_TABLE:
+            raise
+        return {}
+    return {str(table): _read(str(due)) for table, due in cursor.fetchall()}
+
+
+def _read(due: str) -> tuple[DueIndex, ...]:
+    return tuple(
+        DueIndex(
+            str(one["name"]),
+            tuple((str(column), prefix, bool(descending)) for column, prefix, descending in one["parts"]),
+            str(one["sql"]),
+        )
+        for one in (json.loads(due) if due else ())
+    )
+
+
+def _written(due: Sequence[DueIndex]) -> str:
+    return json.dumps([{"name": one.name, "parts": one.parts, "sql": one.sql} for one in due], ensure_ascii=False)
+
+
+def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
+    """Drops the indexes that may wait, if Lockstep has made the table and it is empty; whether it did. The caller has
+    the table's lock, and the session the settings of load.SESSION.
+
+    If the server refuses to drop them, they stay. Raises PyMySQL's errors, after which they may be due.
+    """
+    with connection.cursor() as cursor:
+        if _noted(cursor, database).get(table) != ():
+            return False
+        cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {quote(database, table)})")
+        filled = cursor.fetchone()[0]
+        there = read_definitions(connection, database, [table]).get(table)
+        if filled or there is None:
+            return False
+        due = _may_wait(cursor, there)
+        if not due:
+            return False
+        cursor.execute(f"UPDATE {quote(database, INDEXES)} SET due = %s WHERE table_name = %s", (_written(due), table))
+        try:
+            cursor.execute(f"SET SESSION lock_wait_timeout = {DROP_WAIT_S}")
+            dropped = ", ".join(f"DROP INDEX {quote(one.name)}" for one in due)
+            cursor.execute(f"ALTER TABLE {quote(database, table)} {dropped}")
+        except pymysql.err.MySQLError as error:
+            if number_of(error) in GONE:
+                raise
+            log.info("%s.%s: its indexes stay during the load: %s", database, table, reason(error))
+            build(connection, database, table)
+            return False
+    log.info("%s.%s: %d indexes are built after the load", database, table, len(due))
+    return True
+
+
+def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
+    cursor.execute(f"SHOW CREATE TABLE {quote(there.database, there.table)}")
+    text = cursor.fetchone()[1]
+    lines = [line.strip().removesuffix(",") for line in str(text).splitlines()]
+    found = []
+    for index in there.indexes:
+        if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts):
+            # The server's own words, so that the index is what it was in everything that no view of it shows.
+            mine = [line for line in lines if line.startswith(f"KEY {quote(index.name)} (")]
+            found += [DueIndex(index.name, _parts(index), one) for one in mine]
+    return tuple(found)
+
+
+def _parts(index: IndexDefinition) -> Parts:
+    return tuple((part.column.lower(), part.prefix, part.descending) for part in index.parts)
+
+
+def build(connection: pymysql.Connection[Any], database: str, table: str) -> None:
+    """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
+    table's lock. Raises PyMySQL's errors, after which they are still due."""
+    with connection.cursor() as cursor:
+        due = _noted(cursor, database).get(table)
+        if due is None:
+            return
+        cursor.execute(f"SET SESSION lock_wait_timeout = {BUILD_WAIT_S}")
+        for attempt in range(1, _BUILD_ATTEMPTS + 1):
+            missing = _missing(due, read_definitions(connection, database, [table]).get(table))
+            if not missing:
+                break
+            try:
+                _add(cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {one.sql}' for one in missing)}")
+                log.info("%s.%s: %d indexes built", database, table, len(missing))
+                break
+            except pymysql.err.MySQLError as error:
+                # Somebody has just added one.
+                if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
+                    raise
+        cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
+
+
+def _add(cursor: Any, statement: str) -> None:
+    """A copy of the table needs no temporary files, in which indexes are sorted, nor a log of what others write."""
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if number_of(error) not in _NO_SPACE:
+            raise
+        log.warning("%s; indexes are built by a copy of the table", reason(error))
+        cursor.execute(f"{statement}, ALGORITHM=COPY")
+
+
+def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[DueIndex]:
+    """None of a table that was dropped."""
+    if there is None:
+        return []
+    names = {index.name.lower() for index in there.indexes}
+    known = {_parts(index) for index in there.indexes if index.kind == "BTREE" and not index.hidden}
+    found = []
+    for one in due:
+        gone = [column for column, _, _ in one.parts if column not in there.by_name]
+        if gone:
+            log.warning("%s: its index %s is not built: the column %s is gone", there.name, one.name, gone[0])
+        elif one.name.lower() not in names and one.parts not in known:
+            found.append(one)
+    return found
+
+
+def build_due(tables: Iterable[IndexedTable]) -> None:
+    """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
+    the indexes stay due. Raises what altering raises, of the first table, after all others are done."""
+    listed = list(tables)
+    if not listed:
+        return
+    with ThreadPoolExecutor(min(AT_ONCE, len(listed)), thread_name_prefix="indexes") as pool:
+        ahead = [pool.submit(_built_now_or_later, one) for one in listed]
+    for future in ahead:
+        future.result()
+
+
+def _built_now_or_later(one: IndexedTable) -> None:
+    try:
+        with _alone(one) as connection:
+            build(connection, one.database, one.table)
+    except RetryLater as error:
+        if error.code != _BUSY:
+            raise
+        log.warning("%s: its indexes are still due: %s", one.name, error.what)
+
+
+@contextmanager
+def _alone(one: IndexedTable) -> Iterator[pymysql.Connection[Any]]:
+    """A session with the lock of the table. Raises RetryLater (target.busy) at once if another one has it."""
+    with (
+        altering_session(one.server, one.reference) as connection,
+        connection.cursor() as cursor,
+        tables_locked(cursor, [one.name], wait_s=0),
+    ):
+        yield connection
+
+
+@contextmanager
+def built_after(tables: Sequence[IndexedTable]) -> Iterator[None]:
+    """Around the load of so many rows into these tables that their indexes should wait: those of tables that are empty,
+    and that Lockstep has made, are dropped before the block and built after it, also if it ends with an error.
+
+    Raises no error of its own: what cannot be dropped stays, and what cannot be built is due.
+    """
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="indexes") as pool:
+        may_be_due = list(pool.map(_postponed, tables))
+    waiting = [one for one, due in zip(tables, may_be_due, strict=True) if due]
+    try:
+        yield
+    except Exception:
+        _built_quietly(waiting)
+        raise
+    _built_quietly(waiting)
+
+
+def _postponed(one: IndexedTable) -> bool:
+    """Whether indexes are due now, or may be."""
+    try:
+        with _alone(one) as connection:
+            return postpone(connection, one.database, one.table)
+    except LockstepError as error:
+        log.info("%s: its indexes do not wait for the load: %s", one.name, error)
+        return error.code != _BUSY
+
+
+def _built_quietly(tables: Sequence[IndexedTable]) -> None:
+    try:
+        build_due(tables)
+    except LockstepError as error:
+        log.warning("indexes are still due: %s", error)
+
+
+Places = Mapping[str, Sequence[tuple[str, str]]]
+"""Physical tables, with their databases, by server: as the pipeline file names it."""
+
+
+def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[IndexedTable]:
+    """Those of the tables that have indexes that are due. Raises what connecting raises, and what target.faults makes
+    of the servers' errors."""
+    found = []
+    for reference, tables in places.items():
+        server = resolve(reference, environ)
+        with altering_session(server, reference) as connection, connection.cursor() as cursor:
+            due = {database: due_in(cursor, database) for database in dict(tables)}
+        found += [
+            IndexedTable(server, reference, database, table) for database, table in tables if table in due[database]
+        ]
+    return found
+
+
+def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
+    """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
+    (target.busy), and as `with_due`."""
+    for reference, tables in places.items():
+        with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
+            noted = {database: _noted(cursor, database) for database in dict(tables)}
+            for database, table in tables:
+                if table in noted[database]:
+                    name = f"{database}.{table}"
+                    with translating(name), tables_locked(cursor, [name], wait_s=SETTLE_WAIT_S):
+                        build(connection, database, table)
+
+
+def indexes_due(table: str) -> RetryLater:
+    return RetryLater(
+        "Indexes of the table are due: they were dropped before its first load, and are built after it.",
+        where=table,
+        code="target.indexes_due",
+        remedy="the next run builds them, and `lockstep target create PIPELINE` does; then run this again",
+    )

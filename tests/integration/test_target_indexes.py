@@ -1,0 +1,386 @@
+"""Indexes that are dropped before a large first load are all there in the end, whoever is killed or refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core import config
+from cdc_core.connections import parse_url
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.target import indexes
+from cdc_core.target.destination import open_destination
+from cdc_core.target.indexes import IndexedTable, build_due, built_after, settle, with_due
+from cdc_core.target.load import altering_session
+from cdc_core.target.make import Actions
+from cdc_core.target.prepare import tables_locked
+from examples.sandbox.mariadb import MariaDb
+from tests.integration.test_target_create import Pair, pair_of
+from tests.unit.binlog.reading import known_schema
+
+ROOT = Path(__file__).parents[2]
+COLUMNS = (
+    "id BIGINT NOT NULL PRIMARY KEY, n INT, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL, note VARCHAR(40), body TEXT,"
+    " UNIQUE KEY `code` (code), KEY `by_n` (n, id), KEY `the ``note` (note(5), n), KEY `hidden` (note, id) {hidden},"
+    " FULLTEXT KEY `words` (body)"
+)
+WAIT = ["by_n", "hidden", "the `note"]
+ALL = ["PRIMARY", "by_n", "code", "hidden", "the `note", "words"]
+
+
+class Killed(BaseException):
+    """What no handler of an error takes."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A table that Lockstep has made. url: of an account that runs use."""
+
+    pair: Pair
+    pipeline: config.Pipeline
+    url: str
+
+    @property
+    def table(self) -> IndexedTable:
+        return IndexedTable(parse_url(self.url, where="test"), "env:TARGET", self.pair.made, "t")
+
+    @property
+    def places(self) -> dict[str, list[tuple[str, str]]]:
+        return {"env:TARGET": [(self.pair.made, "t")]}
+
+    def on(self, *statements: str) -> list[tuple[Any, ...]]:
+        return self.pair.on_target(*statements)
+
+    @property
+    def definition(self) -> str:
+        return str(self.on(f"SHOW CREATE TABLE {self.pair.made}.t")[0][1])
+
+    @property
+    def names(self) -> list[str]:
+        found = self.on(
+            f"SELECT DISTINCT INDEX_NAME FROM information_schema.STATISTICS WHERE TABLE_SCHEMA = '{self.pair.made}' "
+            "AND TABLE_NAME = 't'"
+        )
+        return sorted(name for (name,) in found)
+
+    @property
+    def noted(self) -> list[str]:
+        return [due for (due,) in self.on(f"SELECT due FROM {self.pair.made}._lockstep_indexes")]
+
+    @property
+    def due(self) -> list[IndexedTable]:
+        return with_due(self.places, self.pair.environ)
+
+    def load(self, *ids: int) -> None:
+        rows = ", ".join(f"({id}, {id}, 'c{id}', 'a note', 'a body')" for id in ids)
+        self.on(f"INSERT INTO {self.pair.made}.t (id, n, code, note, body) VALUES {rows}")
+
+    def prepare(self) -> None:
+        """As every job of a run does."""
+        schema = known_schema(self.pair.source, self.pair.database, "t")
+        open_destination(
+            self.pipeline.targets[0], f"{self.pair.database}.t", [schema], ready=True, environ=self.pair.environ
+        )
+
+    def create(self, *, dry: bool = False) -> Any:
+        return self.pair.create(self.pipeline, Actions(dry=dry))[f"{self.pair.made}.t"]
+
+
+@pytest.fixture(params=("mysql9", "mariadb_target"))
+def made(request: pytest.FixtureRequest) -> Iterator[Made]:
+    server = request.getfixturevalue(request.param)
+    with pair_of(server, server) as pair:
+        hidden = "IGNORED" if isinstance(server, MariaDb) else "INVISIBLE"
+        pair.on_source(f"CREATE TABLE t ({COLUMNS.format(hidden=hidden)})")
+        pipeline = pair.pipeline()
+        found = Made(pair, pipeline, server.url)
+        assert found.create().state == "created"
+        assert (found.names, found.noted) == (ALL, [""])
+        yield found
+
+
+def test_a_large_first_load_meets_no_ordinary_index_and_leaves_all(made: Made) -> None:
+    before = made.definition
+    with built_after([made.table]):
+        assert made.names == [name for name in ALL if name not in WAIT]
+        made.load(1, 2)
+    assert (made.definition, made.noted, made.due) == (before, [], [])
+    made.on(f"DELETE FROM {made.pair.made}.t")
+    with built_after([made.table]):
+        assert made.names == ALL, "only once"
+
+
+def test_a_table_that_has_rows_or_was_made_by_others_keeps_its_indexes(made: Made) -> None:
+    made.load(1)
+    with built_after([made.table]):
+        assert made.names == ALL
+    assert made.noted == [""]
+    made.on(f"DELETE FROM {made.pair.made}.t", f"DELETE FROM {made.pair.made}._lockstep_indexes")
+    with built_after([made.table]):
+        assert made.names == ALL
+    made.on(f"DROP TABLE {made.pair.made}._lockstep_indexes")
+    with built_after([made.table]):
+        assert made.names == ALL
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("by", ["a job of a run", "target create", "a cutover"])
+def test_whoever_comes_after_a_kill_builds_what_is_due(made: Made, loaded: bool, by: str) -> None:
+    before = made.definition
+    with suppress(Killed), built_after([made.table]):
+        if loaded:
+            made.load(1, 2)
+        raise Killed
+    assert (made.names, made.due) == ([name for name in ALL if name not in WAIT], [made.table])
+    differences = [one.what for one, _ in made.create(dry=True).differences]
+    assert any("are due" in what and all(name in what for name in WAIT) for what in differences)
+    assert made.due == [made.table], "--dry-run has built them"
+    if by == "a job of a run":
+        made.prepare()
+    elif by == "target create":
+        assert made.create().differences == ()
+    else:
+        settle(made.places, made.pair.environ)
+    assert (made.definition, made.noted) == (before, [])
+
+
+def test_a_kill_between_the_note_and_the_drop_changes_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = made.definition
+    with monkeypatch.context() as patched:
+
+        def killed(connection: Any, database: str, table: str) -> None:
+            raise Killed
+
+        patched.setattr(indexes, "build", killed)
+        patched.setattr(indexes, "DROP_WAIT_S", "1, no_such_variable = 1")  # the statement before the drop fails
+        with suppress(Killed), built_after([made.table]):
+            raise AssertionError
+    assert (made.definition, made.due) == (before, [made.table])
+    made.prepare()
+    assert (made.definition, made.noted) == (before, [])
+
+
+LOADING = """
+import sys
+from cdc_core.connections import parse_url
+from cdc_core.target.indexes import IndexedTable, built_after
+table = IndexedTable(parse_url(sys.argv[1], where="test"), "env:TARGET", sys.argv[2], "t")
+with built_after([table]):
+    print("loading", flush=True)
+    sys.stdin.readline()
+    print("loaded", flush=True)
+"""
+
+
+@pytest.mark.parametrize("at", ["load", "build"])
+def test_a_process_that_is_killed_leaves_a_table_that_is_completed(made: Made, at: str) -> None:
+    before = made.definition
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING, made.url, made.pair.made], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    with process:
+        assert process.stdout.readline() == "loading\n"
+        made.load(1, 2)
+        with reading(made):
+            if at == "build":
+                process.stdin.write("\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "loaded\n"
+                until(lambda: waits_for_the_table(made))
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait(30)
+            assert made.due == [made.table]
+    # The server may still be executing the statement of the process that is gone.
+    until(lambda: made.prepare() or not made.noted)
+    assert made.definition == before
+    assert made.on(f"SELECT id FROM {made.pair.made}.t ORDER BY id") == [(1,), (2,)]
+
+
+@contextmanager
+def reading(made: Made) -> Iterator[None]:
+    """A transaction that has read the table, so that it cannot be altered."""
+    with made.pair.target.connect() as connection, connection.cursor() as cursor:
+        connection.begin()
+        cursor.execute(f"SELECT * FROM {made.pair.made}.t")
+        yield
+        connection.rollback()
+
+
+def waits_for_the_table(made: Made) -> bool:
+    return any(
+        "metadata lock" in str(state)
+        for (state,) in made.on(
+            f"SELECT STATE FROM information_schema.PROCESSLIST WHERE INFO LIKE 'ALTER%{made.pair.made}%'"
+        )
+    )
+
+
+def until(true: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "DROP_WAIT_S", 1)
+    monkeypatch.setattr(indexes, "BUILD_WAIT_S", 1)
+    before = made.definition
+    with built_after([made.table]):
+        made.load(1)
+        with reading(made):
+            build_due([made.table])  # gives up
+        assert made.due == [made.table]
+    assert (made.definition, made.noted) == (before, [])
+    made.on(f"DELETE FROM {made.pair.made}.t", f"INSERT INTO {made.pair.made}._lockstep_indexes VALUES ('t', '')")
+    with reading(made), built_after([made.table]):
+        assert made.names == ALL
+    assert made.definition == before
+
+
+def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Made) -> None:
+    with altering_session(made.table.server, "test") as session, session.cursor() as cursor:
+        with tables_locked(cursor, [made.table.name]), built_after([made.table]):
+            assert (made.names, made.noted) == (ALL, [""])
+        with suppress(Killed), built_after([made.table]):
+            raise Killed
+        with tables_locked(cursor, [made.table.name]):
+            made.prepare()
+            assert made.due == [made.table]
+    made.prepare()
+    assert (made.names, made.noted) == (ALL, [])
+
+
+def test_what_is_there_already_is_not_added_again(made: Made) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY BY_N (id, code), ADD KEY other (note(5), n)")
+    made.prepare()
+    assert (made.names, made.noted) == (["BY_N", "PRIMARY", "code", "hidden", "other", "words"], [])
+
+
+def test_an_index_whose_column_is_gone_stops_nothing(made: Made) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    made.on(f"ALTER TABLE {made.pair.made}.t RENAME COLUMN n TO m")
+    settle(made.places, made.pair.environ)
+    assert (made.names, made.noted) == (["PRIMARY", "code", "hidden", "words"], [])
+
+
+def test_an_index_that_somebody_adds_at_the_same_moment_is_found(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    found = indexes.read_definitions
+
+    def late(*arguments: Any) -> Any:
+        there = found(*arguments)
+        if "by_n" not in made.names:
+            made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY by_n (n, id)")
+        return there
+
+    monkeypatch.setattr(indexes, "read_definitions", late)
+    made.prepare()
+    assert (made.names, made.noted) == (ALL, [])
+
+
+def test_without_space_for_temporary_files_the_table_is_copied(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, statements = made.definition, []
+
+    def execute(cursor: Any, sql: str, arguments: Any = None, of: Any = pymysql.cursors.Cursor.execute) -> Any:
+        if sql.startswith("ALTER TABLE") and " ADD KEY " in sql:
+            statements.append(sql)
+            if "ALGORITHM=COPY" not in sql:
+                raise pymysql.err.OperationalError(1878, "Temporary file write failure.")
+        return of(cursor, sql, arguments)
+
+    monkeypatch.setattr(pymysql.cursors.Cursor, "execute", execute)
+    with built_after([made.table]):
+        made.load(1, 2)
+    assert len(statements) == 2
+    assert (made.definition, made.noted) == (before, [])
+
+
+def test_two_at_once_build_once(made: Made) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    threads = [threading.Thread(target=settle, args=(made.places, made.pair.environ)) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert (made.names, made.noted) == (ALL, [])
+
+
+def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lacks_if_they_are_due(made: Made) -> None:
+    name = f"u{made.pair.made[2:12]}"
+    made.on(
+        f"CREATE USER {name}@'%' IDENTIFIED BY 'secret'",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {made.pair.made}.* TO {name}@'%'",
+    )
+    try:
+        server = made.pair.target
+        url = f"mysql://{name}:secret@{server.host}:{server.port}"
+        limited = IndexedTable(parse_url(url, where="test"), "env:TARGET", made.pair.made, "t")
+        with built_after([limited]):
+            assert made.names == ALL
+        assert made.noted == []
+        made.on(f"INSERT INTO {made.pair.made}._lockstep_indexes VALUES ('t', '')")
+        with suppress(Killed), built_after([made.table]):
+            raise Killed
+        with pytest.raises(Refused) as refused:
+            build_due([limited])
+        assert refused.value.code == "target.grant"
+        assert made.due == [made.table]
+    finally:
+        made.on(f"DROP USER {name}@'%'")
+    made.prepare()
+    assert made.names == ALL
+
+
+def test_a_table_that_is_dropped_and_created_again_begins_again(made: Made) -> None:
+    before = made.definition
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    made.on(f"DROP TABLE {made.pair.made}.t")
+    settle(made.places, made.pair.environ)
+    assert made.noted == []
+    assert made.create().state == "created"
+    assert (made.definition, made.noted) == (before, [""])
+
+
+def test_after_a_cutover_has_begun_no_index_waits(made: Made) -> None:
+    settle(made.places, made.pair.environ)
+    with built_after([made.table]):
+        assert made.names == ALL
+
+
+def test_a_cutover_does_not_begin_while_another_process_writes_the_table(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "SETTLE_WAIT_S", 1)
+    with (
+        altering_session(made.table.server, "test") as session,
+        session.cursor() as cursor,
+        tables_locked(cursor, [made.table.name]),
+        pytest.raises(RetryLater) as busy,
+    ):
+        settle(made.places, made.pair.environ)
+    assert busy.value.code == "target.busy"
+    assert made.noted == [""]
