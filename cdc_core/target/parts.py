@@ -38,7 +38,7 @@ def why_whole(facts: TableFacts, layout: Layout, merged: MergeCounts, *, quarant
         "its key may be spelled in several ways": spelled_apart(facts, layout.key) or "binary" in bases,
         "it has a unique key beside the rows' own": needs_care(facts, layout),
         "it has triggers": bool(facts.triggers),
-        "several source tables feed it": layout.shared,
+        "several source tables may feed it": layout.shared,
         "rows that it rejects are set aside, up to a limit for each shard": quarantine,
         # One part would remove the row from its old key before another has written it to its new one.
         "rows change their keys": merged.key_changes > 0,
