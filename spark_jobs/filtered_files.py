@@ -2,14 +2,17 @@
 
 The workers write and read them with Arrow, so that no row passes through the JVM. A file holds what a worker sorts at
 once. Its row groups are of one shard each: a reader of a shard skips the others by their statistics. Rows of a shard
-that several files hold are merged while they are read, so that the target gets them in the order in which it stores
-them. That order only saves the server work: nothing else may depend on it.
+that several files hold are merged while they are read, by way of local files if there are many, so that the target
+gets them in the order in which it stores them. That order only saves the server work: nothing else may depend on it.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,12 @@ RUN_BYTES = 64 << 20
 """What a worker gathers before it sorts and writes a file; sorting takes about as much again."""
 GROUP_ROWS = 1 << 16
 MERGED_AT_ONCE = 16
-"""Files. Each step of the merge sorts a batch of every file again."""
+"""Files. Each is open, and each step of the merge sorts a batch of every file again."""
+
+
+_Run = tuple[pq.ParquetFile, Sequence[int]]
+"""A sorted file, and its row groups that have rows of a shard."""
+_UNREAD = {"write_statistics": False, "use_dictionary": False}
 
 
 def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
@@ -50,10 +58,10 @@ def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:
 
 
 class FilteredFiles:
-    """Files of one table, opened once. A context manager."""
+    """Files of one table, opened once. A context manager. scratch: a local directory."""
 
-    def __init__(self, store: ObjectStore, paths: Sequence[str]) -> None:
-        self._store, self._paths = store, paths
+    def __init__(self, store: ObjectStore, paths: Sequence[str], scratch: Path) -> None:
+        self._store, self._paths, self._scratch = store, paths, scratch
         self._files: list[pq.ParquetFile] = []
 
     def __enter__(self) -> FilteredFiles:
@@ -67,11 +75,36 @@ class FilteredFiles:
 
     def rows_of(self, shard: int, key: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a shard, in batches of at most about so many rows."""
-        inside = [(file, groups) for file in self._files if (groups := _groups_of(file, shard))]
-        for low in range(0, len(inside), MERGED_AT_ONCE):
-            several = inside[low : low + MERGED_AT_ONCE]
-            each = max(batch_rows // len(several), 1)
-            yield from merged_runs([_rows_in(file, groups, shard, each) for file, groups in several], key)
+        inside: list[_Run] = [(file, groups) for file in self._files if (groups := _groups_of(file, shard))]
+        with ExitStack() as local:
+            while key and len(inside) > MERGED_AT_ONCE:
+                inside = [
+                    several[0] if len(several) == 1 else self._joined(several, shard, key, batch_rows, local)
+                    for several in _by(MERGED_AT_ONCE, inside)
+                ]
+            for several in _by(MERGED_AT_ONCE, inside):
+                yield from _merged(several, shard, key, batch_rows)
+
+    def _joined(
+        self, several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows: int, local: ExitStack
+    ) -> _Run:
+        """Several runs as one, in a local file that `local` removes."""
+        path = self._scratch / f"{uuid.uuid4().hex}.run"
+        local.callback(path.unlink, missing_ok=True)
+        with pq.ParquetWriter(path, several[0][0].schema_arrow, compression="zstd", **_UNREAD) as writer:
+            for batch in _merged(several, shard, key, batch_rows):
+                writer.write_batch(batch, row_group_size=GROUP_ROWS)
+        file = local.enter_context(pq.ParquetFile(path))
+        return file, range(file.num_row_groups)
+
+
+def _by(most: int, runs: Sequence[_Run]) -> list[Sequence[_Run]]:
+    return [runs[low : low + most] for low in range(0, len(runs), most)]
+
+
+def _merged(several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    each = max(batch_rows // len(several), 1)
+    return merged_runs([_rows_in(file, groups, shard, each) for file, groups in several], key)
 
 
 def _groups_of(file: pq.ParquetFile, shard: int) -> list[int]:

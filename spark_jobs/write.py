@@ -1,4 +1,4 @@
-"""Write: writes the filtered rows to the target, each shard table by one Spark task in one transaction.
+"""Write: writes the filtered rows to the target, each shard table by one Spark task in one transaction, or in parts.
 
 A task has some of a table's shards, or several small tables (table_tasks.py): the worker reads their rows from the
 files of filtered/ itself, in the order of their key, and streams batches into one text file per shard. So memory holds
@@ -27,10 +27,11 @@ from cdc_core.model.version import decode
 from cdc_core.target import indexes
 from cdc_core.target.destination import Destination
 from cdc_core.target.indexes import IndexedTable, built_after
-from cdc_core.target.load import LoadFile, Unfit
+from cdc_core.target.load import Unfit
 from cdc_core.target.multiset import write_copies
+from cdc_core.target.parts import why_whole, write_rows
 from cdc_core.target.text import row_keys, version_hex
-from cdc_core.target.write import ShardResult, ShardWrite, write_shard
+from cdc_core.target.write import ShardResult, ShardWrite
 from spark_jobs import table_tasks
 from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
@@ -52,6 +53,7 @@ class _Shards:
     arrivals: bool
     stay: tuple[str, ...]
     upto: Mapping[str, int]
+    part_rows: int
 
 
 def shard_pieces(
@@ -64,11 +66,12 @@ def shard_pieces(
     upto: Mapping[str, int] | None = None,
     shards: Sequence[int] | None = None,
     rows: int = 0,
+    part_rows: int = 0,
 ) -> list[Piece[_Shards]]:
     """The work of writing the rows of filtered files. arrivals: write all but x rows, which are
     included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
     was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
-    only these. rows: about how many there are."""
+    only these. rows: about how many there are. part_rows: as in parts.write_rows."""
     stay = tuple(one.version.hex().upper() + one.key.decode() for one in unfit)
     numbers = list(range(len(destination.shards)) if shards is None else shards)
     several = max(min(len(numbers), table_tasks.most_tasks(job)), 1)
@@ -76,7 +79,7 @@ def shard_pieces(
         Piece(
             destination,
             rows // several,
-            _Shards(tuple(numbers[at::several]), tuple(paths), arrivals, stay, dict(upto or {})),
+            _Shards(tuple(numbers[at::several]), tuple(paths), arrivals, stay, dict(upto or {}), part_rows),
         )
         for at in range(several)
     ]
@@ -106,27 +109,46 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
         names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
         return batch.filter(pc.invert(pc.is_in(names, stay)))
 
-    with FilteredFiles(place.store, shards.paths) as filtered:
+    with FilteredFiles(place.store, shards.paths, place.scratch) as filtered:
         for number in shards.numbers:
             shard = destination.shards[number]
-            with LoadFile(place.scratch, destination.layout_of(shard)) as file:
-                for batch in map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)):
-                    file.add(batch)
-                if not file.rows:
-                    continue
-                write = ShardWrite(
-                    run_id,
-                    destination.logical,
-                    shard.facts,
-                    shard.table.placement,
-                    freshness=destination.rule.freshness,
-                    ledger=shards.arrivals,
-                    quarantine=destination.quarantine,
-                    pipeline=shard.writer,
-                )
-                yield write_shard(
-                    shard.server, write, file, transact=transact, session=partial(place.sessions.of, shard)
-                )
+            write = ShardWrite(
+                run_id,
+                destination.logical,
+                shard.facts,
+                shard.table.placement,
+                freshness=destination.rule.freshness,
+                ledger=shards.arrivals,
+                quarantine=destination.quarantine,
+                pipeline=shard.writer,
+            )
+            result = write_rows(
+                shard.server,
+                write,
+                destination.layout_of(shard),
+                map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)),
+                place.scratch,
+                part_rows=shards.part_rows,
+                transact=transact,
+                session=partial(place.sessions.of, shard),
+            )
+            if result:
+                yield result
+
+
+def _part_rows(job: Job, table: MergeTable, destination: Destination) -> int:
+    """How many rows a transaction takes; 0 for all."""
+    most = job.target.part_rows
+    if not most or table.rows <= most:
+        return 0
+    merged = job.merge_counts[table.table]
+    for shard in destination.shards:
+        why = why_whole(shard.facts, destination.layout_of(shard), merged, quarantine=destination.quarantine)
+        if why:
+            log.info("run %s target %s: all rows of %s are written in one transaction, not in parts of %d: %s",
+                     job.plan.run_id, job.target.name, shard.facts.name, most, why)  # fmt: skip
+            return 0
+    return most
 
 
 def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
@@ -150,7 +172,8 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
     with built_after(_large(job, places, tables)):
         arrived = all_written({
             table.table: shard_pieces(job, places[table.table], paths[table.table], arrivals=True, rows=table.rows,
-                                 upto=None if table.key else last_batches(table))
+                                 upto=None if table.key else last_batches(table),
+                                 part_rows=_part_rows(job, table, places[table.table]))
             for table in tables
         })  # fmt: skip
     departing: dict[str, list[Piece[_Shards]]] = {}

@@ -20,6 +20,7 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts, table_problems
 from cdc_core.target.load import Layout, LoadFile, Unfit, set_session
+from cdc_core.target.parts import write_rows
 from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.write import ShardWrite, Transact, write_shard
 
@@ -92,8 +93,7 @@ class Table:
         session: Callable[[], SafeConnection] | None = None,
         **options: Any,
     ) -> WriteCounts:
-        documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
-        layout = Layout(self.key, tuple(self.columns), documents=frozenset(documents))
+        layout = self.layout
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
@@ -101,6 +101,20 @@ class Table:
             done = write_shard(self.server, write, file, transact=transact, pause=pause, session=session)
             self.unfit[:] = done.unfit
             return done.counts
+
+    def write_in_parts(self, rows: Sequence[Winner], part_rows: int, run: str = "run", **options: Any) -> WriteCounts:
+        write = ShardWrite(run, "shop.t", self.facts, ONE_TABLE, **options)
+        batches = [record_batch(rows[low : low + 3], self.columns) for low in range(0, len(rows), 3)]
+        with tempfile.TemporaryDirectory() as folder:
+            done = write_rows(self.server, write, self.layout, batches, Path(folder), part_rows=part_rows)
+            assert not list(Path(folder).iterdir())
+        assert done is not None
+        return done.counts
+
+    @property
+    def layout(self) -> Layout:
+        documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
+        return Layout(self.key, tuple(self.columns), documents=frozenset(documents))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:

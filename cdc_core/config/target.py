@@ -207,6 +207,12 @@ class Target(Model):
         description="at most so many tasks of a run work at the target at once, each with a session at a server: keep "
         "it well below max_connections",
     )
+    part_rows: int = Field(
+        1_000_000,
+        ge=0,
+        description="a table of which a run has more rows is written in transactions of this size, one after another, "
+        "where that is as safe as one (docs/targets.md); 0: always in one",
+    )
     replay_only: bool = Field(
         False, description="only replays that name this target feed it; scheduled runs and `lockstep run` skip it"
     )

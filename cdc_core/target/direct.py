@@ -8,6 +8,9 @@ An empty table makes that likely; what makes it certain is the load itself. LOCA
 unique value, the table has: of whatever session, before the look or after it. It also skips or changes a row that does
 not fit. So every row must have been taken without a warning. Then the keys and versions in the table are compared with
 those of the file, by a sum: a trigger, which the account may not be able to see, could have changed a key.
+
+The rows of a part (target.parts) go straight into a table whose other parts are there already, if the range of their
+keys is empty: all of this then holds for that range. What no key of the range has cannot matter to a row of it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from zlib import crc32
 from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.load import LoadFile, reserved, send, warnings_of
+from cdc_core.target.key_range import KeyRange
+from cdc_core.target.load import LoadFile, reserved, send, target_name, warnings_of
 from cdc_core.target.truncates import truncates_of
 from cdc_core.target.versions import as_text, table_name, tombstones_name
 
@@ -50,30 +54,35 @@ def fits(facts: TableFacts, file: LoadFile) -> bool:
     )
 
 
-def is_empty(cursor: Any, facts: TableFacts) -> bool:
-    """Whether the table has no rows, as far as other transactions show theirs. It only says what is worth trying."""
-    cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {table_name(facts)})")
+def is_empty(cursor: Any, facts: TableFacts, keys: KeyRange | None = None) -> bool:
+    """Whether the table has no rows, as far as other transactions show theirs. It only says what is worth trying. keys:
+    only these count."""
+    cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {table_name(facts)}{_within(facts, keys)})")
     return not cursor.fetchone()[0]
 
 
-def load_empty(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
+def load_empty(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | None = None) -> bool:
     """Loads all rows of a file that `fits` into the table; whether that was all there was to do. If not, the
-    transaction must be undone."""
-    if not is_empty(cursor, facts) or _remembers(cursor, facts):
+    transaction must be undone. keys: of the file; None: nothing else may be in the table."""
+    if not is_empty(cursor, facts, keys) or _remembers(cursor, facts, keys):
         return False
     kept = ("@_k", "@_o", "@_v", "@_a", "@_p", "@_j")
     taken = send(cursor, facts, file, into=table_name(facts), kept=kept, version=VERSION_COLUMN)
-    return not warnings_of(cursor) and taken == file.rows and _as_in_file(cursor, facts, file)
+    return not warnings_of(cursor) and taken == file.rows and _as_in_file(cursor, facts, file, keys)
 
 
-def _remembers(cursor: Any, facts: TableFacts) -> bool:
+def _within(facts: TableFacts, keys: KeyRange | None) -> str:
+    return f" WHERE {keys.sql([target_name(facts, name) for name in keys.columns])}" if keys else ""
+
+
+def _remembers(cursor: Any, facts: TableFacts, keys: KeyRange | None) -> bool:
     """Whether there are tombstones, also those of a transaction that is not committed yet, or truncates."""
-    cursor.execute(f"SELECT 1 FROM {tombstones_name(facts)} LIMIT 1 FOR UPDATE")
+    cursor.execute(f"SELECT 1 FROM {tombstones_name(facts)}{_within(facts, keys)} LIMIT 1 FOR UPDATE")
     return cursor.fetchone() is not None or bool(truncates_of(cursor, facts))
 
 
-def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
-    """Whether the table has exactly the keys of the file, each with its version."""
+def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | None) -> bool:
+    """Whether the table has exactly the keys of the file, each with its version. keys: only in this range."""
     key = file.layout.key
     names = [as_text(facts, name, name in file.binary) for name in key]
     if len(key) > 1:  # as in text.row_keys
@@ -82,7 +91,8 @@ def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile) -> bool:
             for name, text in zip(key, names, strict=True)
         ]
     named = f"CONCAT_WS('\t', CONCAT_WS(',', {', '.join(names)}), HEX(r.{VERSION_COLUMN}))"
-    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM(CRC32({named})), 0) FROM {table_name(facts)} r")
+    there = f"{table_name(facts)} r{_within(facts, keys)}"
+    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM(CRC32({named})), 0) FROM {there}")
     rows, total = cursor.fetchone()
     return bool(int(rows) == file.rows and int(total) == _sum_of(file))
 

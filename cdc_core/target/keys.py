@@ -195,8 +195,8 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
         where=where,
         code="target.shared_key",
         remedy="route the source tables to tables of their own; or name columns in `key` that distinguish them, such "
-        "as a tenant; or set shared_keys: newest for the table, if both mean the same row; nothing of this shard was "
-        "written",
+        "as a tenant; or set shared_keys: newest for the table, if both mean the same row; nothing of this "
+        "transaction was written",
     )
 
 
@@ -207,7 +207,7 @@ def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
         where=facts.name,
         code="target.key_collapse",
         remedy="give the target's key columns the source's collation, or one that ends in _bin (ALTER TABLE ... "
-        "MODIFY ... COLLATE ...), then run the task again; nothing of this shard was written",
+        "MODIFY ... COLLATE ...), then run the task again; nothing of this transaction was written",
     )
 
 

@@ -1,7 +1,7 @@
 """The ledger rows in a target's databases, for comparison with the ledgers that meta has closed.
 
 Each write leaves a row in the transaction of the rows that it writes (`target.write.note`): a server without this row
-does not have the rows either.
+does not have the rows either. The row of a write in parts counts from the last part on.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _rows(
             try:
                 cursor.execute(
                     f"SELECT table_name, run_id, number FROM {quote(database, LEDGER)} "
-                    f"WHERE ({') OR ('.join(conditions)})",
+                    f"WHERE number > 0 AND (({') OR ('.join(conditions)}))",
                     arguments,
                 )
             except pymysql.err.MySQLError as error:

@@ -38,6 +38,7 @@ from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn
 from cdc_core.target.faults import LOCAL_INFILE, number_of, translated, translating
+from cdc_core.target.key_range import KeyRange, range_of
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
 from cdc_core.target.text import column_text, empty_literals, escaped, is_bytes, joined, row_keys, version_hex
@@ -207,6 +208,7 @@ class LoadFile:
     columns in which some row has null.
     decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
     key_widths: by binary column of the key, the shortest and the longest value in bytes.
+    key_range: of the rows; None if some key is not made of whole numbers.
     error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
     """
 
@@ -222,6 +224,7 @@ class LoadFile:
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
         self.error_values: dict[str, list[int]] = {}
         self.key_widths: dict[str, tuple[int, int]] = {}
+        self.key_range: KeyRange | None = None
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -280,6 +283,10 @@ class LoadFile:
                 found = pc.min_max(pc.binary_length(column)).as_py()
                 shortest, longest = self.key_widths.get(name, (found["min"], found["max"]))
                 self.key_widths[name] = min(shortest, found["min"]), max(longest, found["max"])
+        found = range_of(batch, self.layout.key)
+        if self.rows:
+            found = found and self.key_range and found.with_(self.key_range)
+        self.key_range = found
 
     def _flags(self, batch: pa.RecordBatch) -> pa.StringArray:
         index, sets = lacking(batch)
@@ -500,7 +507,7 @@ def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
         where=where,
         code="target.absent_values",
         remedy="copy the whole table to the target, then run the task again; to prevent this, SET GLOBAL "
-        "binlog_row_image = FULL on the source; nothing of this shard was written",
+        "binlog_row_image = FULL on the source; nothing of this transaction was written",
     )
 
 
@@ -531,6 +538,6 @@ def row_error(facts: TableFacts, key: bytes | None, reason: str, *, null: bool =
         where=facts.name,
         code="target.row_error",
         remedy="change the target's column or constraint so that it takes what the source holds, then run the task "
-        "again; nothing of this shard was written. on_row_error: quarantine sets single rows of tables with a key "
-        "aside instead",
+        "again; nothing of this transaction was written. on_row_error: quarantine sets single rows of tables with a "
+        "key aside instead",
     )

@@ -8,7 +8,7 @@
     <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
-                                     the transactions that have written the table
+                                     the writes of the table; 0 until a write in parts (parts.py) is whole
     <database>._lockstep_layout      one row per table: which rows it is for (placement.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
     <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)

@@ -1,4 +1,5 @@
-"""The guarded bulk write of one shard table: all of a run's rows, in one transaction, or nothing.
+"""The guarded bulk write of one shard table: all of a run's rows, or a part of them (target.parts), in one transaction,
+or nothing.
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
@@ -17,7 +18,7 @@
     ledger   what was done, in the same transaction; then commit
 
 Into a table that is empty, rows that are all plain upserts go without the temporary table (target.direct), in the same
-transaction as their fence, layout and ledger.
+transaction as their fence, layout and ledger; so do those of a part whose range of keys is empty.
 
 Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
 If it fails or does not verify, it is undone, and the rows that hold such values are taken out first; this batch
@@ -33,14 +34,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pymysql
 
 from cdc_core.connections import SafeConnection, Server, sensible
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
@@ -106,10 +107,23 @@ class _UnfitRows(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of several parts of the rows of a run. more: others follow. before: what those before it have done; None for
+    the first. mark, after: of this one and of the one before it, a time (UTC, as text) that no other part has: the
+    ledger row shows it."""
+
+    more: bool
+    mark: str
+    before: WriteCounts | None = None
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardWrite:
     """What is written where. placement: which rows the table is for (ShardTable.placement). freshness: as in
     config.TargetTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
-    rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through."""
+    rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through. part: None
+    for all rows of the run."""
 
     run_id: str
     logical: str
@@ -119,6 +133,7 @@ class ShardWrite:
     ledger: bool = True
     quarantine: bool = False
     pipeline: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +166,9 @@ def write_shard(
     and gives another one afterwards; None: one is opened for this table.
 
     Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
-    target.absent_values, target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised,
-    nothing was written, unless the connection broke during the commit: then the rows may have been written, and a
-    repeated call finds them.
+    target.absent_values, target.key_collapse), RetryLater (target.parts_lost), and what target.faults makes of the
+    server's errors. Whatever is raised, nothing was written, unless the connection broke during the commit: then the
+    rows may have been written, and a repeated call finds them.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -209,17 +224,40 @@ def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
     connection.begin()
     require_no_fence(cursor, write.facts, write.pipeline)
     keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
+    if write.part and write.part.before:
+        _require_part_before(cursor, write, write.part)
+
+
+def _require_part_before(cursor: Any, write: ShardWrite, part: Part) -> None:
+    """The ledger row is as the part before this one has left it, or this one itself, whose commit was not answered. A
+    server that shows that has all parts so far. Raises RetryLater (target.parts_lost)."""
+    cursor.execute(
+        f"SELECT COUNT(*) FROM {LEDGER} WHERE run_id = %s AND table_name = %s AND at IN (%s, %s)",
+        (write.run_id, write.facts.table, part.after, part.mark),
+    )
+    if not cursor.fetchone()[0]:
+        raise RetryLater(
+            "The parts of this run that were written before are not in the table any longer, or another task writes "
+            "the same run: the server may have failed over, or the table may have been created again.",
+            where=write.facts.name,
+            code="target.parts_lost",
+            remedy="run the task again: it writes all parts; no batch was marked as consumed",
+        )
 
 
 def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file: LoadFile) -> WriteCounts | None:
-    """All of the write, if the table is empty and the rows can go straight into it (target.direct); else nothing."""
+    """All of the write, if the table is empty and the rows can go straight into it (target.direct); else nothing. Of a
+    part, the range of its keys must be empty."""
     facts = write.facts
-    if not (write.ledger and direct.fits(facts, file) and direct.is_empty(cursor, facts)):
+    if not (write.ledger and direct.fits(facts, file)):
+        return None
+    keys = file.key_range if write.part else None
+    if (write.part and keys is None) or not direct.is_empty(cursor, facts, keys):
         return None
     lock = lock_table(cursor, facts.name)
     _begin(connection, cursor, write)
     try:
-        done, why = direct.load_empty(cursor, facts, file), "the guarded write has more to do"
+        done, why = direct.load_empty(cursor, facts, file, keys), "the guarded write has more to do"
     except pymysql.err.MySQLError as error:
         if not is_row_error(error):
             raise
@@ -427,7 +465,7 @@ class ShardTransaction:
             where=self.facts.name,
             code="target.unique_conflict",
             remedy="look for triggers of the target that change rows, or for keys that are equal only in the target's "
-            "collation; nothing of this shard was written",
+            "collation; nothing of this transaction was written",
         )
 
     def ledger(self, states: States, upserts: int) -> WriteCounts:
@@ -607,22 +645,42 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
                     where=facts.name,
                     code="target.generated",
                     remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or drop "
-                    "it there if it is generated on the source; nothing of this shard was written",
+                    "it there if it is generated on the source; nothing of this transaction was written",
                 )
 
 
 def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> WriteCounts:
     """Writes the shard's own ledger row; the counts with the transaction's number. The lock on the table is held, so
-    that the transactions of a table are numbered in the order of their commits."""
+    that the transactions of a table are numbered in the order of their commits.
+
+    A part notes what has been done so far. Only the last one gives the row its number: until then the row shows no
+    write of the run (0), or an earlier one that was whole."""
     cursor.execute(f"SELECT COALESCE(MAX(number), 0) + 1 FROM {LEDGER} WHERE table_name = %s", (write.facts.table,))
     number = int(cursor.fetchone()[0])
     named = "run_id, table_name, logical, written, stale, absent, number"
-    values = [write.run_id, write.facts.table, write.logical, counts.written, counts.stale, counts.absent, number]
+    run = [write.run_id, write.facts.table, write.logical]
+    if write.part:
+        return _note_part(cursor, write.part, run, counts, number)
     if write.ledger:
-        cursor.execute(f"REPLACE INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s)", values)
+        figures = [counts.written, counts.stale, counts.absent, number]
+        cursor.execute(f"REPLACE INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s)", [*run, *figures])
     else:  # the counts are those of the first pass
         cursor.execute(
             f"INSERT INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE number = %s",
-            [*values[:3], 0, 0, 0, number, number],
+            [*run, 0, 0, 0, number, number],
         )
     return replace(counts, number=number)
+
+
+def _note_part(cursor: Any, part: Part, run: Sequence[str], counts: WriteCounts, number: int) -> WriteCounts:
+    before = part.before or replace(counts, written=0, stale=0, absent=0)
+    now: list[Any] = [getattr(before, name) + getattr(counts, name) for name in ("written", "stale", "absent")]
+    now += [part.mark, *([] if part.more else [number])]
+    whole = "" if part.more else ", number = %s"
+    cursor.execute(
+        f"INSERT INTO {LEDGER} (run_id, table_name, logical, written, stale, absent, at, number) "
+        f"VALUES (%s, %s, %s, %s, %s, %s, %s, {0 if part.more else '%s'}) "
+        f"ON DUPLICATE KEY UPDATE written = %s, stale = %s, absent = %s, at = %s{whole}",
+        [*run, *now, *now],
+    )
+    return counts if part.more else replace(counts, number=number)

@@ -44,10 +44,13 @@ EVIDENCE = "cdc_core.verify.evidence"
 COMMIT, WRITE, PREPARE = "cdc_core.apply.commit", "cdc_core.target.write", "cdc_core.target.prepare"
 IN_PARTS = "merge in parts"
 """A step of its own here: the merge of a table that does not fit into the driver's memory."""
+WRITE_PARTS = "write in parts"
+"""The same: a run that has many rows for a table."""
 SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
 AGAIN = "the next run takes over the whole run"
+ALL_PARTS = "the next run writes all parts; those that are there change nothing"
 
 CASES = (
     Case("extract", "before the parts are durable", TASK, WRITER, "BatchWriter._publish", "before",
@@ -171,6 +174,12 @@ CASES = (
          "the same rows are written again and change nothing", victim="target"),
     Case("write", "all shards committed, counts not written", S3, "spark_jobs.write", "write_tables", "after",
          "the same rows are written again and change nothing", victim="s3"),
+    Case(WRITE_PARTS, "some parts of a shard committed, others not", WORKER, WRITE, "write_shard", "after", ALL_PARTS,
+         call=3),
+    Case(WRITE_PARTS, "some parts of a shard committed, others not", DRIVER, WRITE, "write_shard", "after", ALL_PARTS,
+         call=3),
+    Case(WRITE_PARTS, "inside the transaction of a later part", TARGET, WRITE, "_note_part", "before", ALL_PARTS,
+         victim="target", call=3),
     Case("write", "written, not marked as applied", META_SERVER, COMMIT, "mark_applied", "before", AGAIN,
          victim="meta"),
     Case("write", "written, not marked as applied", TASK, COMMIT, "mark_applied", "before", AGAIN),

@@ -27,7 +27,18 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.spark import ConnectServer
 from tests.conftest import SourceDatabase, new_database
-from tests.crash.cases import AT_ENDPOINT, CASES, DRIVER, IN_PARTS, SUFFIXES, TASK, Case, at_endpoint, table
+from tests.crash.cases import (
+    AT_ENDPOINT,
+    CASES,
+    DRIVER,
+    IN_PARTS,
+    SUFFIXES,
+    TASK,
+    WRITE_PARTS,
+    Case,
+    at_endpoint,
+    table,
+)
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
@@ -51,6 +62,7 @@ meta: {{url: "{meta}"}}
 targets:
   - name: shards
     connections: ["env:TARGET"]
+    part_rows: {part_rows}
     tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
 limits: {{lease_s: {lease_s}, batch_rows: 100}}
 # Who finds no bucket says so after a few tries, not minutes.
@@ -236,8 +248,11 @@ def line_of(
     # The others are killed amid the work of Spark's own processes.
     driver_mib = 1 if case.step == IN_PARTS else 1024 if case.killed in (TASK, DRIVER) else 0
     line.pipeline.write_text(
-        PIPELINE.format(database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=driver_mib)
-    )
+        PIPELINE.format(
+            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=driver_mib,
+            part_rows=PART_ROWS if case.step == WRITE_PARTS else 0,
+        )
+    )  # fmt: skip
     if case.victim == "meta":
         line.again("meta", "upgrade")
     return line
@@ -261,6 +276,25 @@ def outgrow_driver(line: Line) -> None:
         "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_20000",
         "UPDATE orders SET status = 'sent' WHERE id % 2 = 0", "DELETE FROM orders WHERE id % 11 = 1",
         "UPDATE orders SET id = id + 100000 WHERE id % 5 = 2",
+    )  # fmt: skip
+    line.again("extract")
+
+
+PART_ROWS = 300
+
+
+def fill_parts(line: Line) -> None:
+    """The next run has several parts for each shard, of rows that are inserted, updated and deleted."""
+    only = f"match: '{line.source.name}\\.orders'"  # no other source table can feed the target's
+    line.pipeline.write_text(line.pipeline.read_text().replace("match: '.*'", only))
+    with line.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
+        for shard in (0, 1):
+            cursor.execute(f"ALTER TABLE orders_{shard} DROP INDEX customer")
+    line.source.execute("INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_4000")
+    line.again("run")
+    line.source.execute(
+        "INSERT INTO orders SELECT seq, seq, 'more' FROM seq_5001_to_7000",
+        "UPDATE orders SET status = 'sent' WHERE id % 2 = 0 AND id > 2000", "DELETE FROM orders WHERE id % 11 = 1",
     )  # fmt: skip
     line.again("extract")
 
@@ -395,6 +429,8 @@ def ends_equal_after(case: Case, line: Line) -> None:
         look_changes_up(line)
     elif case.step == IN_PARTS:
         outgrow_driver(line)
+    elif case.step == WRITE_PARTS:
+        fill_parts(line)
     elif command == "run":
         line.again("extract")
     elif command == "repair":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from cdc_core.model.run import LedgerEntry, MergeSet, MergeTable, PlannedFile, R
 from cdc_core.stage.stores import open_store
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.prepare import prepare
-from cdc_core.target.write import ShardWrite, note
+from cdc_core.target.write import Part, ShardWrite, note
 from tests.refusals import refusal
 
 TABLES = ("a", "b")
+IN_PART = "in part"
+MARK = "2026-01-02 03:04:05.000006"
 PIPELINE = """
 pipeline: shop
 sources: [{{name: one, connection: "env:SOURCE", server_id: 9}}]
@@ -48,7 +50,10 @@ class Line:
     folder: Path
     runs: int = 0
     history: list[tuple[str, str]] = field(default_factory=list)
-    """(run, table) of the transactions that the server has, in the order of their commits."""
+    """(run, table) of the transactions that the server has, in the order of their commits; of a part that others
+    follow, (run, IN_PART)."""
+    ledgers: list[list[Any]] = field(default_factory=list)
+    """What the server's ledger was before each of them."""
 
     def query(self, sql: str, *arguments: Any) -> list[Any]:
         with self.server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
@@ -66,15 +71,24 @@ class Line:
         self.meta.claim(PlannedRun(run_id, "shop", None, "plan", "sha", replays=True), ())
         return made
 
-    def write(self, plan: RunPlan, table: str, *, ledger: bool = True) -> WriteCounts:
+    def write(self, plan: RunPlan, table: str, *, ledger: bool = True, part: Part | None = None) -> WriteCounts:
+        facts = TableFacts(self.name, f"t{table}", (), ())
+        write = ShardWrite(plan.run_id, table, facts, ONE_TABLE, ledger=ledger, part=part)
+        self.ledgers.append(self.query("SELECT * FROM _lockstep_ledger"))
         with self.server.connect(self.name) as connection, connection.cursor() as cursor:
-            facts = TableFacts(self.name, f"t{table}", (), ())
-            counts = note(
-                cursor, ShardWrite(plan.run_id, table, facts, ONE_TABLE, ledger=ledger), counts_of(self, table)
-            )
+            counts = note(cursor, write, counts_of(self, table))
             connection.commit()
-        self.history.append((plan.run_id, table))
+        self.history.append((plan.run_id, IN_PART if part and part.more else table))
         return counts
+
+    def write_in_parts(self, plan: RunPlan, table: str, several: int, *, killed: bool = False) -> WriteCounts:
+        """killed: before the last part."""
+        so_far: WriteCounts | None = None
+        for number in range(several):
+            counts = self.write(plan, table, part=Part(killed or number < several - 1, MARK, so_far))
+            so_far = replace(counts, written=number + 1)
+        assert so_far is not None
+        return so_far
 
     def find(self) -> tuple[lost_writes.LostWrites, ...]:
         return lost_writes.find(self.meta, self.pipeline.target("copy"), self.environ)
@@ -113,9 +127,13 @@ class Line:
 
     def fail_over(self, lost: int) -> None:
         """The server is another one now, which never had its last transactions."""
-        for run_id, table in self.history[len(self.history) - lost :]:
-            self.query("DELETE FROM _lockstep_ledger WHERE run_id = %s AND table_name = %s", run_id, f"t{table}")
-        del self.history[len(self.history) - lost :]
+        if not lost:
+            return
+        at = len(self.history) - lost
+        self.query("DELETE FROM _lockstep_ledger")
+        for row in self.ledgers[at]:
+            self.query(f"INSERT INTO _lockstep_ledger VALUES ({', '.join(['%s'] * len(row))})", *row)
+        del self.history[at:], self.ledgers[at:]
 
 
 def counts_of(line: Line, table: str) -> WriteCounts:
@@ -233,20 +251,38 @@ def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
     assert [one.runs for one in line.find()] == [(plan.run_id,)]
 
 
+def test_a_server_that_has_all_parts_but_the_last_has_lost_the_write(line: Line) -> None:
+    first = line.run("a")
+    plan = line.plan("a")
+    line.commit(plan, [line.write_in_parts(plan, "a", 3)])
+    assert line.find() == ()
+    assert [row[3] for row in line.query("SELECT * FROM _lockstep_ledger ORDER BY number")] == [1, 3]
+    line.fail_over(1)
+    (lost,) = line.find()
+    assert (lost.runs, lost.rows, lost.everything) == ((plan.run_id,), 3, False)
+    line.write_in_parts(plan, "a", 2, killed=True)  # as many transactions as there were
+    assert [one.runs for one in line.find()] == [(plan.run_id,)]
+    line.write_in_parts(plan, "a", 3)
+    assert line.find() == ()
+    assert first.run_id in {row[0] for row in line.query("SELECT run_id FROM _lockstep_ledger")}
+
+
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("write"), st.sampled_from(TABLES)),
+        st.tuples(st.sampled_from(["write", "parts", "killed"]), st.sampled_from(TABLES)),
         st.tuples(st.just("replay"), st.sampled_from(TABLES)),
         st.tuples(st.just("commit"), st.integers(0, 3)),
         st.tuples(st.just("fail"), st.integers(1, 3)),
     ),
     max_size=14,
 )
+LAST_PART = [("write", "a"), ("commit", 0), ("parts", "a"), ("commit", 0), ("fail", 1), ("write", "a"), ("commit", 0)]
 LAST_OF_ALL = [("write", "a"), ("commit", 0), ("write", "a"), ("write", "a"), ("commit", 1), ("commit", 0), ("fail", 2)]
 
 
 @given(steps=STEPS)
 @example(steps=LAST_OF_ALL)
+@example(steps=LAST_PART)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed(
     server: Any, steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
@@ -259,6 +295,11 @@ def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed
             if step == "write":
                 plan = line.plan(what)
                 open_.append((plan, what, line.write(plan, what), frozenset()))
+            elif step == "parts":
+                plan = line.plan(what)
+                open_.append((plan, what, line.write_in_parts(plan, what, 3), frozenset()))
+            elif step == "killed":
+                line.write_in_parts(line.plan(what), what, 2, killed=True)
             elif step == "replay":
                 every = tuple(range(1, line.runs + 1))
                 plan = line.restoring(line.plan(what, replay=True, batches=every))
