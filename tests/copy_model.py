@@ -1,9 +1,9 @@
 """A source in memory that is copied and repaired by the product's own code, beside writes: what decides is real.
 
 Real are the copier, the claims by key of a repair, the watermarks, the chunks and the SQL of keys (which SQLite runs),
-the parts, meta, the staging of copies, the coverage of tables, the fold, purges, the plans of runs and their merge.
-Modelled are the server (a log, an engine in which a transaction of the log can be seen only later, read views, locks),
-the extractor, which stages stretches of the log, and the target (tests/copy_target.py).
+the parts, meta, the staging of copies, the coverage of tables, the fold, purges, the plans of runs and replays, their
+merge, and the search for the place in the log of a server that takes over. Modelled are the servers
+(tests/copy_source.py), the extractor, which stages stretches of the log, and the target (tests/copy_target.py).
 
 Before whatever the copier does, the world may move. What happens is a list of (skip, number): after so many moments in
 which nothing happens, the event `number`. So hypothesis finds the interleaving, and shrinks it.
@@ -30,6 +30,8 @@ import pymysql
 import pytest
 
 from cdc_core.apply import plan as plans
+from cdc_core.apply import replay as replays
+from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import parse
 from cdc_core.connections import Server
@@ -143,13 +145,12 @@ class Session:
             raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
 
     def ping(self, **_: Any) -> None:
-        """Connects again, if the session has ended, to the server that has the address now."""
-        if self.open and not self._server.dead:
-            return
-        if self._server.dead and not self._server.moved:
+        """Connects again, if the session has ended; the address stays with the server."""
+        if self._server.dead:
             raise pymysql.err.OperationalError(2003, "Can't connect to server")
-        self._server, self.open, self._view = self._world.source, True, None
-        self._number += 1
+        if not self.open:
+            self.open, self._view = True, None
+            self._number += 1
 
     def select(self, sql: str) -> tuple[tuple[Any, ...], ...]:
         source = self._server
@@ -468,6 +469,7 @@ class World:
         self.logs[timeline] = self.source
         known = [one for one in self.source.log if START_US + APART_US * one.number <= stored.watermark_us]
         again = [one for one in known if _placed(one.begin, timeline) >= moved.start.position and one.gtid]
+        # Of what the start of the capture does not name, the product cannot say that it was read.
         unknown = self.source.flavor == "mysql" and bool(again) and again[0].number <= self.first
         assert not again or unknown or self.source.flavor == "locks", f"comes again without need: {again}"
         if known:
@@ -538,13 +540,30 @@ class World:
             self.move()
             self.target.write(rows)
             claimed = plan.claimed("main")
-            self.meta.mark_applied(plan.run_id, "main", claimed)
-            self.meta.commit_run(plan.run_id, "main", claimed, [], [])
+            if claimed:
+                self.meta.mark_applied(plan.run_id, "main", claimed)
+                self.meta.commit_run(plan.run_id, "main", claimed, [], [])
+
+    def replay(self, chance: random.Random) -> None:
+        """All batches again, in any order: nothing changes at the target, and an empty one ends equal to it."""
+        batches, empty, before = [one.batch_id for one in self.chain], Target.of(SCHEMA), self.target.state
+        chance.shuffle(batches)
+        for some in (batches[0::2], batches[1::2]):
+            self.runs += 1
+            chosen = Selection("main", batches=frozenset(some))
+            rows = winners(
+                self.store, replays.plan(self.meta, self.store, self.pipeline, chosen, run_id=f"run{self.runs}")
+            )
+            for target in (empty, self.target):
+                target.write(rows)
+        assert self.target.state == before, f"a replay has made {self.target.state} of {before}"
+        assert horizons.read(self.store, NAME) is not None or empty.state == before, f"a replay makes {empty.state}"
 
     def purge(self, chance: random.Random) -> None:
         """Retention: whatever its age, all that the target has committed may go."""
+        # Nobody forgets a run that is under way, as the one may be that this happens in.
+        forget_us = None if self.depth else chance.choice((None, NEVER_US))
         with self._process():
-            forget_us = chance.choice((None, NEVER_US))
             purge(self.meta, self.store, self.pipeline, cutoff_us=NEVER_US, forget_us=forget_us)
 
     def clean(self) -> None:
@@ -657,6 +676,8 @@ class World:
         numbers = [chunk.number for one in self.chain for chunk in one.chunks]
         assert len(numbers) == len(set(numbers))
         assert manifests.verify(self.store, NAME, deep=True) == []
+        if covered is not None:
+            self.replay(random.Random(len(self.chain)))
 
 
 @contextmanager

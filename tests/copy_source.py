@@ -16,6 +16,8 @@ KEYS = 6
 START_US = 497_000 * 3_600_000_000
 APART_US = 100
 """Between the commit times of two transactions."""
+_FIRST_FILES = {1: 30, 2: 10, 3: 50, 4: 1}
+"""By server_id, where its log begins: a server that takes over may be at an earlier or at a later file."""
 Rows = dict[int, int]
 Change = tuple[str, int, int | None, int | None]
 """The operation, the key, the value before, the value after."""
@@ -53,7 +55,7 @@ class View:
 class Source:
     """A server. `rows`: by its log; `engine`: what a new read view shows, which lacks the entries `unseen`.
 
-    dead: it does not answer. moved: what connects to its address reaches the server that has taken over.
+    dead: it does not answer.
     """
 
     def __init__(self, flavor: str, rows: Rows, server_id: int = 1) -> None:
@@ -61,10 +63,10 @@ class Source:
         self.rows, self.engine, self.before = dict(rows), dict(rows), dict(rows)
         self.log: list[Entry] = []
         self.unseen: list[Entry] = []
-        self.end = Position(0, f"binlog.{2 * server_id - 1:06d}", 4)
+        self.end = Position(0, f"binlog.{_FIRST_FILES[server_id]:06d}", 4)
         self.views: list[View] = []
         self.locked = False
-        self.dead = self.moved = False
+        self.dead = False
         self._value = 100 * server_id
 
     @property
@@ -95,7 +97,6 @@ class Source:
         other.before = dict(self.before)
         other.settle_all()
         self.dead = chance.random() < 0.7
-        self.moved = self.dead and chance.random() < 0.5
         return other
 
     def write(self, chance: random.Random) -> None:

@@ -24,6 +24,8 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 @example([], [0, 5, 3, 5, 11, 5, 12], [(60, 3), (4, 1), (6, 24), (3, 2), (30, 4), (9, 19)])  # old changes are looked up
 @example([], [0, 5, 3], [(7, 1081), (15, 1153), (1, 1729), (6, 1837), (1, 507), (0, 771)])  # XA: staged before visible
 @example([], [14, 1, 9], [(14, 345), (5, 407), (32, 219), (22, 3157)])  # a purge after the read of a looked-up row
+@example([], [0, 5, 3, 5, 3], [(1, 1783), (2, 440), (19, 2874)])  # another server takes over within a copy
+@example([], [0, 5, 14, 15, 0, 5, 3], [(1, 726), (39, 19), (3, 703), (1, 1429), (8, 2681)])  # a purge within a copy
 @example([93], [3, 1], [(11, 3050)])  # the server dies while it is asked what its engine shows
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
