@@ -268,9 +268,13 @@ def _look(
         old.append(manifest)
     ready, held_by = committed(meta, pipeline, old)
     held_by = _needed_by_copies(meta, source, ready) or held_by
-    held_by = _whole_ranges(store, source, ready) or held_by
-    while ready and ready[-1].copied:
-        ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
+    count = -1
+    while count != len(ready):  # what one rule leaves out may concern the others
+        count = len(ready)
+        held_by = _whole_ranges(store, source, ready) or held_by
+        while ready and ready[-1].copied:
+            ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
+        held_by = _needed_by_claims(manifests, ready) or held_by
     horizon = horizons.read(store, source)
     if ready:
         tables = Counter(dict(horizon.tables) if horizon is not None else {})
@@ -296,6 +300,16 @@ def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
         return ""
     ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
     return f"a copy that began at {min(begins)} is not staged yet"
+
+
+def _needed_by_claims(manifests: list[Manifest], ready: list[Manifest]) -> str:
+    """Leaves out what the log brought since rows were looked up that stay: without a later delete, such a row would be
+    there again. Why the next batch stays then. ready: the first of the manifests."""
+    begins = [chunk.low for manifest in manifests[len(ready) :] if manifest.by_key for chunk in manifest.chunks]
+    if not begins or not ready or ready[-1].end.position <= min(begins):
+        return ""
+    ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
+    return f"rows that were looked up at {min(begins)} are staged at a later place"
 
 
 def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:

@@ -21,7 +21,7 @@ import pymysql
 from cdc_core.connections import answers
 from cdc_core.model.position import Position
 from cdc_core.source import xa
-from cdc_core.source.facts import as_text, query
+from cdc_core.source.facts import as_text, explained, query
 
 _AGREEING = 5
 _ASKED = 100
@@ -61,7 +61,11 @@ def xa_commits(control: pymysql.Connection) -> int:
 
 
 def _asked(session: pymysql.Connection, timeline: int) -> Position:
-    with session.cursor() as cursor:  # not `query`, which would connect again, without the view
-        cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
-        status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
+    sql = "SHOW STATUS LIKE 'binlog_snapshot_%'"
+    try:
+        with session.cursor() as cursor:  # not `query`, which would connect again, without the view
+            cursor.execute(sql)
+            status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
+    except pymysql.err.MySQLError as error:
+        raise explained(error, sql) from None
     return Position(timeline, status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))

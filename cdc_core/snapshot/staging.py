@@ -38,6 +38,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.snapshot import exact
 from cdc_core.snapshot.renewal import began_at, begun_again
+from cdc_core.stage import horizon as horizons
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -126,13 +127,15 @@ def stage_claims(
     """Stages rows that were looked up by key, all of them in one batch, or none.
 
     They say nothing of other rows, so that the coverage of no table changes. None are staged while the chain has not
-    reached the high of each (`waiting`), or where the log has brought something of their tables that they do not show
-    (`dropped`): then they are read again. lease: the copier's. current: whether the table still has this definition;
-    asked once the place of the batch is fixed, so that no definition comes after a later one in the chain.
+    reached the high of each (`waiting`), or where the log has brought something of their tables that they do not show,
+    or a purge has removed what it brought since (`dropped`): then they are read again. lease: the copier's. current:
+    whether the table still has this definition; asked once the place of the batch is fixed, so that no definition comes
+    after a later one in the chain.
 
     Raises what `stage_due` raises, and what `current` raises.
     """
     place, coverage = _as_of_one_place(meta, source)
+    horizon = horizons.read(store, source)
     dropped: list[tuple[str, str]] = []
     for one in claims:
         copy, table = TableCopy(source, one.schema, ()), one.schema.name
@@ -140,6 +143,8 @@ def stage_claims(
         why = _outdated(copy, one.chunks, coverage.get(table), place.position, captured=captured)
         if why or not current(one.schema):
             dropped.append((table, why or "the table was redefined"))
+        elif horizon is not None and min(chunk.chunk.low for chunk in one.chunks) < horizon.position:
+            dropped.append((table, "what the log brought since they were read is purged"))
     if dropped:
         return Staged(dropped=tuple(dropped))
     chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)

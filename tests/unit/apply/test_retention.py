@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest
@@ -72,6 +74,23 @@ def test_age_counts_from_the_end_of_a_batchs_window(line: Line) -> None:
     assert purge(line, START_US + 2 * HOUR_US - 1).sources[0].batches == 1
     assert purge(line, START_US + 2 * HOUR_US).sources[0].batches == 1
     assert staged(line) == list(IDS[2:])
+
+
+def test_a_purge_leaves_what_the_log_brought_since_rows_were_looked_up_that_stay(line: Line) -> None:
+    # Two rows were looked up where B[2] begins and staged where B[4] begins: B[2] or B[3] may delete one of them.
+    place = B[4].begin
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, B[2].begin.position, place.position, 2, (), by_key=True)
+    line.stage(replace(B[4], end=place, parts=(), events=0, transactions=0, chunks=(chunk,)))
+    line.done("first")
+    before_b4 = B[3].window_end_us
+    done = purge(line, before_b4)
+    assert "looked up" in done.sources[0].held_by
+    assert (done.sources[0].batches, done.sources[0].horizon and done.sources[0].horizon.position) == (
+        2,
+        B[2].begin.position,
+    )
+    assert purge(line, B[4].window_end_us).sources[0].batches == 4  # with the rows that were looked up
+    assert staged(line) == [IDS[5]]
 
 
 def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:

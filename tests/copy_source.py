@@ -1,0 +1,222 @@
+"""Servers in memory for the model of copies: a log, an engine in which a transaction of the log can be seen only later,
+read views, locks; and another server that takes over, with the same history in a log of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cdc_core.model.position import Position
+from cdc_core.source.gtid_sets import GtidSet
+from cdc_core.source.start import Begin, Head, Search
+
+KEYS = 6
+START_US = 497_000 * 3_600_000_000
+APART_US = 100
+"""Between the commit times of two transactions."""
+_FIRST_FILES = {1: 30, 2: 10, 3: 50, 4: 1}
+"""By server_id, where its log begins: a server that takes over may be at an earlier or at a later file."""
+Rows = dict[int, int]
+Change = tuple[str, int, int | None, int | None]
+"""The operation, the key, the value before, the value after."""
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """Something in the log between two places. kind: rows, truncate, create, unlogged, rotate. then: the rows after it.
+    number: of the transaction in the history that all servers have; of a rotate, of the one before. gtid: "" if it has
+    none. xa: the XA COMMIT of what was prepared."""
+
+    kind: str
+    begin: Position
+    end: Position
+    changes: tuple[Change, ...]
+    then: Rows
+    number: int
+    gtid: str
+    xa: bool = False
+
+    @property
+    def ts_us(self) -> int:
+        return START_US + APART_US * self.number
+
+
+@dataclass(eq=False)
+class View:
+    """A read view. redefined: the table was, since, and unread until then."""
+
+    rows: Rows
+    has_read: bool = False
+    redefined: bool = False
+
+
+class Source:
+    """A server. `rows`: by its log; `engine`: what a new read view shows, which lacks the entries `unseen`.
+
+    dead: it does not answer.
+    """
+
+    def __init__(self, flavor: str, rows: Rows, server_id: int = 1) -> None:
+        self.flavor, self.server_id = flavor, server_id
+        self.rows, self.engine, self.before = dict(rows), dict(rows), dict(rows)
+        self.log: list[Entry] = []
+        self.unseen: list[Entry] = []
+        self.end = Position(0, f"binlog.{_FIRST_FILES[server_id]:06d}", 4)
+        self.views: list[View] = []
+        self.locked = False
+        self.dead = False
+        self._value = 100 * server_id
+
+    @property
+    def identity(self) -> str:
+        return f"server_id={self.server_id}"
+
+    @property
+    def number(self) -> int:
+        """Of the last transaction in the log."""
+        return self.log[-1].number if self.log else 0
+
+    def gtids(self, entries: list[Entry]) -> str:
+        """Of these transactions, and of what was before the log, in the server's own text form."""
+        first = [f"{uuid(0)}:1"] if self.flavor == "mysql" else []
+        return str(GtidSet.parse(",".join([*first, *(one.gtid for one in entries if one.gtid)])))
+
+    def taken_over(self, chance: random.Random, staged: int) -> Source:
+        """Another server, which has the transactions up to a number, and may lack some that came after."""
+        must = sum(one.number <= staged for one in self.log)
+        kept = self.log[: chance.choice((len(self.log), chance.randint(must, len(self.log))))]
+        other = Source(self.flavor, self.before, self.server_id + 1)
+        other._value = self._value + 100
+        for one in kept:
+            if one.kind != "rotate":
+                other._log(one.kind, one.changes, one.then, one.number, one.gtid, 70, xa=one.xa)
+                if chance.random() < 0.2:
+                    other.rotate()
+        other.before = dict(self.before)
+        other.settle_all()
+        self.dead = chance.random() < 0.7
+        return other
+
+    def write(self, chance: random.Random) -> None:
+        """A transaction. It cannot change rows of a transaction that the engine has not ended: those are locked."""
+        if self.locked:
+            return
+        locked = {change[1] for entry in self.unseen for change in entry.changes}
+        rows = dict(self.rows)
+        changes: list[Change] = []
+        for _ in range(chance.randint(1, 2)):
+            key = chance.randrange(KEYS)
+            if key in locked or any(key == one[1] for one in changes):
+                continue
+            had = rows.get(key)
+            self._value += 1
+            if had is None:
+                changes.append(("c", key, None, self._value))
+                rows[key] = self._value
+            elif chance.random() < 0.5:
+                changes.append(("d", key, had, None))
+                del rows[key]
+            else:
+                changes.append(("u", key, had, self._value))
+                rows[key] = self._value
+        if changes:
+            self._add("rows", tuple(changes), rows, xa=chance.random() < 0.3)
+
+    def define(self, kind: str) -> None:
+        """TRUNCATE, DROP and CREATE, or a change of rows that is not logged: it waits for whoever uses the table."""
+        if self.locked or any(view.has_read for view in self.views):
+            return
+        self.settle_all()
+        gone = {key: value for key, value in self.rows.items() if key % 2} if kind == "unlogged" else {}
+        self._add(kind, (), gone)
+        self.settle_all()
+        for view in self.views:
+            view.redefined = True
+
+    def rotate(self) -> None:
+        """A new file, which the extractor stages as a batch without rows."""
+        begin, self.end = self.end, Position(0, f"binlog.{self.end.number + 1:06d}", 4)
+        self.log.append(Entry("rotate", begin, self.end, (), dict(self.rows), self.number, ""))
+
+    def settle(self, chosen: int) -> None:
+        """The engine ends a transaction. MariaDB's ends them in the order of the log, except for an XA COMMIT."""
+        able = self.unseen
+        if self.flavor == "mariadb":
+            able = [one for one in self.unseen if one.xa] + [one for one in self.unseen if not one.xa][:1]
+        if able:
+            entry = able[chosen % len(able)]
+            self.unseen.remove(entry)
+            if entry.kind == "rows":
+                for _, key, _, value in entry.changes:
+                    self.engine.pop(key, None)
+                    if value is not None:
+                        self.engine[key] = value
+            else:
+                self.engine = dict(entry.then)
+
+    def settle_all(self) -> None:
+        while self.unseen:
+            self.settle(0)
+
+    def settle_named(self, gtids: str) -> None:
+        """The engine ends the transactions of a GTID set."""
+        wanted = GtidSet.parse(gtids)
+        while ready := [at for at, one in enumerate(self.unseen) if wanted.has(one.gtid)]:
+            self.settle(ready[0])
+
+    def open_view(self) -> View:
+        self.views.append(View(dict(self.engine)))
+        return self.views[-1]
+
+    @property
+    def committed(self) -> Position:
+        """Of MariaDB: the begin of the first transaction that the engine has not ended; an XA COMMIT does not count."""
+        return next((one.begin for one in self.unseen if not one.xa), self.end)
+
+    def at(self, place: Position) -> Rows:
+        """The rows by the log up to a place, of whatever timeline."""
+        own = replace(place, timeline=0)
+        return next((dict(one.then) for one in reversed(self.log) if one.end <= own), dict(self.before))
+
+    def _add(self, kind: str, changes: tuple[Change, ...], rows: Rows, *, xa: bool = False) -> None:
+        number = self.number + 1
+        gtid = {"mysql": f"{uuid(self.server_id)}:{number}", "mariadb": f"0-{self.server_id}-{number}"}
+        self._log(kind, changes, rows, number, gtid.get(self.flavor, ""), 100, xa=xa)
+
+    def _log(
+        self,
+        kind: str,
+        changes: tuple[Change, ...],
+        rows: Rows,
+        number: int,
+        gtid: str,
+        size: int,
+        *,
+        xa: bool,
+    ) -> None:
+        begin, self.end = self.end, replace(self.end, offset=self.end.offset + size)
+        self.rows = dict(rows)
+        self.log.append(Entry(kind, begin, self.end, changes, dict(rows), number, gtid, xa))
+        self.unseen.append(self.log[-1])
+
+
+def uuid(number: int) -> str:
+    return f"{number:08d}-0000-0000-0000-000000000000"
+
+
+class SearchedLog(Search):
+    """The product's search for a place, in the log of a server of the model: `server` is that."""
+
+    _server: Source  # type: ignore[assignment]
+
+    def head(self, file: str) -> Head:
+        before = [one for one in self._server.log if one.begin < Position(0, file, 4)]
+        begun_us = before[-1].ts_us + 1 if before else START_US - 1_000_000
+        return Head(begun_us, self._server.gtids(before), 1)
+
+    def begins(self, file: str) -> Iterator[Begin]:
+        for one in self._server.log:
+            if one.kind != "rotate" and one.begin >= Position(0, file, 4):
+                yield Begin(one.begin, one.ts_us, one.gtid)
