@@ -145,10 +145,11 @@ class Session:
             raise pymysql.err.OperationalError(2013, "Lost connection to server during query")
 
     def ping(self, **_: Any) -> None:
-        """Connects again, if the session has ended; the address stays with the server."""
-        if self._server.dead:
+        """Connects again, if the session has ended: to the same server, or to the one that its address leads to."""
+        if self._server.dead and not self._world.address_moves:
             raise pymysql.err.OperationalError(2003, "Can't connect to server")
-        if not self.open:
+        if self._server.dead or not self.open:
+            self._server = self._world.source
             self.open, self._view = True, None
             self._number += 1
 
@@ -190,6 +191,9 @@ class Session:
                 found = tuple((1, 4, 0, f"{source.log.index(one):04}") for one in source.unseen if one.xa)
                 source.settle(0)
                 return found
+            case ["SHOW", "GLOBAL"]:
+                identity = source.identity
+                return (("server_id", identity.removeprefix("server_id=")), ("server_uuid", identity))
             case ["SHOW", "VARIABLES"] | ["SET", _]:
                 pass
             case ["SHOW", "BINARY"] if sql == "SHOW BINARY LOGS":
@@ -262,6 +266,8 @@ class World:
     extractor: dict[str, TableCoverage] | None = None
     epoch: int = 0
     runs: int = 0
+    address_moves: bool = False
+    """Whether the address of a server that is gone leads to the one that took over."""
     target: Target = field(default_factory=lambda: Target.of(SCHEMA))
 
     def __post_init__(self) -> None:
@@ -453,6 +459,7 @@ class World:
         need not be dead."""
         if self.staged.server == self.source.identity and self.source.server_id < 4:
             staged = (self.staged.watermark_us - START_US) // APART_US
+            self.address_moves = chance.random() < 0.5
             self.source = self.source.taken_over(chance, staged)
 
     def _lead_on(self) -> None:

@@ -328,7 +328,7 @@ class _Reader:
         """A view of the table, and the sessions at the server that has it."""
         at, source, mariadb = self._sessions.tables, self._context.source, self._server.mariadb
         if self._sessions.beside and readable_there(at.control, schema, staged):
-            with standby_view(at.reader, at.control, staged, source, mariadb=mariadb) as view:
+            with standby_view(at.reader, at.control, staged, source, self._server) as view:
                 yield at, view
             require_nothing_else(at.control, self._sessions.source.control, source, mariadb=mariadb)
             return

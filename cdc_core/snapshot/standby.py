@@ -100,19 +100,19 @@ def find_standby(
 
 @contextmanager
 def standby_view(
-    reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint, source: str, *, mariadb: bool
+    reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint, source: str, server: ServerFacts
 ) -> Iterator[View]:
     """A view for the statements of `reader`, after everything before the end of what is staged.
 
-    reader, control: sessions at the replica. Raises RetryLater (snapshot.standby_behind, source.connection_lost).
+    reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater (snapshot.standby_behind, source.connection_lost).
     """
     run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=mariadb)
-    if mariadb:
+    await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
+    if server.mariadb:
         await_prepared(control)
     run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
     try:
-        yield View(staged.position, exact=False)
+        yield View(staged.position, exact=False, server=server)
     finally:
         if reader.open:
             run(reader, "ROLLBACK")

@@ -32,7 +32,16 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
 from cdc_core.snapshot import mariadb as engine
 from cdc_core.snapshot.copyable import require_view
-from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, logged_gtids, query
+from cdc_core.source.facts import (
+    LOST,
+    ServerFacts,
+    as_text,
+    end_position,
+    explained,
+    identity_of,
+    logged_gtids,
+    query,
+)
 from cdc_core.source.survey import is_transactional, locked_for_copies
 
 log = logging.getLogger(__name__)
@@ -55,10 +64,12 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An open read view: `low` of what it shows; exact: it shows nothing from `low` on either."""
+    """An open read view: `low` of what it shows; exact: it shows nothing from `low` on either. server: whose log `low`
+    is a place of."""
 
     low: Position
     exact: bool
+    server: ServerFacts
 
 
 @contextmanager
@@ -87,18 +98,18 @@ def read_view(
         require_view(schema, kind)
     quiet = _begin_while_quiet(reader, control, server, staged) if exact else None
     if quiet is not None:
-        view = View(quiet, exact=True)
+        view = View(quiet, exact=True, server=server)
     elif locked_for_copies(server, kind, keyed=not exact) or not (server.mariadb or staged.gtid_set):
-        view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
+        view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional, server=server)
     elif server.mariadb and exact:
-        view = View(_begin_at_place(reader, control, staged), exact=True)
+        view = View(_begin_at_place(reader, control, staged), exact=True, server=server)
     else:
         if server.mariadb:
             _await_committed(control, staged.position)
         elif not await_executed(control, staged.gtid_set, mariadb=False):
             raise _not_visible(str(staged.position))
         run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        view = View(staged.position, exact=False)
+        view = View(staged.position, exact=False, server=server)
     try:
         yield view
     finally:
@@ -107,8 +118,18 @@ def read_view(
 
 
 def high_of(connection: pymysql.Connection, view: View) -> Position:
-    """`high` of a view whose statements have ended."""
-    return view.low if view.exact else end_position(connection, view.low.timeline)
+    """`high` of a view whose statements have ended. Raises RetryLater (snapshot.other_server): the session was lost
+    meanwhile, and another server answers, whose places in the log say nothing of the view."""
+    high = view.low if view.exact else end_position(connection, view.low.timeline)
+    found = identity_of(connection, mariadb=view.server.mariadb)
+    if found != view.server.identity:
+        raise RetryLater(
+            f"The server changed while rows were read: it was {view.server.identity}, and {found} answers now.",
+            where=f"a read at {view.low}",
+            code="snapshot.other_server",
+            remedy="run `lockstep extract` first; what was read does not count, and is read again at the new server",
+        )
+    return high
 
 
 def _await_committed(control: pymysql.Connection, place: Position) -> None:

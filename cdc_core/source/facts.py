@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
@@ -186,13 +186,10 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     retention_s = int(float(value.get("binlog_expire_logs_seconds") or 0))
     if not retention_s:
         retention_s = int(float(value.get("expire_logs_days") or 0) * 86_400)
-    identity = value.get("server_uuid", "")
-    if mariadb or not identity:
-        identity = f"server_id={value['server_id']}"
     return ServerFacts(
         version=version,
         flavor="mariadb" if mariadb else "mysql",
-        identity=identity,
+        identity=_identity(value, mariadb=mariadb),
         server_id=int(value["server_id"]),
         log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
         binlog_format=value.get("binlog_format", "ROW").upper(),
@@ -212,6 +209,20 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
 
 
 @answers("source")
+@answers("source")
+@_understood
+def identity_of(connection: pymysql.Connection, *, mariadb: bool) -> str:
+    """ServerFacts.identity of the server that answers now: a session that was lost is opened again, wherever its
+    address leads by then."""
+    rows = query(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
+    return _identity({str(name).lower(): str(text) for name, text in rows}, mariadb=mariadb)
+
+
+def _identity(variables: Mapping[str, str], *, mariadb: bool) -> str:
+    found = variables.get("server_uuid", "")
+    return f"server_id={variables['server_id']}" if mariadb or not found else found
+
+
 @answers("source")
 @_understood
 def lower_case_names(connection: pymysql.Connection) -> bool:
