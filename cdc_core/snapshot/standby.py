@@ -104,7 +104,8 @@ def standby_view(
 ) -> Iterator[View]:
     """A view for the statements of `reader`, after everything before the end of what is staged.
 
-    reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater (snapshot.standby_behind, source.connection_lost).
+    reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater
+    (snapshot.standby_behind, source.connection_lost).
     """
     run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
