@@ -54,6 +54,7 @@ class _Shards:
     stay: tuple[str, ...]
     upto: Mapping[str, int]
     part_rows: int
+    after: Mapping[str, int]
 
 
 def shard_pieces(
@@ -67,11 +68,13 @@ def shard_pieces(
     shards: Sequence[int] | None = None,
     rows: int = 0,
     part_rows: int = 0,
+    after: Mapping[str, int] | None = None,
 ) -> list[Piece[_Shards]]:
     """The work of writing the rows of filtered files. arrivals: write all but x rows, which are
     included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
     was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
-    only these. rows: about how many there are. part_rows: as in parts.write_rows."""
+    only these. rows: about how many there are. part_rows: as in parts.write_rows. after: by shard, the number of the
+    transaction with its arrivals."""
     stay = tuple(one.version.hex().upper() + one.key.decode() for one in unfit)
     numbers = list(range(len(destination.shards)) if shards is None else shards)
     several = max(min(len(numbers), table_tasks.most_tasks(job)), 1)
@@ -79,7 +82,15 @@ def shard_pieces(
         Piece(
             destination,
             rows // several,
-            _Shards(tuple(numbers[at::several]), tuple(paths), arrivals, stay, dict(upto or {}), part_rows),
+            _Shards(
+                tuple(numbers[at::several]),
+                tuple(paths),
+                arrivals,
+                stay,
+                dict(upto or {}),
+                part_rows,
+                dict(after or {}),
+            ),
         )
         for at in range(several)
     ]
@@ -121,6 +132,7 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
                 ledger=shards.arrivals,
                 quarantine=destination.quarantine,
                 pipeline=shard.writer,
+                after=shards.after.get(shard.facts.name, 0),
             )
             result = write_rows(
                 shard.server,
@@ -185,8 +197,9 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
                 _set_aside(job, table, unfit)
             if places[table.table].moving:
                 departing[table.table] = shard_pieces(
-                    job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows
-                )
+                    job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows,
+                    after={one.counts.shard: one.counts.number for one in arrived[table.table]},
+                )  # fmt: skip
     departed = all_written(departing)
     for table in tables:
         if table.table in errors:

@@ -123,7 +123,8 @@ class ShardWrite:
     """What is written where. placement: which rows the table is for (ShardTable.placement). freshness: as in
     config.TargetTable. ledger: note the counts (a second pass notes only that it was). quarantine: rows that the table
     rejects are left out, instead of an error. pipeline: the one that writes, which a fence may let through. part: None
-    for all rows of the run."""
+    for all rows of the run. after: of a second pass, the number of the run's first transaction; 0 where there was none.
+    """
 
     run_id: str
     logical: str
@@ -134,6 +135,7 @@ class ShardWrite:
     quarantine: bool = False
     pipeline: str = ""
     part: Part | None = None
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,24 +226,27 @@ def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
     connection.begin()
     require_no_fence(cursor, write.facts, write.pipeline)
     keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
-    if write.part and write.part.before:
-        _require_part_before(cursor, write, write.part)
+    part, named = write.part, (write.run_id, write.facts.table)
+    if part and part.before:
+        # As the part before this one has left it, or this one itself, whose commit was not answered.
+        _require_written(cursor, write, "at IN (%s, %s)", (*named, part.after, part.mark))
+    elif write.after:
+        _require_written(cursor, write, "number >= %s", (*named, write.after))
 
 
-def _require_part_before(cursor: Any, write: ShardWrite, part: Part) -> None:
-    """The ledger row is as the part before this one has left it, or this one itself, whose commit was not answered. A
-    server that shows that has all parts so far. Raises RetryLater (target.parts_lost)."""
+def _require_written(cursor: Any, write: ShardWrite, as_left: str, arguments: Sequence[Any]) -> None:
+    """The ledger row is as this run has left it: a server that shows that has all that the run has written so far.
+    Raises RetryLater (target.parts_lost)."""
     cursor.execute(
-        f"SELECT COUNT(*) FROM {LEDGER} WHERE run_id = %s AND table_name = %s AND at IN (%s, %s)",
-        (write.run_id, write.facts.table, part.after, part.mark),
+        f"SELECT COUNT(*) FROM {LEDGER} WHERE run_id = %s AND table_name = %s AND {as_left}", tuple(arguments)
     )
     if not cursor.fetchone()[0]:
         raise RetryLater(
-            "The parts of this run that were written before are not in the table any longer, or another task writes "
-            "the same run: the server may have failed over, or the table may have been created again.",
+            "What this run has written to the table before is not in it, or another task writes the same run: the "
+            "server may have failed over, or the table may have been created again.",
             where=write.facts.name,
             code="target.parts_lost",
-            remedy="run the task again: it writes all parts; no batch was marked as consumed",
+            remedy="run the task again: it writes everything; no batch was marked as consumed",
         )
 
 

@@ -592,6 +592,22 @@ def test_a_row_that_left_the_shard_is_removed_but_not_counted(table: Table) -> N
     assert table.write([shop("u", 1, "a", 1, 15)]).stale == 1
 
 
+def test_rows_do_not_leave_a_shard_whose_arrivals_were_lost_in_between(table: Table) -> None:
+    """The server has failed over: without an error the second pass would note the run as written there."""
+    first = table.write([shop("u", 1, "a", 1, 10)])
+    leaving, ledger = [shop("x", 1, "a", 1, 20)], f"{table.facts.database}._lockstep_ledger"
+    [counted] = table.query(f"SELECT COUNT(*) FROM {ledger}")
+    table.query(f"DELETE FROM {ledger}")
+    with pytest.raises(RetryLater) as caught:
+        table.write(leaving, ledger=False, after=first.number)
+    assert caught.value.code == "target.parts_lost"
+    assert (table.query(f"SELECT COUNT(*) FROM {ledger}"), counted) == ([(0,)], (1,))
+    again = table.write([shop("u", 1, "a", 1, 10)])
+    for _ in range(2):  # and once more, where the commit was not answered
+        assert table.write(leaving, ledger=False, after=again.number).number > again.number
+    assert table.rows() == []
+
+
 def test_a_missing_grant_is_refused_by_its_name(table: Table) -> None:
     user = f"u{random.randrange(10**9)}"
     table.write([shop("u", 1, "a", 1, 10)])
