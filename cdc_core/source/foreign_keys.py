@@ -63,14 +63,16 @@ class ForeignKey:
 @answers("source")
 def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
     """All that the account sees. Raises what a query raises."""
-    rules = {
-        (as_text(row[0]), as_text(row[1]), as_text(row[2])): (as_text(row[3]), as_text(row[4]))
-        for row in query(connection, _RULES)
-    }
     columns: dict[tuple[str, str, str], list[tuple[str, Name, str]]] = {}
     for row in query(connection, _COLUMNS):
         database, table, name, column, *parent, referenced = map(as_text, row)
         columns.setdefault((database, table, name), []).append((column, (parent[0], parent[1]), referenced))
+    if not columns:  # each of these views takes MariaDB half a second for 3,000 tables
+        return ()
+    rules = {
+        (as_text(row[0]), as_text(row[1]), as_text(row[2])): (as_text(row[3]), as_text(row[4]))
+        for row in query(connection, _RULES)
+    }
     shown = _shown(connection, {key[:2] for key in columns.keys() - rules.keys()})
     return tuple(
         ForeignKey(
