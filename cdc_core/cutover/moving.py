@@ -187,8 +187,19 @@ class Moving:
         undo_made(self.work, self.cutover)
         self.release()
         self._catch_up()
-        patiently(self.require, self.work.told)  # whoever has the lease now may be further
+        try:
+            patiently(self.require, self.work.told)  # whoever has the lease now may be further
+        except RetryLater:
+            if self._is_rolled_back():
+                close_again(self.work, self.cutover, self.token)
+            raise
         close_again(self.work, self.cutover, self.token)
+
+    def _is_rolled_back(self) -> bool:
+        """Whether another process has rolled it back, and none has begun a cutover since: then nobody else closes what
+        this process has opened after it had lost the cutover."""
+        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.told)
+        return there is not None and there.cutover_id == self.cutover.cutover_id and there.state == State.ROLLED_BACK
 
     def _catch_up(self) -> None:
         """A move of this process may have been made although meta gave no answer."""

@@ -3,7 +3,8 @@
 What has the token of a cutover's process (`Moving.token`) is undone by whoever comes to it first: that process, or the
 one that has the cutover now. Neither can undo what another process has made, however late it does so. It does
 no harm to release the application late either: locks and gates of that process keep its writes out. The gates of the
-new tables are closed again only by the process that has the cutover.
+tables that it leads to, which it had opened, are closed again by the process that has the cutover; by one that has lost
+it only where another has rolled it back, since then nobody opens them.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 
 from tests.acceptance.cutover_cases import (
@@ -46,6 +47,7 @@ from tests.acceptance.moving_shop import (
     TABLES,
     Application,
     Shop,
+    execute,
     goes_on,
     settled,
     shop,
@@ -214,6 +216,10 @@ def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
         switched = state == ("WATCH" if there else "COMPLETE")
         with application.still():
             equal_on_both_sides(made, application, switched=switched == there)
+        if not there and not switched:
+            for table in TABLES:
+                with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+                    execute(made.source, f"UPDATE {made.name}.{table} SET n = 5 WHERE id = 1000")
         if not there:  # the cutover by which the application came to the new tables
             assert made.cutover("status", "shop.yaml")["state"] == ("BACK" if switched else "WATCH")
         ended = SWITCHED if switched else ROLLED_BACK
