@@ -198,15 +198,19 @@ class Moving:
     def _is_rolled_back(self) -> bool:
         """Whether another process has rolled it back, and none has begun a cutover since: then nobody else closes what
         this process has opened after it had lost the cutover."""
+        there = self._in_meta()
+        return there is not None and there.state == State.ROLLED_BACK
+
+    def _in_meta(self) -> Cutover | None:
+        """The cutover as meta has it; None if another has begun since."""
         there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.told)
-        return there is not None and there.cutover_id == self.cutover.cutover_id and there.state == State.ROLLED_BACK
+        return there if there is not None and there.cutover_id == self.cutover.cutover_id else None
 
     def _catch_up(self) -> None:
         """A move of this process may have been made although meta gave no answer."""
-        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.told)
+        there = self._in_meta()
         if (
             there is not None
-            and there.cutover_id == self.cutover.cutover_id
             and there.state in (*HELD, State.SWITCHING)
             and self.state in (*HELD, State.CHASE)
             and there.details.get("arming") in (None, "", self.token)

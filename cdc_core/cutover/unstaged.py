@@ -79,7 +79,8 @@ class StagedTables:
                 if batch.end > place and (said := _noted(batch, store)):
                     return f"the log of source {source} has more than changes of rows: {said}"
             for table, one in sorted(self.meta.coverage(source).tables.items()):
-                if one.latest_seq >= place.seq and self._taken(one, table) and (one.cascaded or not _harmless(one)):
+                lost = one.cascaded or one.how is not How.EMPTY  # one that is seen to be empty has lost no change
+                if lost and one.latest_seq >= place.seq and self._taken(one, table):
                     return _happened(table, source, one)
         return ""
 
@@ -101,11 +102,6 @@ def _noted(batch: BatchRow, store: ObjectStore) -> str:
         return ""
     isolated = notes(manifests.read(store, batch.source, batch.begin).isolated)
     return "; ".join(one for one in batch.notes if one not in isolated)
-
-
-def _harmless(coverage: TableCoverage) -> bool:
-    """A table that is seen to be empty has lost no change."""
-    return coverage.how is How.EMPTY
 
 
 def _happened(table: str, source: str, coverage: TableCoverage) -> str:

@@ -142,7 +142,7 @@ def status(
     for table, one in covered.items():
         if one.how is How.COPIED and one.whole:
             found[table] = CopyStatus(table, CopyState.COPIED, copied_to=one.place)
-        elif not one.whole and one.how.captured and not one.gone:
+        elif one.due:
             why = refused.get(copied_table(source, table))
             state = CopyState.PENDING if why is None else CopyState.REFUSED
             found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)

@@ -131,6 +131,11 @@ class TableCoverage:
         return self.how.whole and not self.cascaded
 
     @property
+    def due(self) -> bool:
+        """Whether something is missing that a copy can bring."""
+        return not self.whole and self.how.captured and not self.gone
+
+    @property
     def latest_seq(self) -> int:
         """Of what it says, the order key of the last that happened."""
         return max(self.seq, self.cascaded_seq)

@@ -10,8 +10,6 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
 
-_MISSED = frozenset({How.UNLOGGED, How.CAPTURED_AGAIN, How.ABANDONED})
-
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
@@ -45,9 +43,7 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     found = {
         table: PendingTable(table, lacks(table, source, one), one.rows, one.how, one.cascaded)
         for table, one in coverage.items()
-        if (one.how is How.EXISTING or one.how in _MISSED or (one.cascaded and one.how.captured))
-        and not one.gone
-        and not (on_new == "stream" and one.found_later)
+        if one.due and not (on_new == "stream" and one.found_later)
     }
     for table, copy in begun.items():
         known = coverage.get(table)

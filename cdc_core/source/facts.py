@@ -209,7 +209,6 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
 
 
 @answers("source")
-@answers("source")
 @_understood
 def identity_of(connection: pymysql.Connection, *, mariadb: bool) -> str:
     """ServerFacts.identity of the server that answers now: a session that was lost is opened again, wherever its
