@@ -190,6 +190,16 @@ class Shop:
         assert len(dict(found)) == len(found), "a row is there twice"
         return dict(found)
 
+    def refuses_late_writes(self) -> None:
+        """Whoever has not heard that the application has been led away gets an error where it wrote before."""
+        left_old = self.place_of_application() == "new"
+        place = f"{self.name}.{{}}" if left_old else f"{self.name}_0.{{}}_0"
+        for table in TABLES:
+            with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+                execute(
+                    self.source if left_old else self.target, f"UPDATE {place.format(table)} SET n = 5 WHERE id = 1000"
+                )
+
     def called(self) -> list[list[str]]:
         path = self.folder / "called"
         return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
