@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,11 +38,12 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
 
-SOURCE_DATABASE, TARGET_DATABASE, PLAIN = "line", "line_target", "line_plain"
+SOURCE_DATABASE, TARGET_DATABASE, BEFORE, PLAIN = "line", "line_target", "line_before", "line_plain"
 COLUMNS = (
     "id BIGINT PRIMARY KEY, customer INT UNSIGNED NOT NULL, amount DECIMAL(14,2) NOT NULL, status VARCHAR(8) NOT NULL, "
     "note VARCHAR(60) NOT NULL, created DATETIME(3) NOT NULL"
 )
+NAMES = tuple(one.split()[0] for one in COLUMNS.split(", "))
 _CHUNK = 10_000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -319,22 +321,39 @@ class Place:
         return [f"t{number:03}" for number in range(self.workload.tables)]
 
     def create(self, database: str, shards: int) -> None:
+        """Empty tables. shards: 0 for tables that are named as at the source."""
         tables = [
-            f"CREATE TABLE {database}.{name}_{shard} ({COLUMNS})" for name in self.names() for shard in range(shards)
+            f"CREATE TABLE {database}.{one} ({COLUMNS})" for name in self.names() for one in _places(name, shards)
         ]
         _execute(self.target, None, [f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}", *tables])
 
+    def copy(self, of: str, shards: int, to: str) -> None:
+        """Tables with the rows that others have now."""
+        self.create(to, 0)
+        columns = ", ".join(NAMES)
+        _execute(self.target, None, [
+            f"INSERT INTO {to}.{name} ({columns}) SELECT {columns} FROM {of}.{one} ORDER BY id"
+            for name in self.names()
+            for one in _places(name, shards)
+        ])  # fmt: skip
+
     def require_equal(self, database: str, way: str, shards: int) -> None:
-        names = [one.split()[0] for one in COLUMNS.split(", ")]
-        text = f"COALESCE(SUM(CRC32(CONCAT_WS(',', {', '.join(names)}))), 0), COUNT(*)"
+        text = f"COALESCE(SUM(CRC32(CONCAT_WS(',', {', '.join(NAMES)}))), 0), COUNT(*)"
         for name in self.names():
             [[ours, count]] = _execute(self.source, None, [f"SELECT {text} FROM {SOURCE_DATABASE}.{name}"])
             theirs = [
-                _execute(self.target, None, [f"SELECT {text} FROM {database}.{name}_{shard}"])[0]
-                for shard in range(shards)
+                _execute(self.target, None, [f"SELECT {text} FROM {database}.{one}"])[0]
+                for one in _places(name, shards)
             ]
             if (ours, count) != (sum(one[0] for one in theirs), sum(one[1] for one in theirs)):
                 raise SystemExit(f"{way} ended with other rows than the source's in {name} of {self.workload.name}")
+
+    def manifests(self) -> frozenset[str]:
+        return frozenset(info.path for info in open_stage(self.pipeline.stage).list("manifests/"))
+
+
+def _places(name: str, shards: int) -> list[str]:
+    return [f"{name}_{shard}" for shard in range(shards)] or [name]
 
 
 @contextmanager
@@ -385,13 +404,12 @@ targets:
         yield place
 
 
-def decoded(place: Place) -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of the newest staged batches of each table as Python objects, in the order of the log."""
+def decoded(place: Place, known: frozenset[str]) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of each table as Python objects, in the order of the log. known: manifests to leave out."""
     store = open_stage(place.pipeline.stage)
     found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     notes = {one.name for one in BOOKKEEPING} | {"_before"}
-    paths = sorted(info.path for info in store.list("manifests/"))
-    for path in paths:
+    for path in sorted(place.manifests() - known):
         for part in Manifest.from_bytes(store.get(path)).parts:
             with store.open_input(part.path) as file:
                 table = pq.read_table(file)
@@ -403,13 +421,12 @@ def decoded(place: Place) -> dict[str, list[tuple[Any, ...]]]:
 
 def executemany(place: Place, rows: Mapping[str, list[tuple[Any, ...]]]) -> float:
     """Seconds of a plain loop, a transaction for each 10,000 rows of a table."""
-    names = [one.split()[0] for one in COLUMNS.split(", ")]
-    changes = ", ".join(f"{name} = VALUES({name})" for name in names[1:])
+    changes = ", ".join(f"{name} = VALUES({name})" for name in NAMES[1:])
     started_s = time.perf_counter()
     with place.target.connect(PLAIN) as connection, connection.cursor() as cursor:
         for table, found in rows.items():
             sql = (
-                f"INSERT INTO {table}_0 ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))}) "
+                f"INSERT INTO {table} ({', '.join(NAMES)}) VALUES ({', '.join(['%s'] * len(NAMES))}) "
                 f"ON DUPLICATE KEY UPDATE {changes}"
             )
             for low in range(0, len(found), _CHUNK):
@@ -478,8 +495,11 @@ def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result
             workload.before(place.source, rows)
             place.lockstep("extract")
             place.apply()
-        peers = peers and workload.before is None and not workload.merged  # they begin with the same empty tables
+        peers = peers and not workload.merged
+        if peers:
+            place.copy(TARGET_DATABASE, workload.shards, BEFORE)  # every way begins with these rows
         [since] = _execute(place.source, None, ["SHOW BINARY LOGS"])[-1:]
+        known = place.manifests()
         workload.write(place.source, rows)
         started_s = time.perf_counter()
         place.lockstep("extract")
@@ -488,17 +508,16 @@ def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result
         if not workload.merged:
             place.require_equal(TARGET_DATABASE, "lockstep", workload.shards)
         found: dict[str, float] = {}
-        if peers:
-            place.create(PLAIN, 1)
-            found["executemany"] = executemany(place, decoded(place))
-            place.require_equal(PLAIN, "executemany", 1)
-            _execute(place.target, None, [
-                f"DROP DATABASE {PLAIN}", f"CREATE DATABASE {PLAIN}",
-                *(f"CREATE TABLE {PLAIN}.{name} ({COLUMNS})" for name in place.names()),
-            ])  # fmt: skip
-            seconds = replayed(place, (since[0], int(since[1])), PLAIN)
+        ways: dict[str, Callable[[], float | None]] = {
+            "executemany": partial(executemany, place, decoded(place, known) if peers else {}),
+            "mysqlbinlog \\| mysql": partial(replayed, place, (since[0], int(since[1])), PLAIN),
+        }
+        for name, way in ways.items() if peers else ():
+            place.copy(BEFORE, 0, PLAIN)
+            seconds = way()
             if seconds is not None:
-                found["mysqlbinlog \\| mysql"] = seconds
+                found[name] = seconds
+                place.require_equal(PLAIN, name, 0)
         return Result(workload, rows, extract_s, steps, found)
 
 
