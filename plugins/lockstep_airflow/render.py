@@ -48,6 +48,7 @@ from lockstep_airflow.window import (
     REPAIR,
     REQUEUE,
     RESTART,
+    SHARDS,
     SOURCE,
     TABLE,
     TABLES,
@@ -404,6 +405,14 @@ def _reshard_params(spec: DagSpec) -> dict[str, Param]:
             title="Connections",
             description="Servers of the new databases, as in airflow:shards: one, or one for each database. Empty: "
             "the old one.",
+        ),
+        SHARDS: Param(
+            None,
+            type=["null", "string"],
+            pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$",
+            title="Former shards",
+            description="After a cutover: only these shards, as in 0-7,12, by a pipeline of their own. Empty: all of "
+            "them.",
         ),
     }
     if len(spec.targets) > 1:

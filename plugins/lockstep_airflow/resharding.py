@@ -20,7 +20,7 @@ from lockstep_airflow.commands import CommandOperator
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.specs import FILL
-from lockstep_airflow.window import CONNECTIONS, DATABASE, LAYOUT, TARGET
+from lockstep_airflow.window import CONNECTIONS, DATABASE, LAYOUT, SHARDS, TARGET
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -50,7 +50,12 @@ class ReshardOperator(CommandOperator):
                 )
             arguments = ["verify", self.file, "--target", filled["new_target"]]
         else:
-            asked = {"--to": params[LAYOUT], "--target": params.get(TARGET), "--database": params.get(DATABASE)}
+            asked = {
+                "--to": params[LAYOUT],
+                "--target": params.get(TARGET),
+                "--database": params.get(DATABASE),
+                "--shards": params.get(SHARDS),
+            }
             arguments = ["reshard", "run" if self.command == FILL else self.command, self.file]
             arguments += [part for name, value in asked.items() if value for part in (name, str(value))]
             arguments += [part for one in connections for part in ("--connection", str(one))]

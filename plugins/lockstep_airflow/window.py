@@ -39,6 +39,7 @@ REPAIR = "repair"
 DIRECTION = "direction"
 REHEARSE = "rehearse"
 LAYOUT = "layout"
+SHARDS = "shards"
 DATABASE = "database"
 CONNECTIONS = "connections"
 

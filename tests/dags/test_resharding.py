@@ -39,6 +39,8 @@ def executed(file: Path, command: str, said: dict[str, Any] | None = None, **par
 def test_the_tasks_fill_a_target_with_another_layout_and_prove_it(made: Shop, caplog: pytest.LogCaptureFixture) -> None:
     made("run", "shop.yaml")
     asked = {"layout": "2x4", "connections": ["env:NEW"], "database": f"{made.name}_new_{{d}}"}
+    with pytest.raises(AirflowFailException, match=r"reshard\.shards"):  # not before a cutover
+        executed(made.file, "plan", **asked, shards="0")
     assert "shards_2x4" in executed(made.file, "plan", **asked)["text"]
     assert "2x4" not in made.file.read_text()
     said = executed(made.file, "fill", **asked)

@@ -207,6 +207,10 @@ def test_a_target_with_shards_gets_another_layout_by_a_dag_of_its_own(write_pipe
     for wrong in ("16", "0x4", "16x16; drop"):
         with pytest.raises(ParamValidationError):
             dag.params["layout"] = wrong
+    dag.params["shards"] = "0-7,12"
+    for wrong in ("", "0-", "7;12"):
+        with pytest.raises(ParamValidationError):
+            dag.params["shards"] = wrong
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
