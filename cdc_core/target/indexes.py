@@ -13,8 +13,9 @@ So wherever a process is killed, the row says what the table lacks. The next pro
 and then removes the row: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
 An index that is there by then, by its name or by its columns, is not added again.
 
-Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions.
-No statement of Lockstep needs one of the others.
+Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions,
+nor those of a table of which a foreign key needs one. No statement of Lockstep needs one of the others.
+In the end the table is defined as before, to the letter: `lockstep ddl` compares the shards of a table by that.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pymysql
 
 from cdc_core.connections import GONE, Server, quote, resolve
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import NO_TABLE, number_of, translating
+from cdc_core.target.faults import NO_TABLE, denied, number_of, translated, translating
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
@@ -70,11 +71,12 @@ Parts = tuple[tuple[str, int | None, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class DueIndex:
-    """sql: as SHOW CREATE TABLE has it, which ADD takes."""
+    """sql: as SHOW CREATE TABLE has it, which ADD takes. alone: no index that stayed has the same columns."""
 
     name: str
     parts: Parts
     sql: str
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +122,14 @@ def _read(due: str) -> tuple[DueIndex, ...]:
             str(one["name"]),
             tuple((str(column), prefix, bool(descending)) for column, prefix, descending in one["parts"]),
             str(one["sql"]),
+            bool(one.get("alone", True)),  # notes of an earlier version do not say it
         )
         for one in (json.loads(due) if due else ())
     )
 
 
 def _written(due: Sequence[DueIndex]) -> str:
-    return json.dumps([{"name": one.name, "parts": one.parts, "sql": one.sql} for one in due], ensure_ascii=False)
+    return json.dumps([asdict(one) for one in due], ensure_ascii=False)
 
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
@@ -148,7 +151,8 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
             return False
         cursor.execute(f"UPDATE {quote(database, INDEXES)} SET due = %s WHERE table_name = %s", (_written(due), table))
         try:
-            cursor.execute(f"SET SESSION lock_wait_timeout = {DROP_WAIT_S}")
+            # With checks off, MariaDB drops an index that a foreign key needs, and takes no row into its child table.
+            cursor.execute(f"SET SESSION foreign_key_checks = 1, lock_wait_timeout = {DROP_WAIT_S}")
             dropped = ", ".join(f"DROP INDEX {quote(one.name)}" for one in due)
             cursor.execute(f"ALTER TABLE {quote(database, table)} {dropped}")
         except pymysql.err.MySQLError as error:
@@ -162,16 +166,23 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
 
 
 def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
+    """In the order in which the table has them. None that is before one that stays and would be after it then: servers
+    put unique indexes first, FULLTEXT ones and those on expressions last, but SPATIAL ones where they were added."""
     cursor.execute(f"SHOW CREATE TABLE {quote(there.database, there.table)}")
-    text = cursor.fetchone()[1]
-    lines = [line.strip().removesuffix(",") for line in str(text).splitlines()]
-    found = []
-    for index in there.indexes:
-        if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts):
-            # The server's own words, so that the index is what it was in everything that no view of it shows.
-            mine = [line for line in lines if line.startswith(f"KEY {quote(index.name)} (")]
-            found += [DueIndex(index.name, _parts(index), one) for one in mine]
-    return tuple(found)
+    # Not splitlines: a comment may have characters that it takes for line ends. Servers escape those that end a line.
+    lines = [line.strip(" ").removesuffix(",") for line in str(cursor.fetchone()[1]).split("\n")]
+    stays = [f"{one.kind} KEY {quote(one.name)} (" for one in there.indexes if one.kind not in ("BTREE", "FULLTEXT")]
+    last = max((at for at, line in enumerate(lines) if line.startswith(tuple(stays))), default=-1)
+    # The server's own words, so that the index is what it was in everything that no view of it shows.
+    may_wait = {
+        f"KEY {quote(index.name)} (": index
+        for index in there.indexes
+        if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts)
+    }
+    found = [(may_wait[one], line) for line in lines[last + 1 :] for one in may_wait if line.startswith(one)]
+    names = {index.name for index, _ in found}
+    stay = {_parts(one) for one in there.indexes if one.name not in names}
+    return tuple(DueIndex(one.name, _parts(one), line, _parts(one) not in stay) for one, line in found)
 
 
 def _parts(index: IndexDefinition) -> Parts:
@@ -180,7 +191,7 @@ def _parts(index: IndexDefinition) -> Parts:
 
 def build(connection: pymysql.Connection[Any], database: str, table: str) -> None:
     """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
-    table's lock. Raises PyMySQL's errors, after which they are still due."""
+    table's lock. Raises Refused (target.index), and PyMySQL's errors, after which they are still due."""
     with connection.cursor() as cursor:
         due = _noted(cursor, database).get(table)
         if due is None:
@@ -197,7 +208,7 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
             except pymysql.err.MySQLError as error:
                 # Somebody has just added one.
                 if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
-                    raise
+                    raise _refusal(error, f"{database}.{table}") from None
         cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
 
 
@@ -212,25 +223,43 @@ def _add(cursor: Any, statement: str) -> None:
         cursor.execute(f"{statement}, ALGORITHM=COPY")
 
 
+def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
+    """What to raise where the server adds no index: for one that it would never take, Refused."""
+    if denied(error) or translated(error, where=table).retriable:
+        return error
+    return Refused(
+        f"The server does not take indexes that the table had before its first load: {reason(error)}.",
+        where=table,
+        code="target.index",
+        remedy=f"the column due of {INDEXES} in its database has their definitions. Alter the table so that it takes "
+        "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
+        "again",
+    )
+
+
 def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[DueIndex]:
     """None of a table that was dropped."""
     if there is None:
         return []
-    names = {index.name.lower() for index in there.indexes}
+    names = {index.name.lower(): index for index in there.indexes}
     known = {_parts(index) for index in there.indexes if index.kind == "BTREE" and not index.hidden}
     found = []
     for one in due:
         gone = [column for column, _, _ in one.parts if column not in there.by_name]
+        named = names.get(one.name.lower())
         if gone:
             log.warning("%s: its index %s is not built: the column %s is gone", there.name, one.name, gone[0])
-        elif one.name.lower() not in names and one.parts not in known:
+        elif named is not None and _parts(named) != one.parts:
+            log.warning("%s: its index is not built, since another one has its name: %s", there.name, one.sql)
+        elif named is None and not (one.alone and one.parts in known):
             found.append(one)
     return found
 
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
     """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
-    the indexes stay due. Raises what altering raises, of the first table, after all others are done."""
+    the indexes stay due. Raises Refused (target.index) and what altering raises, of the first table, after all others
+    are done."""
     listed = list(tables)
     if not listed:
         return
@@ -316,7 +345,7 @@ def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[I
 
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
-    (target.busy), and as `with_due`."""
+    (target.busy), Refused (target.index), and as `with_due`."""
     for reference, tables in places.items():
         with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
             noted = {database: _noted(cursor, database) for database in dict(tables)}
