@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -35,7 +35,7 @@ from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
 from cdc_core.target.faults import NO_TABLE, denied, number_of, translated, translating
-from cdc_core.target.load import altering_session
+from cdc_core.target.load import IDLE_S, altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
 
@@ -280,14 +280,13 @@ def _built_now_or_later(one: IndexedTable) -> None:
 
 
 @contextmanager
-def _alone(one: IndexedTable) -> Iterator[pymysql.Connection[Any]]:
-    """A session with the lock of the table. Raises RetryLater (target.busy) at once if another one has it."""
-    with (
-        altering_session(one.server, one.reference) as connection,
-        connection.cursor() as cursor,
-        tables_locked(cursor, [one.name], wait_s=0),
-    ):
-        yield connection
+def _alone(one: IndexedTable, wait_s: int = 0) -> Iterator[pymysql.Connection[Any]]:
+    """A session with the lock of the table. Raises RetryLater (target.busy) if another one keeps it for longer."""
+    with altering_session(one.server, one.reference) as connection, connection.cursor() as cursor:
+        # Of a process that is stopped, the lock must not keep everybody from writing.
+        cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
+        with tables_locked(cursor, [one.name], wait_s=wait_s):
+            yield connection
 
 
 @contextmanager
@@ -332,13 +331,20 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[IndexedTable]:
     """Those of the tables that have indexes that are due. Raises what connecting raises, and what target.faults makes
     of the servers' errors."""
+    return _among(places, environ, due_in)
+
+
+def _among(
+    places: Places, environ: Mapping[str, str] | None, found_in: Callable[[Any, str], Collection[str]]
+) -> list[IndexedTable]:
+    """Those of the tables that a function finds, given a cursor and the database."""
     found = []
     for reference, tables in places.items():
         server = resolve(reference, environ)
         with altering_session(server, reference) as connection, connection.cursor() as cursor:
-            due = {database: due_in(cursor, database) for database in dict(tables)}
+            listed = {database: found_in(cursor, database) for database in dict(tables)}
         found += [
-            IndexedTable(server, reference, database, table) for database, table in tables if table in due[database]
+            IndexedTable(server, reference, database, table) for database, table in tables if table in listed[database]
         ]
     return found
 
@@ -346,14 +352,9 @@ def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[I
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
     (target.busy), Refused (target.index), and as `with_due`."""
-    for reference, tables in places.items():
-        with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
-            noted = {database: _noted(cursor, database) for database in dict(tables)}
-            for database, table in tables:
-                if table in noted[database]:
-                    name = f"{database}.{table}"
-                    with translating(name), tables_locked(cursor, [name], wait_s=SETTLE_WAIT_S):
-                        build(connection, database, table)
+    for one in _among(places, environ, _noted):
+        with translating(one.name), _alone(one, SETTLE_WAIT_S) as connection:
+            build(connection, one.database, one.table)
 
 
 def indexes_due(table: str) -> RetryLater:

@@ -314,6 +314,40 @@ def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Ma
     assert (made.names, made.noted) == (ALL, [])
 
 
+@pytest.mark.parametrize("at", ["drop", "build", "cutover"])
+def test_a_process_that_is_stopped_keeps_nobody_from_the_table(
+    made: Made, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    before = made.definition
+    if at != "drop":
+        with suppress(Killed), built_after([made.table]):
+            raise Killed
+    others: list[int] = []
+
+    def stopped(*arguments: Any, of: Any = indexes.read_definitions) -> Any:
+        """Until another process has got the lock that this one has."""
+        with (
+            altering_session(made.table.server, "test") as session,
+            session.cursor() as cursor,
+            tables_locked(cursor, [made.table.name]),
+        ):
+            others.append(1)
+        return of(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(indexes, "IDLE_S", 1)
+        patched.setattr(indexes, "read_definitions", stopped)
+        if at == "drop":
+            with built_after([made.table]):
+                assert (others, made.definition) == ([1], before)
+        else:
+            with pytest.raises(RetryLater):
+                build_due([made.table]) if at == "build" else settle(made.places, made.pair.environ)
+            assert (others, made.due) == ([1], [made.table])
+    settle(made.places, made.pair.environ)
+    assert (made.definition, made.noted) == (before, [])
+
+
 def test_what_is_there_already_is_not_added_again(made: Made) -> None:
     with suppress(Killed), built_after([made.table]):
         raise Killed
