@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from cdc_core.connections import GONE, Server, quote, resolve
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import NO_TABLE, denied, number_of, translated, translating
+from cdc_core.target.faults import BUSY, NO_TABLE, denied, number_of, translated, translating
 from cdc_core.target.load import IDLE_S, altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
@@ -48,8 +49,11 @@ AT_ONCE = 4
 """Sessions that build indexes of a target side by side."""
 DROP_WAIT_S = 5
 """For the metadata lock of an empty table: if somebody has it, the indexes stay."""
-BUILD_WAIT_S = 60
-"""For that of a table with rows: if somebody has it, the indexes are still due."""
+BUILD_WAIT_S, BUILD_TRIES = 2, 20
+"""For that of a table with rows, a second apart: if somebody has it each time, the indexes are still due. Queries of
+the table that come meanwhile wait, too."""
+END_WAIT_S = 60
+"""For the same lock at the end of the statement. Without it, all that the statement has done is undone."""
 SETTLE_WAIT_S = LOCK_WAIT_S
 """For a run that writes to the table, before a cutover."""
 _BUILD_ATTEMPTS = 3
@@ -196,11 +200,11 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
         due = _noted(cursor, database).get(table)
         if due is None:
             return
-        cursor.execute(f"SET SESSION lock_wait_timeout = {BUILD_WAIT_S}")
         for attempt in range(1, _BUILD_ATTEMPTS + 1):
             missing = _missing(due, read_definitions(connection, database, [table]).get(table))
             if not missing:
                 break
+            _await_readers(cursor, quote(database, table))
             try:
                 _add(cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {one.sql}' for one in missing)}")
                 log.info("%s.%s: %d indexes built", database, table, len(missing))
@@ -210,6 +214,21 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
                 if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
                     raise _refusal(error, f"{database}.{table}") from None
         cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
+
+
+def _await_readers(cursor: Any, table: str) -> None:
+    """Until a statement has had the metadata lock of the table. Raises PyMySQL's errors."""
+    cursor.execute(f"SET SESSION lock_wait_timeout = {BUILD_WAIT_S}")
+    for left in reversed(range(BUILD_TRIES)):
+        try:
+            # It takes the lock with which adding an index begins, and does nothing else: InnoDB has no such keys.
+            cursor.execute(f"ALTER TABLE {table} ENABLE KEYS")
+            break
+        except pymysql.err.MySQLError as error:
+            if number_of(error) not in BUSY or not left:
+                raise
+            time.sleep(1)
+    cursor.execute(f"SET SESSION lock_wait_timeout = {END_WAIT_S}")
 
 
 def _add(cursor: Any, statement: str) -> None:
