@@ -26,7 +26,7 @@ class Task:
 
 MERGE = Task("merge", True, "Finds the last change of each key among the planned batches.")
 FILTER = Task("filter", True, "Compares the last changes with the versions that the target holds.")
-WRITE = Task("write", True, "Writes the newer rows, guarded by version, in one transaction per shard.")
+WRITE = Task("write", True, "Writes the newer rows, guarded by version: each shard in one transaction, or in parts.")
 QUALITY = Task("quality", True, "Runs the expectations on staged, merged and written rows.")
 COMMIT = Task("commit", False, "Closes the ledger, which must add up, and marks the batches as consumed.")
 

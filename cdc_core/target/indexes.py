@@ -13,28 +13,30 @@ So wherever a process is killed, the row says what the table lacks. The next pro
 and then removes the row: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
 An index that is there by then, by its name or by its columns, is not added again.
 
-Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions.
-No statement of Lockstep needs one of the others.
+Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions,
+nor those of a table of which a foreign key needs one. No statement of Lockstep needs one of the others.
+In the end the table is defined as before, to the letter: `lockstep ddl` compares the shards of a table by that.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pymysql
 
 from cdc_core.connections import GONE, Server, quote, resolve
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import NO_TABLE, number_of, translating
-from cdc_core.target.load import altering_session
+from cdc_core.target.faults import BUSY, NO_TABLE, denied, number_of, translated, translating
+from cdc_core.target.load import IDLE_S, altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
 
@@ -47,8 +49,11 @@ AT_ONCE = 4
 """Sessions that build indexes of a target side by side."""
 DROP_WAIT_S = 5
 """For the metadata lock of an empty table: if somebody has it, the indexes stay."""
-BUILD_WAIT_S = 60
-"""For that of a table with rows: if somebody has it, the indexes are still due."""
+BUILD_WAIT_S, BUILD_TRIES = 2, 20
+"""For that of a table with rows, a second apart: if somebody has it each time, the indexes are still due. Queries of
+the table that come meanwhile wait, too."""
+END_WAIT_S = 60
+"""For the same lock at the end of the statement. Without it, all that the statement has done is undone."""
 SETTLE_WAIT_S = LOCK_WAIT_S
 """For a run that writes to the table, before a cutover."""
 _BUILD_ATTEMPTS = 3
@@ -70,11 +75,12 @@ Parts = tuple[tuple[str, int | None, bool], ...]
 
 @dataclass(frozen=True, slots=True)
 class DueIndex:
-    """sql: as SHOW CREATE TABLE has it, which ADD takes."""
+    """sql: as SHOW CREATE TABLE has it, which ADD takes. alone: no index that stayed has the same columns."""
 
     name: str
     parts: Parts
     sql: str
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +126,14 @@ def _read(due: str) -> tuple[DueIndex, ...]:
             str(one["name"]),
             tuple((str(column), prefix, bool(descending)) for column, prefix, descending in one["parts"]),
             str(one["sql"]),
+            bool(one.get("alone", True)),  # notes of an earlier version do not say it
         )
         for one in (json.loads(due) if due else ())
     )
 
 
 def _written(due: Sequence[DueIndex]) -> str:
-    return json.dumps([{"name": one.name, "parts": one.parts, "sql": one.sql} for one in due], ensure_ascii=False)
+    return json.dumps([asdict(one) for one in due], ensure_ascii=False)
 
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
@@ -148,7 +155,8 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
             return False
         cursor.execute(f"UPDATE {quote(database, INDEXES)} SET due = %s WHERE table_name = %s", (_written(due), table))
         try:
-            cursor.execute(f"SET SESSION lock_wait_timeout = {DROP_WAIT_S}")
+            # With checks off, MariaDB drops an index that a foreign key needs, and takes no row into its child table.
+            cursor.execute(f"SET SESSION foreign_key_checks = 1, lock_wait_timeout = {DROP_WAIT_S}")
             dropped = ", ".join(f"DROP INDEX {quote(one.name)}" for one in due)
             cursor.execute(f"ALTER TABLE {quote(database, table)} {dropped}")
         except pymysql.err.MySQLError as error:
@@ -162,16 +170,23 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
 
 
 def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
+    """In the order in which the table has them. None that is before one that stays and would be after it then: servers
+    put unique indexes first, FULLTEXT ones and those on expressions last, but SPATIAL ones where they were added."""
     cursor.execute(f"SHOW CREATE TABLE {quote(there.database, there.table)}")
-    text = cursor.fetchone()[1]
-    lines = [line.strip().removesuffix(",") for line in str(text).splitlines()]
-    found = []
-    for index in there.indexes:
-        if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts):
-            # The server's own words, so that the index is what it was in everything that no view of it shows.
-            mine = [line for line in lines if line.startswith(f"KEY {quote(index.name)} (")]
-            found += [DueIndex(index.name, _parts(index), one) for one in mine]
-    return tuple(found)
+    # Not splitlines: a comment may have characters that it takes for line ends. Servers escape those that end a line.
+    lines = [line.strip(" ").removesuffix(",") for line in str(cursor.fetchone()[1]).split("\n")]
+    stays = [f"{one.kind} KEY {quote(one.name)} (" for one in there.indexes if one.kind not in ("BTREE", "FULLTEXT")]
+    last = max((at for at, line in enumerate(lines) if line.startswith(tuple(stays))), default=-1)
+    # The server's own words, so that the index is what it was in everything that no view of it shows.
+    may_wait = {
+        f"KEY {quote(index.name)} (": index
+        for index in there.indexes
+        if not index.unique and index.kind == "BTREE" and all(part.column for part in index.parts)
+    }
+    found = [(may_wait[one], line) for line in lines[last + 1 :] for one in may_wait if line.startswith(one)]
+    names = {index.name for index, _ in found}
+    stay = {_parts(one) for one in there.indexes if one.name not in names}
+    return tuple(DueIndex(one.name, _parts(one), line, _parts(one) not in stay) for one, line in found)
 
 
 def _parts(index: IndexDefinition) -> Parts:
@@ -180,16 +195,16 @@ def _parts(index: IndexDefinition) -> Parts:
 
 def build(connection: pymysql.Connection[Any], database: str, table: str) -> None:
     """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
-    table's lock. Raises PyMySQL's errors, after which they are still due."""
+    table's lock. Raises Refused (target.index), and PyMySQL's errors, after which they are still due."""
     with connection.cursor() as cursor:
         due = _noted(cursor, database).get(table)
         if due is None:
             return
-        cursor.execute(f"SET SESSION lock_wait_timeout = {BUILD_WAIT_S}")
         for attempt in range(1, _BUILD_ATTEMPTS + 1):
             missing = _missing(due, read_definitions(connection, database, [table]).get(table))
             if not missing:
                 break
+            _await_readers(cursor, quote(database, table))
             try:
                 _add(cursor, f"ALTER TABLE {quote(database, table)} {', '.join(f'ADD {one.sql}' for one in missing)}")
                 log.info("%s.%s: %d indexes built", database, table, len(missing))
@@ -197,8 +212,23 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
             except pymysql.err.MySQLError as error:
                 # Somebody has just added one.
                 if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
-                    raise
+                    raise _refusal(error, f"{database}.{table}") from None
         cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
+
+
+def _await_readers(cursor: Any, table: str) -> None:
+    """Until a statement has had the metadata lock of the table. Raises PyMySQL's errors."""
+    cursor.execute(f"SET SESSION lock_wait_timeout = {BUILD_WAIT_S}")
+    for left in reversed(range(BUILD_TRIES)):
+        try:
+            # It takes the lock with which adding an index begins, and does nothing else: InnoDB has no such keys.
+            cursor.execute(f"ALTER TABLE {table} ENABLE KEYS")
+            break
+        except pymysql.err.MySQLError as error:
+            if number_of(error) not in BUSY or not left:
+                raise
+            time.sleep(1)
+    cursor.execute(f"SET SESSION lock_wait_timeout = {END_WAIT_S}")
 
 
 def _add(cursor: Any, statement: str) -> None:
@@ -212,25 +242,43 @@ def _add(cursor: Any, statement: str) -> None:
         cursor.execute(f"{statement}, ALGORITHM=COPY")
 
 
+def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
+    """What to raise where the server adds no index: for one that it would never take, Refused."""
+    if denied(error) or translated(error, where=table).retriable:
+        return error
+    return Refused(
+        f"The server does not take indexes that the table had before its first load: {reason(error)}.",
+        where=table,
+        code="target.index",
+        remedy=f"the column due of {INDEXES} in its database has their definitions. Alter the table so that it takes "
+        "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
+        "again",
+    )
+
+
 def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[DueIndex]:
     """None of a table that was dropped."""
     if there is None:
         return []
-    names = {index.name.lower() for index in there.indexes}
+    names = {index.name.lower(): index for index in there.indexes}
     known = {_parts(index) for index in there.indexes if index.kind == "BTREE" and not index.hidden}
     found = []
     for one in due:
         gone = [column for column, _, _ in one.parts if column not in there.by_name]
+        named = names.get(one.name.lower())
         if gone:
             log.warning("%s: its index %s is not built: the column %s is gone", there.name, one.name, gone[0])
-        elif one.name.lower() not in names and one.parts not in known:
+        elif named is not None and _parts(named) != one.parts:
+            log.warning("%s: its index is not built, since another one has its name: %s", there.name, one.sql)
+        elif named is None and not (one.alone and one.parts in known):
             found.append(one)
     return found
 
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
     """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
-    the indexes stay due. Raises what altering raises, of the first table, after all others are done."""
+    the indexes stay due. Raises Refused (target.index) and what altering raises, of the first table, after all others
+    are done."""
     listed = list(tables)
     if not listed:
         return
@@ -251,14 +299,13 @@ def _built_now_or_later(one: IndexedTable) -> None:
 
 
 @contextmanager
-def _alone(one: IndexedTable) -> Iterator[pymysql.Connection[Any]]:
-    """A session with the lock of the table. Raises RetryLater (target.busy) at once if another one has it."""
-    with (
-        altering_session(one.server, one.reference) as connection,
-        connection.cursor() as cursor,
-        tables_locked(cursor, [one.name], wait_s=0),
-    ):
-        yield connection
+def _alone(one: IndexedTable, wait_s: int = 0) -> Iterator[pymysql.Connection[Any]]:
+    """A session with the lock of the table. Raises RetryLater (target.busy) if another one keeps it for longer."""
+    with altering_session(one.server, one.reference) as connection, connection.cursor() as cursor:
+        # Of a process that is stopped, the lock must not keep everybody from writing.
+        cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
+        with tables_locked(cursor, [one.name], wait_s=wait_s):
+            yield connection
 
 
 @contextmanager
@@ -303,28 +350,30 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[IndexedTable]:
     """Those of the tables that have indexes that are due. Raises what connecting raises, and what target.faults makes
     of the servers' errors."""
+    return _among(places, environ, due_in)
+
+
+def _among(
+    places: Places, environ: Mapping[str, str] | None, found_in: Callable[[Any, str], Collection[str]]
+) -> list[IndexedTable]:
+    """Those of the tables that a function finds, given a cursor and the database."""
     found = []
     for reference, tables in places.items():
         server = resolve(reference, environ)
         with altering_session(server, reference) as connection, connection.cursor() as cursor:
-            due = {database: due_in(cursor, database) for database in dict(tables)}
+            listed = {database: found_in(cursor, database) for database in dict(tables)}
         found += [
-            IndexedTable(server, reference, database, table) for database, table in tables if table in due[database]
+            IndexedTable(server, reference, database, table) for database, table in tables if table in listed[database]
         ]
     return found
 
 
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
-    (target.busy), and as `with_due`."""
-    for reference, tables in places.items():
-        with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
-            noted = {database: _noted(cursor, database) for database in dict(tables)}
-            for database, table in tables:
-                if table in noted[database]:
-                    name = f"{database}.{table}"
-                    with translating(name), tables_locked(cursor, [name], wait_s=SETTLE_WAIT_S):
-                        build(connection, database, table)
+    (target.busy), Refused (target.index), and as `with_due`."""
+    for one in _among(places, environ, _noted):
+        with translating(one.name), _alone(one, SETTLE_WAIT_S) as connection:
+            build(connection, one.database, one.table)
 
 
 def indexes_due(table: str) -> RetryLater:

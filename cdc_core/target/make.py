@@ -190,8 +190,9 @@ def _on_server(
                 state = "exists" if place.table in there else "missing"
                 options.add(MadeTable(logical, place.name, state, error=plan))
             elif place.table in there:
-                made = _existing_table(connection, plan, there[place.table], logical, options)
-                options.add(_with_due(made, due.get(place.table, ())))
+                lacks = due.get(place.table, ())
+                made = _existing_table(connection, plan, there[place.table], logical, options, whole=not lacks)
+                options.add(_with_due(made, lacks))
             else:
                 with _failing(options, logical, place, plan):
                     statements = _create(connection, plan, place, options, absent=absent)
@@ -332,11 +333,14 @@ def _existing_table(
     definition: TableDefinition,
     logical: str,
     options: _Options,
+    *,
+    whole: bool,
 ) -> MadeTable:
+    """whole: no indexes are due. Otherwise no type is altered: it might be one that they cannot have."""
     actions = options.actions
     there = _state(connection, definition, options, plan)
     found = differences(plan, there)
-    taken = [one for one in found if actions.does(logical, one)]
+    taken = [one for one in found if actions.does(logical, one) and (whole or one.column)]
     statements: Sequence[str] = [alter_sql(definition.database, definition.table, one) for one in taken]
     error = None
     if taken and not actions.dry:

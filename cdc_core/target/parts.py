@@ -25,7 +25,7 @@ from cdc_core.model.run import MergeCounts, WriteCounts
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.keys import spelled_apart
 from cdc_core.target.load import Layout, LoadFile
-from cdc_core.target.unique import needs_care
+from cdc_core.target.unique import may_collide
 from cdc_core.target.write import Part, ShardResult, ShardWrite, Transact, write_shard
 
 
@@ -36,7 +36,7 @@ def why_whole(facts: TableFacts, layout: Layout, merged: MergeCounts, *, quarant
     reasons = {
         "it has no key": not layout.key,
         "its key may be spelled in several ways": spelled_apart(facts, layout.key) or "binary" in bases,
-        "it has a unique key beside the rows' own": needs_care(facts, layout),
+        "it has a unique key beside the rows' own": may_collide(facts, layout),
         "it has triggers": bool(facts.triggers),
         "several source tables may feed it": layout.shared,
         "rows that it rejects are set aside, up to a limit for each shard": quarantine,

@@ -30,6 +30,18 @@ def needs_care(facts: TableFacts, layout: Layout) -> bool:
     return bool(_others(facts, layout))
 
 
+def may_collide(facts: TableFacts, layout: Layout) -> bool:
+    """Whether rows with different keys may be equal in a unique key of the table: also in one over what the table
+    computes from them, over the beginning of their values, or in part over columns that they do not have."""
+    key = frozenset(name.lower() for name in layout.key)
+    given = {name.lower() for name in layout.columns}
+    given |= {column.name.lower() for column in facts.columns if column.generated}
+    return any(
+        not (one.plain and one.columns == key) and any(not column or column.lower() in given for column, _ in one.parts)
+        for one in facts.unique_keys
+    )
+
+
 def _extra(facts: TableFacts, layout: Layout) -> list[str]:
     """Columns that only the target has."""
     known = {name.lower() for name in layout.columns} | {VERSION_COLUMN}

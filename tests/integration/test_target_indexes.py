@@ -40,6 +40,9 @@ WAIT = ["by_n", "hidden", "the `note"]
 ALL = ["PRIMARY", "by_n", "code", "hidden", "the `note", "words"]
 
 
+LINE_ENDS = ("\\n", "\x0b", "\x1c", "\x85", "\u2028")
+
+
 class Killed(BaseException):
     """What no handler of an error takes."""
 
@@ -120,6 +123,52 @@ def test_a_large_first_load_meets_no_ordinary_index_and_leaves_all(made: Made) -
     made.on(f"DELETE FROM {made.pair.made}.t")
     with built_after([made.table]):
         assert made.names == ALL, "only once"
+
+
+def add_others(made: Made) -> None:
+    """Indexes that are easily lost or changed: whose names are in another order than they are, that another one makes
+    superfluous, of other kinds, and with comments that have line ends."""
+    geometry = "ADD place POINT NOT NULL, ADD KEY first_of_all (n), ADD SPATIAL KEY `where` (place)"
+    plain = "ADD KEY second_code (code), ADD KEY again (n), ADD KEY once_more (n DESC), ADD KEY `id` (id)"
+    odd = ", ".join(f"ADD KEY `odd{at}` (note({at + 1})) COMMENT 'a{sign}b,'" for at, sign in enumerate(LINE_ENDS))
+    made.on(f"ALTER TABLE {made.pair.made}.t {geometry}, {plain}, {odd}")
+    if not isinstance(made.pair.target, MariaDb):
+        made.on(
+            f"ALTER TABLE {made.pair.made}.t ADD KEY computed ((n + 1))",
+            f"ALTER TABLE {made.pair.made}.t ADD KEY z (n)",
+        )
+
+
+def test_a_table_is_defined_as_before_whatever_indexes_it_has(made: Made) -> None:
+    add_others(made)
+    before = made.definition
+    with built_after([made.table]):
+        stay = {"PRIMARY", "code", "words", "by_n", "the `note", "hidden", "first_of_all", "where"}
+        assert set(made.names) - {"computed"} == stay, "up to the SPATIAL one they keep their places"
+        made.on(f"INSERT INTO {made.pair.made}.t (id, n, code, place) VALUES (1, 1, 'c', POINT(1, 1))")
+    assert (made.definition, made.noted) == (before, [])
+
+
+@pytest.mark.parametrize("of", ["the child", "the parent"])
+def test_indexes_stay_where_a_foreign_key_needs_one(made: Made, of: str) -> None:
+    other = f"{made.pair.made}.other"
+    if of == "the child":
+        made.on(
+            f"CREATE TABLE {other} (n INT PRIMARY KEY)",
+            f"ALTER TABLE {made.pair.made}.t ADD FOREIGN KEY (n) REFERENCES {other} (n)",
+        )
+    else:
+        allowed = [] if isinstance(made.pair.target, MariaDb) else ["SET restrict_fk_on_non_standard_key = OFF"]
+        made.on(*allowed, f"CREATE TABLE {other} (n INT, FOREIGN KEY (n) REFERENCES {made.pair.made}.t (n))")
+    before = made.definition
+    with built_after([made.table]):
+        assert made.definition == before
+        made.on("SET foreign_key_checks = 0", f"INSERT INTO {made.pair.made}.t (id, n, code) VALUES (1, 1, 'c')")
+        if of == "the parent":
+            made.on(f"INSERT INTO {other} VALUES (1)")
+    assert (made.definition, made.noted) == (before, [])
+    if of == "the parent":
+        made.on(f"DROP TABLE {other}")
 
 
 def test_a_table_that_has_rows_or_was_made_by_others_keeps_its_indexes(made: Made) -> None:
@@ -241,7 +290,7 @@ def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(indexes, "DROP_WAIT_S", 1)
-    monkeypatch.setattr(indexes, "BUILD_WAIT_S", 1)
+    monkeypatch.setattr(indexes, "BUILD_TRIES", 1)
     before = made.definition
     with built_after([made.table]):
         made.load(1)
@@ -253,6 +302,25 @@ def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
     with reading(made), built_after([made.table]):
         assert made.names == ALL
     assert made.definition == before
+
+
+def test_who_reads_the_table_hardly_waits_for_indexes_that_wait_for_others(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexes, "BUILD_TRIES", 4)
+    before = made.definition
+    with suppress(Killed), built_after([made.table]):
+        made.load(1)
+        raise Killed
+    building = threading.Thread(target=build_due, args=([made.table],))
+    with reading(made):
+        building.start()
+        until(lambda: waits_for_the_table(made))
+        assert made.on("SET SESSION lock_wait_timeout = 30", f"SELECT id FROM {made.pair.made}.t") == [(1,)]
+        building.join()
+        assert made.due == [made.table]
+    made.prepare()
+    assert (made.definition, made.noted) == (before, [])
 
 
 def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Made) -> None:
@@ -268,12 +336,89 @@ def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Ma
     assert (made.names, made.noted) == (ALL, [])
 
 
+@pytest.mark.parametrize("at", ["drop", "build", "cutover"])
+def test_a_process_that_is_stopped_keeps_nobody_from_the_table(
+    made: Made, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    before = made.definition
+    if at != "drop":
+        with suppress(Killed), built_after([made.table]):
+            raise Killed
+    others: list[int] = []
+
+    def stopped(*arguments: Any, of: Any = indexes.read_definitions) -> Any:
+        """Until another process has got the lock that this one has."""
+        with (
+            altering_session(made.table.server, "test") as session,
+            session.cursor() as cursor,
+            tables_locked(cursor, [made.table.name]),
+        ):
+            others.append(1)
+        return of(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(indexes, "IDLE_S", 1)
+        patched.setattr(indexes, "read_definitions", stopped)
+        if at == "drop":
+            with built_after([made.table]):
+                assert (others, made.definition) == ([1], before)
+        else:
+            with pytest.raises(RetryLater):
+                build_due([made.table]) if at == "build" else settle(made.places, made.pair.environ)
+            assert (others, made.due) == ([1], [made.table])
+    settle(made.places, made.pair.environ)
+    assert (made.definition, made.noted) == (before, [])
+
+
 def test_what_is_there_already_is_not_added_again(made: Made) -> None:
     with suppress(Killed), built_after([made.table]):
         raise Killed
     made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY BY_N (id, code), ADD KEY other (note(5), n)")
     made.prepare()
     assert (made.names, made.noted) == (["BY_N", "PRIMARY", "code", "hidden", "other", "words"], [])
+
+
+def test_another_index_that_has_the_name_is_left_alone_and_is_said(
+    made: Made, caplog: pytest.LogCaptureFixture
+) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY by_n (id, code)")
+    made.prepare()
+    assert "its index is not built, since another one has its name: KEY `by_n` (`n`,`id`)" in caplog.text
+    assert "hidden" not in caplog.text
+
+
+def test_an_index_that_the_table_does_not_take_is_named_and_stays_due_until_it_is_altered(made: Made) -> None:
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    made.on(f"ALTER TABLE {made.pair.made}.t MODIFY note LONGTEXT")
+    for build in (lambda: build_due([made.table]), lambda: settle(made.places, made.pair.environ)):
+        with pytest.raises(Refused) as refused:
+            build()
+        assert (refused.value.code, refused.value.where) == ("target.index", made.table.name)
+    assert made.due == [made.table]
+    made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY hidden (note(9), id)")
+    build_due([made.table])
+    assert (made.names, made.noted) == (ALL, [])
+
+
+def test_no_type_is_altered_while_indexes_are_due(made: Made) -> None:
+    made.pair.on_source("ALTER TABLE t DROP KEY hidden, MODIFY note TEXT, ADD more INT")
+    with suppress(Killed), built_after([made.table]):
+        raise Killed
+    with (
+        altering_session(made.table.server, "test") as session,
+        session.cursor() as cursor,
+        tables_locked(cursor, [made.table.name]),
+    ):
+        done = made.pair.create(made.pipeline, Actions(alter=True))[made.table.name]
+    assert [one for one in done.statements if "note" in one] == []
+    assert any("note" in sql for _, sql in done.differences)
+    assert "`more` int" in made.definition
+    assert "`note` varchar(40)" in made.definition
+    build_due([made.table])
+    assert (made.names, made.noted) == (ALL, [])
 
 
 def test_an_index_whose_column_is_gone_stops_nothing(made: Made) -> None:

@@ -25,6 +25,8 @@ SERVERS = ("mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix))
 UNSIGNED = {"id": pa.uint64(), "n": pa.int32()}
 PAIR = {"a": pa.int16(), "b": pa.uint64(), "n": pa.int32()}
 MERGED = MergeCounts("shop.t", 9, 0, 9, 0)
+OTHER_UNIQUE = "it has a unique key beside the rows' own"
+LOW = "low VARCHAR(20) AS (LOWER(code)) VIRTUAL"
 
 
 @pytest.fixture(params=SERVERS)
@@ -302,15 +304,29 @@ def test_keys_that_do_not_come_in_their_order_are_written_too(server: Any, loads
     ("definition", "why"),
     [
         ("(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)", ""),
-        ("(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT UNIQUE)", "it has a unique key beside the rows' own"),
+        ("(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT UNIQUE)", OTHER_UNIQUE),
         ("(id VARCHAR(20) PRIMARY KEY, code VARCHAR(20), n INT)", "its key may be spelled in several ways"),
         ("(id BINARY(8) PRIMARY KEY, code VARCHAR(20), n INT)", "its key may be spelled in several ways"),
         ("(id VARBINARY(8) PRIMARY KEY, code VARCHAR(20), n INT)", ""),
+        ("(id VARBINARY(8) PRIMARY KEY, code VARCHAR(20), n INT, UNIQUE KEY (id(2)))", OTHER_UNIQUE),
+        (f"(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, {LOW}, UNIQUE KEY (low))", OTHER_UNIQUE),
+        ("(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, UNIQUE KEY ((LOWER(code))))", OTHER_UNIQUE),
+        ("(id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, own INT DEFAULT 5, UNIQUE KEY (n, own))", OTHER_UNIQUE),
+        ("(id BIGINT NOT NULL UNIQUE, code VARCHAR(20), n INT, own INT AUTO_INCREMENT PRIMARY KEY)", ""),
     ],
 )
 def test_a_table_whose_rows_depend_on_each_other_stays_whole(mysql9: Any, definition: str, why: str) -> None:
     with target_table(mysql9, f"CREATE TABLE {{name}} {definition}") as table:
         assert why_whole(table.facts, table.layout, MERGED, quarantine=False) == why
+
+
+def test_a_value_that_the_table_computes_may_pass_from_a_row_that_goes_to_one_with_a_lower_key(server: Any) -> None:
+    definition = f"CREATE TABLE {{name}} (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, {LOW}, UNIQUE KEY (low))"
+    with target_table(server, definition) as table:
+        table.write([shop("u", 1, "A", 1, 1), shop("u", 9, "X", 9, 1)], run="before")
+        whole = why_whole(table.facts, table.layout, MERGED, quarantine=False)
+        table.write_in_parts([shop("u", 1, "x", 1, 5), shop("d", 9, None, None, 5)], 0 if whole else 1)
+        assert table.rows("id, code, low") == [(1, "x", "x")]
 
 
 def test_a_run_whose_rows_depend_on_each_other_stays_whole(mysql9: Any) -> None:

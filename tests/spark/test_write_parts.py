@@ -67,9 +67,10 @@ class Line:
         assert merged.winners == filtered.stale + sum(one.written + one.stale + one.absent for one in written)
         return written
 
-    def rows(self) -> dict[int, int]:
+    def rows(self, *shards: int) -> dict[int, int]:
+        """Of some shards, or of both."""
         with self.connection.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM {self.database}.rows_0 UNION ALL SELECT * FROM {self.database}.rows_1")
+            cursor.execute(" UNION ALL ".join(f"SELECT * FROM {self.database}.rows_{one}" for one in shards or (0, 1)))
             return dict(cursor.fetchall())
 
 
@@ -77,18 +78,20 @@ class Line:
 def line(
     mysql9: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, spark: SparkSession
 ) -> Iterator[Line]:
-    """By the driver alone, unless a test says otherwise."""
+    """By the driver alone and sharded by id, unless a test says otherwise."""
     monkeypatch.setenv("TARGET_URL", mysql9.url)
     database = f"p{uuid.uuid4().hex[:8]}"
+    said = {"driver_mib": 1024, "sharded_by": "id", **getattr(request, "param", {})}
+    sharding = f"{{key: {said['sharded_by']}, databases: 1, tables: 2}}"
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_mib: {getattr(request, "param", 1024)}}}
+spark: {{driver_mib: {said["driver_mib"]}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
     part_rows: 5
-    tables: {{"*": {{database: "{database}", table: "rows_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
+    tables: {{"*": {{database: "{database}", table: "rows_{{t}}", sharding: {sharding}}}}}
 """,
         where="test",
     )
@@ -121,7 +124,7 @@ def inserts(*ids: int, seq: int = 10) -> list[Change]:
 
 @pytest.mark.parametrize(
     "line",
-    [pytest.param(1024, id="driver"), pytest.param(0, id="spark", marks=pytest.mark.matrix)],
+    [pytest.param({}, id="driver"), pytest.param({"driver_mib": 0}, id="spark", marks=pytest.mark.matrix)],
     indirect=True,
 )
 def test_each_shard_is_written_in_parts_and_counted_once(line: Line, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,6 +151,29 @@ def test_a_run_that_ends_after_some_parts_is_repeated_and_adds_up(line: Line) ->
     assert sum(one.written for one in counts) == 30
     assert sum(one.equal for one in counts) >= 5
     assert line.rows() == {id: id for id in range(30)}
+
+
+@pytest.mark.parametrize("line", [{"sharded_by": "n"}], indirect=True)
+@pytest.mark.parametrize("dies_after", [None, 3, 9])
+def test_rows_that_change_their_shard_arrive_in_parts_before_they_leave(line: Line, dies_after: int | None) -> None:
+    line.write(line.plan(*inserts(*range(24))))
+    moves = [Change("u", {"id": id, "n": id + 1}, 20, id, before={"id": id, "n": id}) for id in range(23)]
+    plan = line.plan(*moves, Change("d", {"id": 23, "n": 23}, 20, 23))
+    if dies_after is not None:
+        line.parts_done.clear()
+        line.dies_after = dies_after
+        with pytest.raises(RuntimeError, match="killed"):
+            write(line.job(plan))
+        line.dies_after = None
+        assert set(line.rows()) >= set(range(23)), "some are in neither shard"
+    counts = line.write(plan)
+    assert sum(one.written + one.absent for one in counts) == 24
+    for shard in (0, 1):  # the arrivals in parts, then the departures in one transaction
+        done = of_table(line.parts_done, f"rows_{shard}")
+        assert max(done[:-1]) == 5
+        assert sum(done[:-1]) >= done[-1] > 5
+    assert {**line.rows(0), **line.rows(1)} == {id: id + 1 for id in range(23)}
+    assert not line.rows(0).keys() & line.rows(1).keys()
 
 
 def test_a_run_with_a_changed_key_writes_each_shard_whole_and_says_why(
