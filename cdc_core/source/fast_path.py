@@ -231,7 +231,7 @@ class FastPath:
 
     def _knows(self, events: ordinary.Events, codes: frozenset[EventType]) -> bool:
         """Whether the first event is of these types, and what is known of table maps still holds."""
-        return int(events.code[events.first]) in codes and self._generation == self._tables.generation
+        return int(events.code[events.first]) in codes and self._generation == self._knowledge
 
     def _limits(self, budget: int) -> ordinary.WeightLimits:
         return ordinary.WeightLimits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block_bytes)

@@ -332,10 +332,12 @@ def test_a_gtid_keeps_its_number_however_large(mariadb: bool) -> None:
     assert compare(wire.data, []).taken > 0
 
 
+@pytest.mark.parametrize("cascades", [False, True], ids=["all is logged", "cascades are not logged"])
 @pytest.mark.parametrize("mariadb", [False, True])
-def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bool) -> None:
+def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bool, cascades: bool) -> None:
     wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
     reading = Reading(START, fast=True, block_bytes=1 << 20)
+    reading.assembler.cascades.open(logged=not cascades, lower_case=False)
     fed: list[int] = []
     feed = reading.assembler.feed
     with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
