@@ -220,6 +220,51 @@ def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Cal
     assert "by a foreign key" in line.refuses("m")
 
 
+def test_a_table_that_is_seen_empty_before_its_log_is_read_is_not_whole(make_line: Callable[..., Line]) -> None:
+    """The log brings a row, and not that it has gone with its parent."""
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM m")
+    line.begin_now()
+    line.origin.execute("INSERT INTO m VALUES (2, 2, 2, 2)", "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert "m" in due(line)
+    heal(line)
+    is_equal(line, "m")
+
+
+def test_a_table_that_is_seen_empty_after_its_rows_have_gone_is_not_whole(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.begin_now()
+    line.origin.execute("INSERT INTO p VALUES (7, 7, 7)")
+    line.drain()
+    assert (partial(line), due(line)) == ({"p", "m"}, set())  # rows from before the capture: snapshot.mode is none
+    line.origin.execute("INSERT INTO m VALUES (7, 7, 7, 7)", "DELETE FROM p")
+    line.drain()
+    line.origin.execute("INSERT INTO p VALUES (8, 8, 8)", "DELETE FROM p")
+    line.drain()  # a survey finds both empty
+    assert (partial(line), due(line)) == ({"m"}, {"m"})
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, "p", "m")
+
+
+def test_a_table_that_appeared_later_is_copied_even_if_its_earlier_rows_are_not(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC + ", on_new: stream", tables=r"include: ['.*\.x']")
+    line.drain()
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    line.again(**{r".*\.x": r".*\.m"})
+    line.origin.execute("UPDATE m SET v = 1 WHERE id = 5")
+    line.drain()
+    assert (partial(line), due(line)) == ({"m"}, set())
+    line.origin.execute("INSERT INTO m VALUES (9, 2, 9, 9)", "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert due(line) == {"m"}
+    heal(line)
+    is_equal(line, "m")
+
+
 UNSEEN: dict[str, tuple[str, ...]] = {
     "dropped since": ("DELETE FROM p WHERE id = 1", "ALTER TABLE m DROP FOREIGN KEY k"),
     "added and dropped": (
