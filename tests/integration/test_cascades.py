@@ -296,6 +296,85 @@ def test_keys_that_the_server_has_no_more_count(
     is_equal(line, "m")
 
 
+LEADING_ON: dict[str, tuple[str, ...]] = {
+    "its key was dropped": ("ALTER TABLE m DROP FOREIGN KEY m_ibfk_1",),
+    "it was dropped": ("SET foreign_key_checks = 0", "DROP TABLE m", "CREATE TABLE m (id INT PRIMARY KEY)"),
+    "its database was dropped": (
+        "SET foreign_key_checks = 0", "DROP DATABASE OTHER", "CREATE DATABASE OTHER",
+        "CREATE TABLE OTHER.m (id INT PRIMARY KEY)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", LEADING_ON.values(), ids=LEADING_ON)
+@pytest.mark.parametrize("captured", ["c", pytest.param("p|m|c", marks=pytest.mark.matrix)])
+def test_keys_count_that_led_to_a_table_between_parent_and_child(
+    make_line: Callable[..., Line], statements: tuple[str, ...], captured: str
+) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    other = f"{line.origin.name}_other"
+    elsewhere = any("OTHER" in one for one in statements)
+    made = tables(f"p (id) {DELETE}", f"{f'{other}.' if elsewhere else ''}m (id) {DELETE}")
+    if elsewhere:
+        line.origin.execute(f"CREATE DATABASE {other}")
+        made = tuple(
+            one.replace("TABLE m", f"TABLE {other}.m").replace("INTO m", f"INTO {other}.m").replace(
+                "S p", f"S {line.origin.name}.p"
+            )
+            for one in made
+        )  # fmt: skip
+    line.origin.execute(*made)
+    line.drain()
+    line.origin.execute("DELETE FROM p WHERE id = 2", *(one.replace("OTHER", other) for one in statements))
+    line.drain()
+    assert "c" in partial(line)
+    heal(line)
+    is_equal(line, "c")
+    line.origin.execute("SET foreign_key_checks = 0", f"DROP DATABASE IF EXISTS {other}")
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["read later", "followed"])
+def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Line], follows: bool) -> None:
+    """Another column has the name that the key knows, or knew."""
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (u) {UPDATE}"))
+    line.drain()
+    environ = {"SOURCE": line.origin.sql.url}
+    with (
+        Meta.open(line.pipeline.meta.url) as meta,
+        Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
+    ):
+        if follows:
+            line.origin.execute("ALTER TABLE p CHANGE u x INT, CHANGE v u INT", "UPDATE p SET x = 50 WHERE id = 1")
+            extractor.drain()
+    if not follows:
+        line.origin.execute("UPDATE p SET u = 50 WHERE id = 1", "ALTER TABLE p CHANGE v y INT, CHANGE u v INT")
+        line.drain()
+    assert "m" in partial(line)
+    heal(line)
+    is_equal(line, "m")
+
+
+@pytest.mark.parametrize("captured", ["m", pytest.param("p|m", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("dropped", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_row_of_a_versioned_parent_that_is_deleted_counts(
+    make_line: Callable[..., Line], captured: str, dropped: bool
+) -> None:
+    """MariaDB logs it as an update, which ends the row's time. MySQL has no such tables."""
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    versioned = "WITH SYSTEM VERSIONING" if line.origin.mariadb else ""
+    made = tables(f"p (id) {DELETE}")
+    line.origin.execute(f"{made[0]} {versioned}", *made[1:])
+    line.drain()
+    line.origin.execute("DELETE FROM p WHERE id = 2")
+    if dropped and versioned:
+        line.origin.execute("SET system_versioning_alter_history = KEEP", "ALTER TABLE p DROP SYSTEM VERSIONING")
+    line.drain()
+    assert "m" in partial(line)
+    heal(line)
+    is_equal(line, "m")
+
+
 def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable[..., Line]) -> None:
     line = make_line(more=RESYNC, tables=r"include: ['.*\.m']")
     line.origin.execute(*(one.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in one) for one in tables("p (id)")))
@@ -374,6 +453,20 @@ def test_rules_are_read_whatever_the_names_are() -> None:
   CONSTRAINT "q""r" FOREIGN KEY ("a") REFERENCES "p" ("b") ON DELETE SET NULL ON UPDATE NO ACTION
 ) ENGINE=InnoDB"""
     assert rules_in(shown) == [("a `b", "RESTRICT", "RESTRICT"), ('q"r', "SET NULL", "NO ACTION")]
+
+
+def test_what_looks_like_a_rule_in_a_comment_is_none(origin: Origin) -> None:
+    """Servers show a line feed in a text as \\n, and other separators of lines as they are."""
+    key = "  CONSTRAINT `k` FOREIGN KEY (`f`) REFERENCES `p` (`id`)"
+    looks = "".join(f"{mark}{key}" for mark in "\n\r\x0b\x0c\x1c\x85\u2028")
+    origin.execute("CREATE TABLE p (id INT PRIMARY KEY)")
+    with origin.session() as run:
+        run(
+            f"CREATE TABLE m (id INT PRIMARY KEY, f INT COMMENT '{looks}', d VARCHAR(500) DEFAULT '{looks}', "
+            f"CONSTRAINT k FOREIGN KEY (f) REFERENCES p (id) ON DELETE CASCADE) COMMENT '{looks}'"
+        )
+        [(_, shown)] = run("SHOW CREATE TABLE m")
+    assert rules_in(shown) == [("k", "CASCADE", "RESTRICT")]
 
 
 RULES = ("", "ON DELETE CASCADE", "ON DELETE SET NULL", "ON UPDATE CASCADE", "ON UPDATE SET NULL",
