@@ -1,5 +1,8 @@
 """Foreign keys by which a server changes rows of captured tables that it does not log (MariaDB, MySQL before 9.6).
 
+A MySQL that logs them may have a log with row events that do not: of an earlier version, or of a source that it
+replicates. Such events lack a flag; from the first one on, keys count.
+
 The log has the row that causes it: a row of a parent table is deleted, or a column of it changes that a key refers to.
 From there on rows of the captured tables that its keys lead to, directly or through others, may differ from what is
 staged, so that their coverage says it (Happened.CASCADED), and a copy is due for them.
@@ -27,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
 
+from cdc_core.binlog.rows_event import FLAG_LOGS_CASCADES
 from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.block import Block, TableRows
@@ -70,15 +74,20 @@ def logs_cascades(connection: pymysql.Connection) -> bool:
 
 @answers("source")
 def require_seen_cascades(
-    connection: pymysql.Connection, captures: Captures, *, source: str, policy: CapturePolicy
+    connection: pymysql.Connection,
+    captures: Captures,
+    *,
+    source: str,
+    policy: CapturePolicy,
+    logged: bool | None = None,
 ) -> tuple[str, ...]:
     """What the pipeline's policy lets pass: foreign keys that change rows of captured tables without row events, one
-    line each.
+    line each. logged: whether the log has them; None: as `logs_cascades` says.
 
     Raises Refused (source.unlogged_cascades) where `on_unlogged_change` is `stop`, and where it is `resync` and the
     account does not see every table whose keys may lead to a captured one: changes would be missed without a trace.
     """
-    if logs_cascades(connection):
+    if logs_cascades(connection) if logged is None else logged:
         return ()
     keys = foreign_keys(connection)
     found = [key for key in keys if key.changes_rows and captures(*key.child)]
@@ -153,7 +162,10 @@ class _Asked:
 
 
 class Cascades:
-    """ask: the server's foreign keys now. end: where its log ends now. now_us: its clock. active: see `open`."""
+    """ask: the server's foreign keys now. end: where its log ends now. now_us: its clock. active: see `open`.
+
+    require: raises Refused where the pipeline does not let keys pass that change rows unlogged; asked only where `open`
+    was told that all is logged, and it is not."""
 
     def __init__(
         self,
@@ -161,14 +173,17 @@ class Cascades:
         ask: Callable[[], tuple[ForeignKey, ...]],
         end: Callable[[], Position],
         now_us: Callable[[], int] = lambda: 0,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
         self.active = False
+        self._logged = False
         self.generation = 0
         """Grows when more is known: other answers may differ from then on."""
         self._captures = captures
         self._ask = ask
         self._end = end
         self._now_us = now_us
+        self._require = require
         self._lower_case = False
         self._keys: dict[Name, set[ForeignKey]] = {}
         """By parent."""
@@ -178,8 +193,20 @@ class Cascades:
     def open(self, *, logged: bool, lower_case: bool) -> None:
         """A stream begins. logged: the server logs what keys change, so that there is nothing to do here. lower_case:
         it compares names of tables in lower case."""
-        self.active, self._lower_case = not logged, lower_case
+        self.active, self._logged, self._lower_case = not logged, logged, lower_case
         if self.active:
+            self._learn()
+
+    @property
+    def expected_flags(self) -> int:
+        """Of row events: the assembler must see those that lack them."""
+        return FLAG_LOGS_CASCADES if self._logged else 0
+
+    def heed(self, flags: int) -> None:
+        """Takes the flags of a row event, before its rows. Raises what `require` raises."""
+        if self._logged and not flags & FLAG_LOGS_CASCADES:
+            self._require()
+            self.active, self._logged = True, False
             self._learn()
 
     def _learn(self) -> None:

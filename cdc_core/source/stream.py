@@ -27,7 +27,7 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import Cascades, logs_cascades
+from cdc_core.source.cascades import Cascades, logs_cascades, require_seen_cascades
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import NEVER_CAPTURED, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
@@ -104,8 +104,9 @@ class SourceStream:
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
         self._cascades = Cascades(
-            captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked())
-        )
+            captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
+            self._require_seen_cascades,
+        )  # fmt: skip
         self._history = History(history, self._present, self._statements_after, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
@@ -360,6 +361,11 @@ class SourceStream:
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
+
+    def _require_seen_cascades(self) -> None:
+        name = self._source.name
+        log.warning("%s: the log has rows of a server that does not log what foreign keys change", name)
+        require_seen_cascades(self._asked(), self._captures, source=name, policy=self._policy, logged=False)
 
     def _end_of_log(self) -> Position:
         return end_position(self._asked(), self._start.timeline)

@@ -522,6 +522,8 @@ class TransactionAssembler:
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return ()
             raise faults.inside_transaction(event, self._where(event)) from None
+        if not self._past:
+            self.cascades.heed(int.from_bytes(event.body[6:8], "little"))
         if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
             self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
         if table is None:

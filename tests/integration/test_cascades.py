@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -21,7 +22,10 @@ from cdc_core.source.foreign_keys import ForeignKey, foreign_keys, rules_in
 from cdc_core.stage.coverage import coverage_of
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
+from tests.databases import drop_database
 from tests.integration.line import Line
+from tests.integration.replicated import Pair
+from tests.integration.replicated import run as run_on
 from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_resync import heal, is_equal
 from tests.integration.test_snapshot import read, stage
@@ -520,6 +524,57 @@ def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Calla
             heal(line)
             assert partial(line) == set()
             is_equal(line, *captured)
+
+
+@pytest.fixture(scope="module")
+def replicated(mysql9: object) -> Iterator[tuple[MySql, MySql]]:
+    """A server that does not log what foreign keys change, and a replica, which does for its own changes."""
+    native = {"innodb-native-foreign-keys": "ON"}
+    with MySql.start(server_id=7, options=native) as primary, MySql.start(server_id=8) as replica:
+        Pair("mysql", primary, replica).replicate()
+        yield primary, replica
+
+
+@pytest.mark.parametrize("captured", ["m", "p|m"])
+def test_a_replica_logs_no_more_than_its_source(replicated: tuple[MySql, MySql], tmp_path: Path, captured: str) -> None:
+    primary, replica = replicated
+    name = fresh_name()
+    writer, reader = Origin(primary, name), Origin(replica, name)
+
+    def execute(*statements: str) -> None:
+        writer.execute(*statements)
+        [[done]] = run_on(primary, "SELECT @@GLOBAL.gtid_executed")
+        assert run_on(replica, f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{done}', 60)") == [(0,)]
+
+    run_on(primary, f"CREATE DATABASE {name}")
+    assert logs_cascades(reader.control)
+    include = rf"include: ['{name}\.({captured})']"
+    line = Line(reader, tmp_path, more=RESYNC, tables=include)
+    execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    assert partial(line) == set()
+    execute("DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert partial(line) == due(line) == {"m"}
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, *captured.split("|"))
+    line.again(resync="stop")
+    execute("UPDATE p SET v = 2 WHERE id = 3")
+    with pytest.raises(Refused) as caught:
+        line.extract()
+    assert caught.value.code == "source.unlogged_cascades"
+
+
+def test_what_is_logged_is_not_copied_again(mysql9: MySql, tmp_path: Path) -> None:
+    origin = Origin(mysql9, fresh_name())
+    origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+    line = Line(origin, tmp_path, more=RESYNC)
+    origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert partial(line) == set()
+    is_equal(line, "p", "m")
+    drop_database(mysql9, origin.name)
 
 
 def test_this_server_does_not_log_them(origin: Origin) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -79,12 +79,13 @@ def test_a_key_that_ends_while_it_is_followed_needs_no_copy() -> None:
     assert server.follows
 
 
-def happened(wire: MadeWire, *, mariadb: bool) -> Iterator[tuple[str, Happened]]:
-    """What the blocks of a log say; a key leads from db.u to db.t, and tables that cannot be read are isolated."""
+def read(wire: MadeWire, *, logged: bool = False) -> tuple[list[tuple[str, Happened]], int]:
+    """What the blocks of a log say, and how often the fast path took some; a key leads from db.u to db.t, and tables
+    that cannot be read are isolated."""
     tables = TableRegistry(lambda *_: True, lambda *_: None, may_unite=lambda *_: False)
     key = ForeignKey(("db", "u"), "k", ("c0",), ("db", "t"), ("c0",), "CASCADE", "RESTRICT")
     cascades = Cascades(lambda *_: True, lambda: (key,), lambda: START)
-    cascades.open(logged=False, lower_case=False)
+    cascades.open(logged=logged, lower_case=False)
     assembler = TransactionAssembler(
         "src", START, tables, CapturePolicy("record", on_unreadable="isolate"), effects=lambda *_: Effect(),
         prepared=dict, block_bytes=1 << 20, cascades=cascades,
@@ -92,13 +93,12 @@ def happened(wire: MadeWire, *, mariadb: bool) -> Iterator[tuple[str, Happened]]
     framer = EventFramer(START, "src")
     framer.buffer.get_buffer()[: len(wire.data)] = wire.data
     framer.buffer.buffer_updated(len(wire.data))
-    blocks = [*FastPath(assembler, tables).feed(framer)]
+    with patch.object(assembler, "extend", wraps=assembler.extend) as taken:
+        blocks = [*FastPath(assembler, tables).feed(framer)]
     if (last := assembler.flush()) is not None:
         blocks.append(last)
-    for block in blocks:
-        for event in block.happened:
-            assert event.seq < block.end.seq
-            yield event.table, event.what
+    assert all(event.seq < block.end.seq for block in blocks for event in block.happened)
+    return [(event.table, event.what) for block in blocks for event in block.happened], taken.call_count
 
 
 @pytest.mark.parametrize("mariadb", [False, True])
@@ -110,4 +110,18 @@ def test_rows_of_a_parent_count_that_are_dropped_because_it_cannot_be_read(maria
     wire.map("t", 4, 9, named=False)  # nobody knows its columns
     wire.rows(0, 4, 9, 5)
     wire.commit()
-    assert ("db.u", Happened.CASCADED) in happened(wire, mariadb=mariadb)
+    assert ("db.u", Happened.CASCADED) in read(wire)[0]
+
+
+@pytest.mark.parametrize("flags", [0x11, 1])
+def test_keys_count_from_the_first_row_event_on_that_says_that_they_are_not_logged(flags: int) -> None:
+    """The others go the fast path, and what keys did with them is in the log."""
+    wire = MadeWire(mariadb=False, checksum=True)
+    for at in range(20):
+        wire.begin()
+        wire.map("t", 3, 7)
+        wire.rows(2, 3, 7, 5, flags=0x11 if at < 19 else flags)
+        wire.commit()
+    said, taken = read(wire, logged=True)
+    assert taken > 0
+    assert ("db.u", Happened.CASCADED) in said if flags == 1 else said == []
