@@ -74,6 +74,7 @@ _MARIADB_UNUSUAL = 1 | 32 | 64 | 128  # standalone, DDL, XA prepared, XA complet
 _MARIADB_ALTER = 2 | 4 | 8  # in flags_extra
 
 _ROWS_HEAD = 8  # table id and flags
+_ROWS_FLAGS_AT = 6
 _ROWS_EXTRA = 2  # length of empty extra data
 _LENGTH_IN_TWO_BYTES = 252
 
@@ -104,7 +105,7 @@ class KnownMaps(NamedTuple):
     slot_id, slot_map, slot_group: by table id modulo MAP_SLOTS: the id, the map that last described it, and the
     transaction that this map came in. bytes[offset[m]:offset[m + 1]]: a map's body after table id and flags.
     table: number of the map's table, -1 where it is not captured. columns: of the map. row_bytes: by table, the
-    estimated size of an image.
+    estimated size of an image. flags: those that every ordinary row event has, of the lower eight.
     """
 
     slot_id: Longs
@@ -115,6 +116,7 @@ class KnownMaps(NamedTuple):
     table: Longs
     columns: Longs
     row_bytes: Longs
+    flags: int
 
 
 class GtidNames(NamedTuple):
@@ -453,6 +455,8 @@ def _row_event(events, j, maps, limits, rows, k, ordinal, entry, group):
     table_id = _little(buf, at, 6)
     slot = table_id & (MAP_SLOTS - 1)
     if maps.slot_group[slot] != group or maps.slot_id[slot] != table_id:
+        return np.int64(_STRANGE)
+    if np.int64(buf[at + _ROWS_FLAGS_AT]) & maps.flags != maps.flags:
         return np.int64(_STRANGE)
     m = maps.slot_map[slot]
     table = maps.table[m]

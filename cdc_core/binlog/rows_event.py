@@ -23,6 +23,9 @@ ROW_EVENTS = frozenset(_KINDS)
 """Types that `parse_rows` reads; MariaDB's compressed ones become these in `compressed.plain`."""
 
 FLAG_STATEMENT_END = 0x01
+FLAG_LOGS_CASCADES = 0x10
+"""USE_SQL_FOREIGN_KEY_F: what foreign keys change with the rows is logged too. MySQL sets it in each row event since
+9.6, unless innodb_native_foreign_keys is on. A replica writes it as its source did, and logs what its source logged."""
 DUMMY_TABLE_ID = 0xFFFFFF
 """A row event without rows that only ends a statement."""
 

@@ -76,7 +76,7 @@ def _warm_fast_path() -> None:
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
     none = ordinary.Events(data, numbers, numbers, codes, numbers, 0, 0, 4)
-    maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, *[numbers] * 4)
+    maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, numbers, numbers, numbers, numbers, 0)
     limits = ordinary.WeightLimits(1, 1, 1, 1)
     rows = ordinary.RowEvents(*[numbers] * 7)
     names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)

@@ -77,7 +77,8 @@ class CoverageLog:
                 absent_seq=self._absent_seq(table), appeared=self.surveyed.seq > 0,
             )  # fmt: skip
             if table in found.empty:
-                if known is None or known.how is How.EXISTING:
+                # Staged rows may have gone with their parents: that the table is empty does not make these go.
+                if known is None or (known.how is How.EXISTING and not known.cascaded_seq):
                     of = known or first
                     self._set(
                         table, replace(first, how=How.EMPTY, rows=None, absent_seq=of.absent_seq, appeared=of.appeared)

@@ -6,7 +6,8 @@ were missed. Manifests carry changes of coverage, so that it is known from the s
 
     event                     what it makes of a table's coverage
     created, truncated        whole from there on
-    seen empty                whole, where nothing is known or only earlier rows are missing; else as it was
+    seen empty                whole, where nothing is known or only earlier rows are missing; else, and where a
+                              foreign key may have changed staged rows, as it was
     seen with rows            partial, where nothing is known
     created if absent         whole, where the table is known not to have existed; else as it was
     rows                      partial, where nothing is known
@@ -102,7 +103,8 @@ class TableCoverage:
     absent_seq: order key at which the table was known not to exist, 0 where it is not known.
     base_seq: of a copy, order key of the place where its reading began; else 0.
     appeared: whether a survey found the table, and an earlier one had not: it is new, or the pipeline's rules are.
-    cascaded_seq: order key of the last transaction by which a foreign key may have changed rows of it; else 0.
+    cascaded_seq: order key of the last transaction by which a foreign key may have changed rows of it, or of the place
+    where a survey saw the table, if that is later; else 0.
     """
 
     how: How
@@ -198,8 +200,12 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
             place = event.place
             return replace(known, how=How.UNLOGGED, seq=event.seq, ts_us=event.ts_us, place=place, absent_seq=0)
         case Happened.CASCADED if known is not None:
-            concerned = known.how.captured and not known.gone
-            return replace(known, cascaded_seq=max(known.cascaded_seq, event.seq)) if concerned else known
+            if not known.how.captured or known.gone:
+                return known
+            # A survey sees a table before the log is read up to there: what it saw does not say that the rows which
+            # were staged until then are still there.
+            seq = max(event.seq, known.seq) if known.how in (How.EMPTY, How.EXISTING) else event.seq
+            return replace(known, cascaded_seq=max(known.cascaded_seq, seq))
         case Happened.CASCADED:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place, cascaded_seq=event.seq)
         case Happened.ROWS if known is None:

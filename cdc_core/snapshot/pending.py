@@ -26,24 +26,28 @@ class PendingTable:
         """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
         if self.how is How.ABANDONED:  # who gives up the log asks for it
             return True
+        resync = pipeline.tables.on_unlogged_change == "resync"
         if self.how is How.UNLOGGED or (self.cascaded and self.how is not None and self.how.whole):
-            return pipeline.tables.on_unlogged_change == "resync"
-        return pipeline.snapshot.mode == "initial" or (
-            self.how is How.CAPTURED_AGAIN and pipeline.tables.on_unreadable == "resync"
+            return resync
+        return (
+            (self.cascaded and resync)
+            or pipeline.snapshot.mode == "initial"
+            or (self.how is How.CAPTURED_AGAIN and pipeline.tables.on_unreadable == "resync")
         )
 
 
 def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[PendingTable, ...]:
     """Tables of which rows or changes are missing that a copy brings, and those whose copy is under way.
 
-    on_new: as in config.CaptureRules; with `stream`, tables that appeared later are not copied.
+    on_new: as in config.CaptureRules; with `stream`, tables that appeared later are not copied because of their earlier
+    rows.
     """
     coverage = meta.coverage(source).tables
     begun = {copy.table: copy for copy in meta.copies(source)}
     found = {
         table: PendingTable(table, lacks(table, source, one), one.rows, one.how, one.cascaded)
         for table, one in coverage.items()
-        if one.due and not (on_new == "stream" and one.found_later)
+        if one.due and (one.cascaded or not (on_new == "stream" and one.found_later))
     }
     for table, copy in begun.items():
         known = coverage.get(table)

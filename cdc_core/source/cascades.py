@@ -1,5 +1,8 @@
 """Foreign keys by which a server changes rows of captured tables that it does not log (MariaDB, MySQL before 9.6).
 
+A MySQL that logs them may have a log with row events that do not: of an earlier version, or of a source that it
+replicates. Such events lack a flag; from the first one on, keys count.
+
 The log has the row that causes it: a row of a parent table is deleted, or a column of it changes that a key refers to.
 From there on rows of the captured tables that its keys lead to, directly or through others, may differ from what is
 staged, so that their coverage says it (Happened.CASCADED), and a copy is due for them.
@@ -7,9 +10,10 @@ staged, so that their coverage says it (Happened.CASCADED), and a copy is due fo
     the parent is captured      its rows tell: deleted ones, and updated ones with another value in a referenced column
     it is not                   the kind of a row event alone tells, as its rows are not read
 
-The server knows its current keys only. So all keys that were ever seen count, they are asked for again where the log
-defines some, and where the log has a statement from before they were asked for that drops a key, adds one that is not
-there, or gives a parent another name, the tables that it may concern count as changed there.
+The server knows its current keys only. So all keys that were ever seen count, and they are asked for again where the
+log defines some. Where the log has a statement from before they were asked for that may have ended a key which nobody
+has seen, the tables that it may have changed count as changed there: the table itself, and those that keys lead to from
+it. A key ends where it is dropped, with its child, and where a table or a column that it names gets another name.
 It must keep true that no captured table counts as whole after a row that a key may have taken with it.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -25,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
 
+from cdc_core.binlog.rows_event import FLAG_LOGS_CASCADES
 from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.block import Block, TableRows
@@ -68,15 +74,20 @@ def logs_cascades(connection: pymysql.Connection) -> bool:
 
 @answers("source")
 def require_seen_cascades(
-    connection: pymysql.Connection, captures: Captures, *, source: str, policy: CapturePolicy
+    connection: pymysql.Connection,
+    captures: Captures,
+    *,
+    source: str,
+    policy: CapturePolicy,
+    logged: bool | None = None,
 ) -> tuple[str, ...]:
     """What the pipeline's policy lets pass: foreign keys that change rows of captured tables without row events, one
-    line each.
+    line each. logged: whether the log has them; None: as `logs_cascades` says.
 
     Raises Refused (source.unlogged_cascades) where `on_unlogged_change` is `stop`, and where it is `resync` and the
     account does not see every table whose keys may lead to a captured one: changes would be missed without a trace.
     """
-    if logs_cascades(connection):
+    if logs_cascades(connection) if logged is None else logged:
         return ()
     keys = foreign_keys(connection)
     found = [key for key in keys if key.changes_rows and captures(*key.child)]
@@ -129,77 +140,130 @@ def _hidden(connection: pymysql.Connection, keys: Iterable[ForeignKey], found: I
     ]
 
 
+_DROPS = frozenset({"DROP TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE", "CREATE OR REPLACE DATABASE"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """When the server was asked for its keys. before, after: where its log ended then. at_us: its clock afterwards."""
+
+    before: Position
+    after: Position
+    at_us: int
+
+    def shows(self, place: Position) -> bool:
+        """Whether the answer has what a statement that ends there did, or that it was taken back since."""
+        return place.timeline == self.before.timeline and place <= self.before
+
+    def may_lack(self, place: Position, began_us: int) -> bool:
+        """Whether a key that a statement ended may be missing in the answer: the server drops keys before it logs it
+        (MariaDB), so that what began before counts too."""
+        return place.timeline == self.after.timeline and (place <= self.after or began_us <= self.at_us)
+
+
 class Cascades:
-    """ask: the server's foreign keys now. end: where its log ends now. active: see `open`."""
+    """ask: the server's foreign keys now. end: where its log ends now. now_us: its clock. active: see `open`.
+
+    require: raises Refused where the pipeline does not let keys pass that change rows unlogged; asked only where `open`
+    was told that all is logged, and it is not."""
 
     def __init__(
-        self, captures: Captures, ask: Callable[[], tuple[ForeignKey, ...]], end: Callable[[], Position]
+        self,
+        captures: Captures,
+        ask: Callable[[], tuple[ForeignKey, ...]],
+        end: Callable[[], Position],
+        now_us: Callable[[], int] = lambda: 0,
+        require: Callable[[], None] = lambda: None,
     ) -> None:
         self.active = False
+        self._logged = False
         self.generation = 0
         """Grows when more is known: other answers may differ from then on."""
         self._captures = captures
         self._ask = ask
         self._end = end
+        self._now_us = now_us
+        self._require = require
         self._lower_case = False
         self._keys: dict[Name, set[ForeignKey]] = {}
         """By parent."""
-        self._known_up_to: Position | None = None
+        self._asked: _Asked | None = None
         self._reach = cache(self._reached)
 
     def open(self, *, logged: bool, lower_case: bool) -> None:
         """A stream begins. logged: the server logs what keys change, so that there is nothing to do here. lower_case:
         it compares names of tables in lower case."""
-        self.active, self._lower_case = not logged, lower_case
+        self.active, self._logged, self._lower_case = not logged, logged, lower_case
         if self.active:
             self._learn()
 
+    @property
+    def expected_flags(self) -> int:
+        """Of row events: the assembler must see those that lack them."""
+        return FLAG_LOGS_CASCADES if self._logged else 0
+
+    def heed(self, flags: int) -> None:
+        """Takes the flags of a row event, before its rows. Raises what `require` raises."""
+        if self._logged and not flags & FLAG_LOGS_CASCADES:
+            self._require()
+            self.active, self._logged = True, False
+            self._learn()
+
     def _learn(self) -> None:
-        """Asked first: a key that has gone since was dropped before the end of the log that is read afterwards."""
+        before = self._end()
         for key in self._ask():
             if key.changes_rows:
                 self._keys.setdefault(self._named(key.parent), set()).add(key)
-        self._known_up_to = self._end()
+        self._asked = _Asked(before, self._end(), self._now_us())
         self._reach.cache_clear()
         self.generation += 1
 
     def _named(self, name: Name) -> Name:
         return (lower_cased(name[0]), lower_cased(name[1])) if self._lower_case else name
 
-    def define(self, statement: Statement, after: Position) -> frozenset[Name]:
+    def define(self, statement: Statement, after: Position, began_us: int) -> frozenset[Name]:
         """Takes a statement that defines tables; the captured tables that unknown keys may have changed up to there.
-        after: its place."""
+
+        after: its place. began_us: when it began, by the server's clock, or later.
+        """
         if not self.active:
             return frozenset()
-        names = statement.tables or ()
-        moves = statement.verb == "RENAME TABLE" or (statement.columns is not None and statement.columns.moved)
-        if not self._is_known_at(after):
-            if statement.cascades or moves:
-                self._learn()
+        asked = self._asked
+        columns = statement.columns
+        renames = columns is not None and (columns.moved or bool(columns.dropped and columns.added))
+        renames = renames or statement.verb == "RENAME TABLE" or statement.versioning
+        if (renames or statement.cascades) and not (asked is not None and asked.shows(after)):
+            self._learn()
+        if asked is None or not asked.may_lack(after, began_us):
             return frozenset()
-        seen = {self._named(key.child) for keys in self._keys.values() for key in keys}
-        unseen = statement.drops_constraint or (statement.cascades and not seen & set(names))
-        lost = {name for name in names if self._captures(*name)} if unseen else set()
-        if moves:
-            lost |= {child for name in names for child in self.changed_with(name)}
+        names = set(statement.tables or ())
+        if statement.database:
+            names |= {one for one in self._keys if one[0] == statement.database}
+        children = {self._named(key.child) for keys in self._keys.values() for key in keys}
+        drops_key = statement.drops_constraint or (statement.cascades and not children & names)
+        drops_table = statement.verb in _DROPS
+        if not (drops_key or drops_table or renames):
+            return frozenset()
+        lost = {child for name in names for child in self.changed_with(name)}
+        if drops_table:
+            lost -= names
+        elif drops_key:
+            lost |= {name for name in names if self._captures(*name)}
         return frozenset(lost)
-
-    def _is_known_at(self, place: Position) -> bool:
-        """Whether the keys were asked for later than a statement that ends there: what they were there is unknown."""
-        known = self._known_up_to
-        return known is not None and known.timeline == place.timeline and place <= known
 
     def changed_with(self, parent: Name) -> frozenset[Name]:
         """The captured tables of which rows may change with any change of rows of this one."""
         return self._reach(parent, True, None) if self.active and self._keys else frozenset()
 
     def changed_by(self, parent: Name, *, deleted: bool) -> frozenset[Name]:
-        """Those of which rows may change with a row that is deleted, or else updated in any column."""
-        return self._reach(parent, deleted, frozenset() if deleted else None) if self.active else frozenset()
+        """Those of which rows may change with a row that is logged as deleted, or else as updated in any column."""
+        updated: frozenset[str] | None = frozenset() if deleted else None
+        deleted = deleted or any(key.versioned for key in self._keys.get(parent, ()))
+        return self._reach(parent, deleted, updated) if self.active else frozenset()
 
-    def unread(self) -> frozenset[Name]:
-        """Those of which rows may change with rows of tables that are not captured."""
-        parents = [one for one in self._keys if not self._captures(*one)] if self.active else []
+    def unread(self, captures: Captures) -> frozenset[Name]:
+        """Those of which rows may change with rows of tables that are not captured. captures: without isolated ones."""
+        parents = [one for one in self._keys if not captures(*one)] if self.active else []
         return frozenset(child for one in parents for child in self.changed_with(one))
 
     def _reached(self, parent: Name, deleted: bool, updated: frozenset[str] | None) -> frozenset[Name]:

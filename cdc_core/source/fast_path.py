@@ -55,8 +55,8 @@ class _KnownMaps:
         self.row_bytes = np.ones(_MAPS, np.int64)
         self._known: dict[bytes, int] = {}
 
-    def columns_of(self) -> ordinary.KnownMaps:
-        """As the kernels look them up."""
+    def columns_of(self, flags: int) -> ordinary.KnownMaps:
+        """As the kernels look them up. flags: of every ordinary row event."""
         return ordinary.KnownMaps(
             self.slot_id,
             self.slot_map,
@@ -66,6 +66,7 @@ class _KnownMaps:
             self.table,
             self.columns,
             self.row_bytes,
+            flags,
         )
 
     def learn(self, body: bytes, table: MappedTable | None, group: int) -> bool:
@@ -179,7 +180,7 @@ class FastPath:
         base = order_key(builder.begin.timeline, file_number(framer.file), 0)
         found = ordinary.take_transactions(
             events,
-            self._maps.columns_of(),
+            self._maps.columns_of(assembler.cascades.expected_flags),
             self._names,
             self._limits(assembler.block_bytes - builder.size_bytes),
             self._entries,
@@ -214,8 +215,8 @@ class FastPath:
             return False
         next_ordinal, budget = inside
         found = ordinary.take_row_events(
-            events, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal,
-            *assembler.trace, framing.CRC_TABLES,
+            events, self._maps.columns_of(assembler.cascades.expected_flags), self._limits(budget), self._rows,
+            self._group, next_ordinal, *assembler.trace, framing.CRC_TABLES,
         )  # fmt: skip
         if found.reached == events.first:
             return False
@@ -231,7 +232,7 @@ class FastPath:
 
     def _knows(self, events: ordinary.Events, codes: frozenset[EventType]) -> bool:
         """Whether the first event is of these types, and what is known of table maps still holds."""
-        return int(events.code[events.first]) in codes and self._generation == self._tables.generation
+        return int(events.code[events.first]) in codes and self._generation == self._knowledge
 
     def _limits(self, budget: int) -> ordinary.WeightLimits:
         return ordinary.WeightLimits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block_bytes)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pymysql
 
@@ -29,6 +29,9 @@ _RULES = """
 SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, DELETE_RULE, UPDATE_RULE
   FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS
 """
+_VERSIONED = """
+SELECT TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_TYPE = 'SYSTEM VERSIONED'
+"""
 _LINE = re.compile(r"\s*CONSTRAINT (`(?:[^`]|``)+`|\"(?:[^\"]|\"\")+\") FOREIGN KEY (.*)")
 _RULE = re.compile(r"[ ]ON (DELETE|UPDATE) (CASCADE|SET NULL|SET DEFAULT|RESTRICT|NO ACTION)")
 _UNKNOWN = "CASCADE", "CASCADE"
@@ -38,7 +41,10 @@ CHANGING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 
 @dataclass(frozen=True, slots=True)
 class ForeignKey:
-    """From the columns of a child to as many of its parent. on_delete, on_update: CASCADE, SET NULL, RESTRICT, ..."""
+    """From the columns of a child to as many of its parent. on_delete, on_update: CASCADE, SET NULL, RESTRICT, ...
+
+    versioned: the parent is system-versioned: MariaDB logs a row of it that is deleted as one that is updated.
+    """
 
     child: Name
     name: str
@@ -47,6 +53,7 @@ class ForeignKey:
     referenced: tuple[str, ...]
     on_delete: str
     on_update: str
+    versioned: bool = False
 
     @property
     def changes_rows(self) -> bool:
@@ -74,7 +81,7 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
         for row in query(connection, _RULES)
     }
     shown = _shown(connection, {key[:2] for key in columns.keys() - rules.keys()})
-    return tuple(
+    found = [
         ForeignKey(
             key[:2],
             key[2],
@@ -84,7 +91,13 @@ def foreign_keys(connection: pymysql.Connection) -> tuple[ForeignKey, ...]:
             *rules.get(key, shown.get(key, _UNKNOWN)),
         )
         for key, parts in columns.items()
-    )
+    ]
+    versioned = {
+        (database, as_text(row[0]))
+        for database in sorted({one.parent[0] for one in found if one.changes_rows})
+        for row in query(connection, _VERSIONED, (database,))
+    }
+    return tuple(replace(one, versioned=one.parent in versioned) for one in found)
 
 
 def _shown(connection: pymysql.Connection, tables: Iterable[Name]) -> Mapping[tuple[str, str, str], tuple[str, str]]:
@@ -103,7 +116,9 @@ def _shown(connection: pymysql.Connection, tables: Iterable[Name]) -> Mapping[tu
 def rules_in(definition: str) -> list[tuple[str, str, str]]:
     """(name, ON DELETE, ON UPDATE) of the foreign keys in what SHOW CREATE TABLE shows."""
     found = []
-    for line in definition.splitlines():
+    for line in definition.split("\n"):  # servers escape line feeds in comments, and no other separators
+        if line.startswith(")"):  # options of the table, its comment among them
+            break
         if match := _LINE.match(line):
             mark = match[1][0]
             rules = dict(_RULE.findall(match[2].rpartition(")")[2]))

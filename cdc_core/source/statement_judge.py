@@ -85,7 +85,7 @@ class StatementJudge:
         )  # fmt: skip
         group.happened += effect.happened
         if not self._past:
-            group.cascaded(self._cascades.define(statement, at.after))
+            group.cascaded(self._cascades.define(statement, at.after, group.commit_ts_us))
         if effect.unnamed:
             group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: no table in it is known")
         if effect.tables == ():

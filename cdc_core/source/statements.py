@@ -49,6 +49,7 @@ class Statement:
     mentions: for DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
+    versioning: a definition that adds system versioning to a table, or drops it.
     union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
     """
 
@@ -65,6 +66,7 @@ class Statement:
     queries: bool = False
     drops_constraint: bool = False
     cascades: bool = False
+    versioning: bool = False
     union: tuple[Table, ...] | None = None
     like: Table | None = None
 
@@ -162,7 +164,8 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
             read.next()
         return _classify(read.found[read.at :], database)
     if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
-        statement = replace(_DEFINITIONS[verb](read, database), cascades=_cascades(found))
+        versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
+        statement = replace(_DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning)
         if statement.action is Action.UNKNOWN or statement.queries:
             statement = replace(statement, mentions=mentions(found, database))
         return statement

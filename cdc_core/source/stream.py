@@ -27,12 +27,12 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import Cascades, logs_cascades
+from cdc_core.source.cascades import Cascades, logs_cascades, require_seen_cascades
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import NEVER_CAPTURED, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
-from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
+from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, now_us, query
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
@@ -103,7 +103,10 @@ class SourceStream:
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
-        self._cascades = Cascades(captures, lambda: foreign_keys(self._asked()), self._end_of_log)
+        self._cascades = Cascades(
+            captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
+            self._require_seen_cascades,
+        )  # fmt: skip
         self._history = History(history, self._present, self._statements_after, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
@@ -358,6 +361,11 @@ class SourceStream:
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
+
+    def _require_seen_cascades(self) -> None:
+        name = self._source.name
+        log.warning("%s: the log has rows of a server that does not log what foreign keys change", name)
+        require_seen_cascades(self._asked(), self._captures, source=name, policy=self._policy, logged=False)
 
     def _end_of_log(self) -> Position:
         return end_position(self._asked(), self._start.timeline)

@@ -16,7 +16,7 @@ It must keep true that every event goes into an entry or raises, and that no unk
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
@@ -357,10 +357,12 @@ class TransactionAssembler:
 
     def _close(self, next_file: str = "") -> Block:
         """Ends the block; the next one begins where it ended."""
+        before = set(self._tables.isolated)
         block = self.builder.build(next_file, lambda name, error, begin: self.judge.isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
         if not self._past:
-            block = replace(block, happened=(*block.happened, *self.cascades.of_rows(block)))
+            unread = self._unread(block, self._tables.isolated.keys() - before)
+            block = replace(block, happened=(*block.happened, *self.cascades.of_rows(block), *unread))
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
@@ -369,6 +371,16 @@ class TransactionAssembler:
             self.trace = NOT_TRACED
             self.format_crc = 0
         return block
+
+    def _unread(self, block: Block, isolated: Iterable[str]) -> Iterator[TableEvent]:
+        """What rows of tables that turned out to be unreadable in a block may have done to others by foreign keys."""
+        for child in sorted(self._changed_with_isolated(isolated)):
+            moment_us = int(block.entries.commit_ts_us.max())
+            yield TableEvent(".".join(child), Happened.CASCADED, block.end.seq - 1, moment_us, f"{block.end}")
+
+    def _changed_with_isolated(self, isolated: Iterable[str]) -> frozenset[Name]:
+        names = (name.partition(".") for name in isolated)
+        return frozenset().union(*(self.cascades.changed_with((one, other)) for one, _, other in names))
 
     def _rotate(self, event: Event) -> Blocks:
         yield from self._advance(event, Mark.OF_FILE)
@@ -461,7 +473,9 @@ class TransactionAssembler:
         if self._tables.isolated:
             # A table may have been isolated after its rows came: then all its rows in the transaction are left out.
             kept = [left for pending in rows if (left := pending.without(self._tables.isolated)) is not None]
-            group.left_out[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
+            if lost := sum(map(len, rows)) - sum(map(len, kept)):
+                group.left_out[ISOLATED] += lost
+                group.cascaded(self._changed_with_isolated(self._tables.isolated))
             rows = kept
         self.builder.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
@@ -508,6 +522,8 @@ class TransactionAssembler:
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return ()
             raise faults.inside_transaction(event, self._where(event)) from None
+        if not self._past:
+            self.cascades.heed(int.from_bytes(event.body[6:8], "little"))
         if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
             self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
         if table is None:
@@ -520,6 +536,7 @@ class TransactionAssembler:
             if not self.judge.isolates(table.name, error, self._start_of(group)):
                 raise
             group.left_out[ISOLATED] += 1
+            group.cascaded(self.cascades.changed_with(table.name))
             return ()
         return self._hold(group, pending)
 
@@ -604,7 +621,7 @@ class TransactionAssembler:
             self._find_prepared = None
         found = self.prepared.pop(xid, None)
         # What one that was prepared before this stream began has done to tables that are not captured is unknown.
-        group.cascaded(self._prepared_cascades.pop(xid, self.cascades.unread()))
+        group.cascaded(self._prepared_cascades.pop(xid, self.cascades.unread(self._tables.captures)))
         if found is not None:
             group.rows = found
         elif not self._past:

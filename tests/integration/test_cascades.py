@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pymysql
 import pytest
@@ -21,7 +22,10 @@ from cdc_core.source.foreign_keys import ForeignKey, foreign_keys, rules_in
 from cdc_core.stage.coverage import coverage_of
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
+from tests.databases import drop_database
 from tests.integration.line import Line
+from tests.integration.replicated import Pair
+from tests.integration.replicated import run as run_on
 from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_resync import heal, is_equal
 from tests.integration.test_snapshot import read, stage
@@ -220,6 +224,51 @@ def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Cal
     assert "by a foreign key" in line.refuses("m")
 
 
+def test_a_table_that_is_seen_empty_before_its_log_is_read_is_not_whole(make_line: Callable[..., Line]) -> None:
+    """The log brings a row, and not that it has gone with its parent."""
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM m")
+    line.begin_now()
+    line.origin.execute("INSERT INTO m VALUES (2, 2, 2, 2)", "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert "m" in due(line)
+    heal(line)
+    is_equal(line, "m")
+
+
+def test_a_table_that_is_seen_empty_after_its_rows_have_gone_is_not_whole(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.begin_now()
+    line.origin.execute("INSERT INTO p VALUES (7, 7, 7)")
+    line.drain()
+    assert (partial(line), due(line)) == ({"p", "m"}, set())  # rows from before the capture: snapshot.mode is none
+    line.origin.execute("INSERT INTO m VALUES (7, 7, 7, 7)", "DELETE FROM p")
+    line.drain()
+    line.origin.execute("INSERT INTO p VALUES (8, 8, 8)", "DELETE FROM p")
+    line.drain()  # a survey finds both empty
+    assert (partial(line), due(line)) == ({"m"}, {"m"})
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, "p", "m")
+
+
+def test_a_table_that_appeared_later_is_copied_even_if_its_earlier_rows_are_not(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC + ", on_new: stream", tables=r"include: ['.*\.x']")
+    line.drain()
+    line.origin.execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    line.again(**{r".*\.x": r".*\.m"})
+    line.origin.execute("UPDATE m SET v = 1 WHERE id = 5")
+    line.drain()
+    assert (partial(line), due(line)) == ({"m"}, set())
+    line.origin.execute("INSERT INTO m VALUES (9, 2, 9, 9)", "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert due(line) == {"m"}
+    heal(line)
+    is_equal(line, "m")
+
+
 UNSEEN: dict[str, tuple[str, ...]] = {
     "dropped since": ("DELETE FROM p WHERE id = 1", "ALTER TABLE m DROP FOREIGN KEY k"),
     "added and dropped": (
@@ -248,6 +297,85 @@ def test_keys_that_the_server_has_no_more_count(
     assert "m" in partial(line)
     heal(line)
     assert partial(line) == set()
+    is_equal(line, "m")
+
+
+LEADING_ON: dict[str, tuple[str, ...]] = {
+    "its key was dropped": ("ALTER TABLE m DROP FOREIGN KEY m_ibfk_1",),
+    "it was dropped": ("SET foreign_key_checks = 0", "DROP TABLE m", "CREATE TABLE m (id INT PRIMARY KEY)"),
+    "its database was dropped": (
+        "SET foreign_key_checks = 0", "DROP DATABASE OTHER", "CREATE DATABASE OTHER",
+        "CREATE TABLE OTHER.m (id INT PRIMARY KEY)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("statements", LEADING_ON.values(), ids=LEADING_ON)
+@pytest.mark.parametrize("captured", ["c", pytest.param("p|m|c", marks=pytest.mark.matrix)])
+def test_keys_count_that_led_to_a_table_between_parent_and_child(
+    make_line: Callable[..., Line], statements: tuple[str, ...], captured: str
+) -> None:
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    other = f"{line.origin.name}_other"
+    elsewhere = any("OTHER" in one for one in statements)
+    made = tables(f"p (id) {DELETE}", f"{f'{other}.' if elsewhere else ''}m (id) {DELETE}")
+    if elsewhere:
+        line.origin.execute(f"CREATE DATABASE {other}")
+        made = tuple(
+            one.replace("TABLE m", f"TABLE {other}.m").replace("INTO m", f"INTO {other}.m").replace(
+                "S p", f"S {line.origin.name}.p"
+            )
+            for one in made
+        )  # fmt: skip
+    line.origin.execute(*made)
+    line.drain()
+    line.origin.execute("DELETE FROM p WHERE id = 2", *(one.replace("OTHER", other) for one in statements))
+    line.drain()
+    assert "c" in partial(line)
+    heal(line)
+    is_equal(line, "c")
+    line.origin.execute("SET foreign_key_checks = 0", f"DROP DATABASE IF EXISTS {other}")
+
+
+@pytest.mark.parametrize("follows", [False, True], ids=["read later", "followed"])
+def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Line], follows: bool) -> None:
+    """Another column has the name that the key knows, or knew."""
+    line = make_line(more=RESYNC)
+    line.origin.execute(*tables(f"p (u) {UPDATE}"))
+    line.drain()
+    environ = {"SOURCE": line.origin.sql.url}
+    with (
+        Meta.open(line.pipeline.meta.url) as meta,
+        Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
+    ):
+        if follows:
+            line.origin.execute("ALTER TABLE p CHANGE u x INT, CHANGE v u INT", "UPDATE p SET x = 50 WHERE id = 1")
+            extractor.drain()
+    if not follows:
+        line.origin.execute("UPDATE p SET u = 50 WHERE id = 1", "ALTER TABLE p CHANGE v y INT, CHANGE u v INT")
+        line.drain()
+    assert "m" in partial(line)
+    heal(line)
+    is_equal(line, "m")
+
+
+@pytest.mark.parametrize("captured", ["m", pytest.param("p|m", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("dropped", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_a_row_of_a_versioned_parent_that_is_deleted_counts(
+    make_line: Callable[..., Line], captured: str, dropped: bool
+) -> None:
+    """MariaDB logs it as an update, which ends the row's time. MySQL has no such tables."""
+    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    versioned = "WITH SYSTEM VERSIONING" if line.origin.mariadb else ""
+    made = tables(f"p (id) {DELETE}")
+    line.origin.execute(f"{made[0]} {versioned}", *made[1:])
+    line.drain()
+    line.origin.execute("DELETE FROM p WHERE id = 2")
+    if dropped and versioned:
+        line.origin.execute("SET system_versioning_alter_history = KEEP", "ALTER TABLE p DROP SYSTEM VERSIONING")
+    line.drain()
+    assert "m" in partial(line)
+    heal(line)
     is_equal(line, "m")
 
 
@@ -331,6 +459,20 @@ def test_rules_are_read_whatever_the_names_are() -> None:
     assert rules_in(shown) == [("a `b", "RESTRICT", "RESTRICT"), ('q"r', "SET NULL", "NO ACTION")]
 
 
+def test_what_looks_like_a_rule_in_a_comment_is_none(origin: Origin) -> None:
+    """Servers show a line feed in a text as \\n, and other separators of lines as they are."""
+    key = "  CONSTRAINT `k` FOREIGN KEY (`f`) REFERENCES `p` (`id`)"
+    looks = "".join(f"{mark}{key}" for mark in "\n\r\x0b\x0c\x1c\x85\u2028")
+    origin.execute("CREATE TABLE p (id INT PRIMARY KEY)")
+    with origin.session() as run:
+        run(
+            f"CREATE TABLE m (id INT PRIMARY KEY, f INT COMMENT '{looks}', d VARCHAR(500) DEFAULT '{looks}', "
+            f"CONSTRAINT k FOREIGN KEY (f) REFERENCES p (id) ON DELETE CASCADE) COMMENT '{looks}'"
+        )
+        [(_, shown)] = run("SHOW CREATE TABLE m")
+    assert rules_in(shown) == [("k", "CASCADE", "RESTRICT")]
+
+
 RULES = ("", "ON DELETE CASCADE", "ON DELETE SET NULL", "ON UPDATE CASCADE", "ON UPDATE SET NULL",
          "ON DELETE CASCADE ON UPDATE CASCADE", "ON DELETE SET NULL ON UPDATE CASCADE")  # fmt: skip
 
@@ -382,6 +524,57 @@ def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Calla
             heal(line)
             assert partial(line) == set()
             is_equal(line, *captured)
+
+
+@pytest.fixture(scope="module")
+def replicated(mysql9: object) -> Iterator[tuple[MySql, MySql]]:
+    """A server that does not log what foreign keys change, and a replica, which does for its own changes."""
+    native = {"innodb-native-foreign-keys": "ON"}
+    with MySql.start(server_id=7, options=native) as primary, MySql.start(server_id=8) as replica:
+        Pair("mysql", primary, replica).replicate()
+        yield primary, replica
+
+
+@pytest.mark.parametrize("captured", ["m", "p|m"])
+def test_a_replica_logs_no_more_than_its_source(replicated: tuple[MySql, MySql], tmp_path: Path, captured: str) -> None:
+    primary, replica = replicated
+    name = fresh_name()
+    writer, reader = Origin(primary, name), Origin(replica, name)
+
+    def execute(*statements: str) -> None:
+        writer.execute(*statements)
+        [[done]] = run_on(primary, "SELECT @@GLOBAL.gtid_executed")
+        assert run_on(replica, f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{done}', 60)") == [(0,)]
+
+    run_on(primary, f"CREATE DATABASE {name}")
+    assert logs_cascades(reader.control)
+    include = rf"include: ['{name}\.({captured})']"
+    line = Line(reader, tmp_path, more=RESYNC, tables=include)
+    execute(*tables(f"p (id) {DELETE}"))
+    line.drain()
+    assert partial(line) == set()
+    execute("DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert partial(line) == due(line) == {"m"}
+    heal(line)
+    assert partial(line) == set()
+    is_equal(line, *captured.split("|"))
+    line.again(resync="stop")
+    execute("UPDATE p SET v = 2 WHERE id = 3")
+    with pytest.raises(Refused) as caught:
+        line.extract()
+    assert caught.value.code == "source.unlogged_cascades"
+
+
+def test_what_is_logged_is_not_copied_again(mysql9: MySql, tmp_path: Path) -> None:
+    origin = Origin(mysql9, fresh_name())
+    origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+    line = Line(origin, tmp_path, more=RESYNC)
+    origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM p WHERE id = 2")
+    line.drain()
+    assert partial(line) == set()
+    is_equal(line, "p", "m")
+    drop_database(mysql9, origin.name)
 
 
 def test_this_server_does_not_log_them(origin: Origin) -> None:

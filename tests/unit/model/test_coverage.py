@@ -23,7 +23,8 @@ def cascaded(known: TableCoverage | None, seq: int) -> TableCoverage:
         (COPIED, 15, False),  # while it was read
         (COPIED, 30, False),
         (TableCoverage(How.CREATED, 10, 0, ""), 11, False),
-        (TableCoverage(How.EMPTY, 10, 0, ""), 9, True),
+        (TableCoverage(How.EMPTY, 10, 0, ""), 9, False),  # what was staged before it was seen empty may have gone then
+        (TableCoverage(How.EMPTY, 10, 0, ""), 11, False),
         (TableCoverage(How.EXISTING, 10, 0, ""), 5, False),
         (None, 5, False),
     ],
@@ -32,6 +33,15 @@ def test_a_table_is_whole_if_a_copy_began_after_all_that_keys_did(
     known: TableCoverage | None, seq: int, whole: bool
 ) -> None:
     assert cascaded(known, seq).whole is whole
+
+
+@pytest.mark.parametrize("how", [How.EMPTY, How.EXISTING])
+@pytest.mark.parametrize("seq", [5, 15])
+def test_a_copy_is_due_wherever_the_table_was_seen(how: How, seq: int) -> None:
+    known = cascaded(TableCoverage(how, 10, 0, ""), seq)
+    assert (known.cascaded, known.due) == (True, True)
+    copied = TableCoverage(How.COPIED, 20, 0, "", base_seq=16, cascaded_seq=known.cascaded_seq)
+    assert settled({"t": known}, {"t": copied})["t"].whole
 
 
 def test_a_table_that_is_gone_or_not_captured_is_not_concerned() -> None:

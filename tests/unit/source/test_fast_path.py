@@ -168,14 +168,15 @@ class MadeWire(Wire):
         self.send(EventType.TABLE_MAP, table_id.to_bytes(6, "little") + b"\1\0" + names + shape + optional,
                   says=not self.mariadb)  # fmt: skip
 
-    def rows(self, kind: int, columns: int, table_id: int, count: int, present: int = -1) -> None:
+    def rows(self, kind: int, columns: int, table_id: int, count: int, present: int = -1, flags: int = 1) -> None:
         codes = (EventType.WRITE_ROWS_V1, EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1)
         modern = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS)
         present &= (1 << columns) - 1
         bitmap = present.to_bytes((columns + 7) // 8, "little") * (2 if kind == 1 else 1)
         values = present.bit_count() or columns
         image = bytes((values + 7) // 8) + struct.pack("<i", self.at) * values
-        head = table_id.to_bytes(6, "little") + b"\1\0" + (b"" if self.mariadb else b"\2\0") + bytes([columns])
+        head = table_id.to_bytes(6, "little") + bytes([flags, 0]) + (b"" if self.mariadb else b"\2\0")
+        head += bytes([columns])
         body = head + bitmap + image * count * (2 if kind == 1 else 1)
         self.send((codes if self.mariadb else modern)[kind], body, says=not self.mariadb)
 
@@ -332,10 +333,13 @@ def test_a_gtid_keeps_its_number_however_large(mariadb: bool) -> None:
     assert compare(wire.data, []).taken > 0
 
 
+@pytest.mark.parametrize("cascades", [False, True], ids=["all is logged", "cascades are not logged"])
 @pytest.mark.parametrize("mariadb", [False, True])
-def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bool) -> None:
+def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bool, cascades: bool) -> None:
     wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
     reading = Reading(START, fast=True, block_bytes=1 << 20)
+    if cascades:
+        reading.assembler.cascades.open(logged=False, lower_case=False)
     fed: list[int] = []
     feed = reading.assembler.feed
     with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
