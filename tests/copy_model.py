@@ -264,6 +264,7 @@ class World:
     extractor: dict[str, TableCoverage] | None = None
     epoch: int = 0
     runs: int = 0
+    extracting: bool = False
     address_moves: bool = False
     """Whether the address of a server that is gone leads to the one that took over."""
 
@@ -497,7 +498,16 @@ class World:
             self.again_seq = _placed(known[-1].end, timeline).seq
 
     def extract(self, most: int) -> None:
-        """Stages the next entries of the log as a batch."""
+        """Stages the next entries of the log as a batch; its lease keeps other extractors away meanwhile."""
+        if self.extracting:
+            return
+        self.extracting = True
+        try:
+            self._extract(most)
+        finally:
+            self.extracting = False
+
+    def _extract(self, most: int) -> None:
         if self.staged.server != self.source.identity:
             self._lead_on()
         begin = self.staged

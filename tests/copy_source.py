@@ -107,10 +107,10 @@ class Source:
         for one in kept:
             if one.kind != "rotate":
                 other._log(one.kind, one.changes, one.then, one.number, one.gtid, 70, xa=one.xa)
+                other.settle_all()  # one after the other: they may change the same rows
                 if chance.random() < 0.2:
                     other.rotate()
         other.before = dict(self.before)
-        other.settle_all()
         self.dead = chance.random() < 0.7
         return other
 
