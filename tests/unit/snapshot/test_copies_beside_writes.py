@@ -46,6 +46,7 @@ def test_a_copy_of_rows_whose_keys_are_texts_ends_with_the_rows_of_the_source(
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(3600)
 @FLAVORS
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=400)
