@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,8 +40,8 @@ from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, TableEvent, after
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
 from cdc_core.repair import claims, reverse_query
 from cdc_core.repair.claims import Wanted, claim
 from cdc_core.repair.reverse_query import look_up
@@ -64,8 +63,10 @@ from cdc_core.stage.parquet import PartFile
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
 from cdc_core.verify import source_rows
+from cdc_core.verify.canonical import key_text, values_of
 from cdc_core.verify.source_rows import SourceTables
-from tests.copy_source import APART_US, KEYS, START_US, Entry, SearchedLog, Source, View
+from tests.copy_keys import Key, Shape, as_sqlite
+from tests.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
 from tests.copy_target import Target, winners
 
 NAME, TABLE = "shop", "shop.t"
@@ -89,7 +90,6 @@ FIRST_LATER = 2400
 """From this number of an event on, it is one of `World._later`."""
 NOTHING = 0
 """The number of the event that nothing happens."""
-SCHEMA = TableSchema("shop", "t", (Column("id", ColumnType("int"), key_part=1), Column("v", ColumnType("int"))))
 _LITERAL_FIELD = next(one for one in BOOKKEEPING if one.name == LITERAL)
 
 
@@ -160,11 +160,8 @@ class Session:
             if self._view.redefined:
                 raise pymysql.err.OperationalError(1412, "Table definition has changed, please retry transaction")
             rows, self._view.has_read = self._view.rows, True
-        with sqlite3.connect(":memory:") as database:
-            database.execute("ATTACH ':memory:' AS shop")
-            database.execute("CREATE TABLE shop.t (id INTEGER, v INTEGER)")
-            database.executemany("INSERT INTO shop.t VALUES (?, ?)", rows.items())
-            return tuple(database.execute(sql).fetchall())
+        with closing(source.shape.open(rows)) as database:
+            return tuple(database.execute(as_sqlite(sql)).fetchall())
 
     def _answer(self, sql: str, arguments: Any) -> tuple[tuple[Any, ...], ...]:
         source = self._server
@@ -230,21 +227,22 @@ class Session:
 class Reader:
     """TableReader of the model: the same SQL, in batches of a row or two."""
 
-    def __init__(self, session: Session, _: TableSchema) -> None:
-        self._session = session
+    def __init__(self, session: Session, schema: TableSchema) -> None:
+        self._session, self._schema = session, schema
 
     def batches(self, tail: str) -> Iterator[pa.RecordBatch]:
         world = self._session._world
+        names = [column.name for column in self._schema.columns]
         world.move()
         try:
             self._session.require()
-            rows = self._session.select(f"SELECT id, v {tail}")
+            rows = self._session.select(f"SELECT {', '.join(names)} {tail}")
         except pymysql.err.OperationalError as error:
             code = "results.definition_changed" if error.args[0] == 1412 else "source.connection_lost"
             raise RetryLater(str(error), where="", code=code, remedy="") from None
-        fields = [*[field for field in staged_schema(SCHEMA) if field.name in ("id", "v")], _LITERAL_FIELD]
+        fields = [*[staged_schema(self._schema).field(name) for name in names], _LITERAL_FIELD]
         for at in range(0, len(rows), 2):
-            some = [{"id": key, "v": value} for key, value in rows[at : at + 2]]
+            some = [dict(zip(names, row, strict=True)) for row in rows[at : at + 2]]
             yield pa.RecordBatch.from_pylist(some, schema=pa.schema(fields))
             world.move()
             if self._session._server.dead:
@@ -266,11 +264,14 @@ class World:
     extractor: dict[str, TableCoverage] | None = None
     epoch: int = 0
     runs: int = 0
+    extracting: bool = False
     address_moves: bool = False
     """Whether the address of a server that is gone leads to the one that took over."""
-    target: Target = field(default_factory=lambda: Target.of(SCHEMA))
 
     def __post_init__(self) -> None:
+        self.shape = self.source.shape
+        self.schema = self.shape.schema
+        self.targets = self._empty_targets()
         self.first = self.source.number
         self.logs = {0: self.source}
         self.again_seq = 0
@@ -296,6 +297,10 @@ class World:
         how = TableCoverage(How.EXISTING, self.source.end.seq - 1, START_US, "the start", feeds=(TABLE,))
         self.meta.keep_coverage(lease, {TABLE: how}, Surveyed(self.source.end.seq - 1, ""))
         self.meta.release_lease(lease)
+
+    def _empty_targets(self) -> list[Target]:
+        """Two: one compares keys as the source does, one byte by byte, as where the collation is not known."""
+        return [Target.of(self.schema, equal) for equal in (self.shape.number, lambda key: key)]
 
     @property
     def staged(self) -> Checkpoint:
@@ -413,14 +418,24 @@ class World:
         those that the source does not have become deletes."""
         with self._process(), self._copier_lease() as lease:
             source = self._source_tables()
-            keys = [str(key) for key in chance.sample(range(KEYS), chance.randint(1, KEYS))]
+            every = len(self.shape.keys)
+            some = [self.shape.spelling(chance, one) for one in chance.sample(range(every), chance.randint(1, every))]
+            if self.shape.spelled and chance.random() < 0.5:  # what the source has now is asked for, too
+                some += [key for key in self.source.rows if key not in some]
+            keys = [key_text([str(one) for one in key]) for key in some]
             places = SimpleNamespace(shard_numbers=lambda rows: np.zeros(rows.num_rows, np.int64))
-            shape = SimpleNamespace(key=SCHEMA.key, logical=TABLE, destination=places, errors=frozenset())
+            shape = SimpleNamespace(key=self.schema.key, logical=TABLE, destination=places, errors=frozenset())
             job = SimpleNamespace(
                 pipeline=self.pipeline, meta=self.meta, store=self.store, environ=None, wait_s=60.0,
                 extract_on=lambda _: self._extract_on(chance),
             )  # fmt: skip
-            claim(job, [Wanted(shape, [(source, SCHEMA)], keys, _key_rows)], {NAME: lease})  # type: ignore[arg-type]
+            claim(job, [Wanted(shape, [(source, self.schema)], keys, self._key_rows)], {NAME: lease})  # type: ignore[arg-type]
+
+    def _key_rows(self, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
+        """As a target that has a row under each key."""
+        fields = pa.schema([*(staged_schema(schema).field(name) for name in schema.key), _LITERAL_FIELD])
+        rows = [dict(zip(schema.key, self.shape.values(values_of(key)), strict=True)) for key in keys]
+        return pa.RecordBatch.from_pylist(rows, schema=fields), list(keys)
 
     def query(self, chance: random.Random) -> None:
         """The product looks up the staged changes that no target has; here all of them are old."""
@@ -483,7 +498,16 @@ class World:
             self.again_seq = _placed(known[-1].end, timeline).seq
 
     def extract(self, most: int) -> None:
-        """Stages the next entries of the log as a batch."""
+        """Stages the next entries of the log as a batch; its lease keeps other extractors away meanwhile."""
+        if self.extracting:
+            return
+        self.extracting = True
+        try:
+            self._extract(most)
+        finally:
+            self.extracting = False
+
+    def _extract(self, most: int) -> None:
         if self.staged.server != self.source.identity:
             self._lead_on()
         begin = self.staged
@@ -514,7 +538,7 @@ class World:
         manifest = Manifest(
             pipeline="shop", source=NAME, epoch=lease.epoch, begin=begin, end=end, window_start_us=START_US,
             window_end_us=START_US + 3_600_000_000, parts=parts, events=len(entries), transactions=len(entries),
-            created_us=START_US, schemas={SCHEMA.id: SCHEMA}, coverage=said,
+            created_us=START_US, schemas={self.schema.id: self.schema}, coverage=said,
         )  # fmt: skip
         manifests.commit(self.store, manifest)
         self.meta.commit_batch(lease, manifest)
@@ -545,7 +569,8 @@ class World:
             plan = plans.plan(self.meta, self.store, self.pipeline, window=None, run_id=f"run{self.runs}", **options)
             rows = winners(self.store, plan)
             self.move()
-            self.target.write(rows)
+            for target in self.targets:
+                target.write(rows)
             claimed = plan.claimed("main")
             if claimed:
                 self.meta.mark_applied(plan.run_id, "main", claimed)
@@ -553,7 +578,8 @@ class World:
 
     def replay(self, chance: random.Random) -> None:
         """All batches again, in any order: nothing changes at the target, and an empty one ends equal to it."""
-        batches, empty, before = [one.batch_id for one in self.chain], Target.of(SCHEMA), self.target.state
+        batches, new = [one.batch_id for one in self.chain], self._empty_targets()
+        before = [target.state for target in self.targets]
         chance.shuffle(batches)
         for some in (batches[0::2], batches[1::2]):
             self.runs += 1
@@ -561,10 +587,12 @@ class World:
             rows = winners(
                 self.store, replays.plan(self.meta, self.store, self.pipeline, chosen, run_id=f"run{self.runs}")
             )
-            for target in (empty, self.target):
+            for target in (*new, *self.targets):
                 target.write(rows)
-        assert self.target.state == before, f"a replay has made {self.target.state} of {before}"
-        assert horizons.read(self.store, NAME) is not None or empty.state == before, f"a replay makes {empty.state}"
+        after = [target.state for target in self.targets]
+        assert after == before, f"a replay has made {after} of {before}"
+        made = [target.state for target in new]
+        assert horizons.read(self.store, NAME) is not None or made == before, f"a replay makes {made}"
 
     def purge(self, chance: random.Random) -> None:
         """Retention: whatever its age, all that the target has committed may go."""
@@ -577,24 +605,24 @@ class World:
         sweep(self.meta, self.store, self.pipeline, older_than_s=-60.0)
 
     def _parts(self, entries: Sequence[Entry], lease: Lease, begin: Position) -> tuple[Part, ...]:
-        arrow = staged_schema(SCHEMA)
+        schema, arrow = self.schema, staged_schema(self.schema)
         rows = []
         for one in entries:
             place = _placed(one.begin, begin.timeline)
             notes = {SOURCE: NAME, TS: one.ts_us, SEQ: place.seq, "_cdc_file": place.file, "_cdc_pos": place.offset}
-            changes = one.changes or ((("t", 0, None, None),) if one.kind in ("truncate", "create") else ())
-            for at, (op, key, old, new) in enumerate(changes):
-                if op == "t":
-                    image: dict[str, Any] = {}
-                else:
-                    image = {"id": key, "v": old if op == "d" else new}
-                before = {"id": key, "v": old} if op == "u" else None
-                rows.append({**image, "_before": before, OP: op, ROW: at, **notes})
+            if one.kind in ("truncate", "create"):
+                rows.append({OP: "t", ROW: 0, **notes})
+            for at, change in enumerate(one.changes):
+                image = {**_named(schema, change.key), "v": change.old if change.op == "d" else change.value}
+                if change.op == "u":
+                    assert change.old_key is not None
+                    image[BEFORE] = {**_named(schema, change.old_key), "v": change.old}
+                rows.append({**image, OP: change.op, ROW: at, **notes})
         if not rows:
             return ()
         name = part_path(TABLE, START_US, PartName(NAME, begin.seq, lease.epoch, 0))
-        file = PartFile(arrow, SCHEMA.key, lambda: self.store.open_output(iter([name]), self.folder), 1)
-        part = OpenPart(TABLE, SCHEMA, file, arrow)
+        file = PartFile(arrow, schema.key, lambda: self.store.open_output(iter([name]), self.folder), 1)
+        part = OpenPart(TABLE, schema, file, arrow)
         part.add(pa.RecordBatch.from_pylist(rows, schema=arrow))
         file.close()
         return (part.listed(file.publish()),)
@@ -646,12 +674,15 @@ class World:
             return
         expected = self.logs[end.timeline].at(end)
         if self.committed:
-            assert self.target.state == expected, f"at the target {self.target.state}, at the source {expected}"
+            for target in self.targets:
+                assert target.state == expected, f"at the target {target.state}, at the source {expected}"
         if self.purged:  # the product does not give its rows
             return
         if any(part.table == TABLE for one in chain for part in one.parts):
             state = table_state(self.store, chain, TABLE)
-            found = dict(zip(state.column("id").to_pylist(), state.column("v").to_pylist(), strict=True))
+            keys = zip(*(state.column(name).to_pylist() for name in self.schema.key), strict=True)
+            found = dict(zip(keys, state.column("v").to_pylist(), strict=True))
+            assert len(found) == state.num_rows
         else:
             found = {}
         assert found == expected, f"staged {found}, at the source {expected}"
@@ -692,15 +723,15 @@ def patched(world: World) -> Iterator[None]:
     """The product reads the model's server, and each durable step of its processes has a before and an after."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copier, "TableReader", Reader)
-        patch.setattr(copier, "table_schema", lambda *_: SCHEMA)
-        patch.setattr(table_chunks, "table_schema", lambda *_: SCHEMA)
+        patch.setattr(copier, "table_schema", lambda *_: world.schema)
+        patch.setattr(table_chunks, "table_schema", lambda *_: world.schema)
         patch.setattr(failover, "Search", SearchedLog)
         sizes = itertools.cycle((2, 1, 3))
         patch.setattr(pace, "chunk_rows", lambda *_: next(sizes))
         for name, patched_one in {
             "TableReader": Reader,
-            "table_schema": lambda *_: SCHEMA,
-            "captured_tables": lambda *_: {("shop", "t"): (SCHEMA, "")},
+            "table_schema": lambda *_: world.schema,
+            "captured_tables": lambda *_: {("shop", "t"): (world.schema, "")},
         }.items():
             patch.setattr(source_rows, name, patched_one)
         patch.setattr(claims, "chunk_rows", lambda *_: next(sizes))
@@ -716,14 +747,12 @@ def patched(world: World) -> Iterator[None]:
         yield
 
 
+def _named(schema: TableSchema, key: Key) -> dict[str, Any]:
+    return dict(zip(schema.key, key, strict=True))
+
+
 def _placed(position: Position, timeline: int) -> Position:
     return replace(position, timeline=timeline)
-
-
-def _key_rows(keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
-    """As a target that has a row under each key."""
-    fields = pa.schema([staged_schema(schema).field("id"), _LITERAL_FIELD])
-    return pa.RecordBatch.from_pylist([{"id": int(key)} for key in keys], schema=fields), list(keys)
 
 
 def _between(patch: pytest.MonkeyPatch, world: World, owner: Any, name: str) -> None:
@@ -754,10 +783,12 @@ def empty_meta() -> bytes:
         return file.read_bytes()
 
 
-def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Sequence[tuple[int, int]]) -> None:
+def live(
+    flavor: str, shape: Shape, before: Sequence[int], steps: Sequence[int], events: Sequence[tuple[int, int]]
+) -> None:
     """Transactions that the capture does not have, steps, and what happens within them; then quiet, and everything must
     be equal."""
-    source = Source(flavor, {1: 1, 2: 2, 4: 4})
+    source = Source(flavor, shape, {shape.keys[number][0]: number for number in (1, 2, 4)})
     for seed in before:
         source.write(random.Random(seed))
     source.before = dict(source.rows)

@@ -11,16 +11,31 @@ from dataclasses import dataclass, replace
 from cdc_core.model.position import Position
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.start import Begin, Head, Search
+from tests.copy_keys import Key, Shape
 
-KEYS = 6
 START_US = 497_000 * 3_600_000_000
 APART_US = 100
 """Between the commit times of two transactions."""
 _FIRST_FILES = {1: 30, 2: 10, 3: 50, 4: 1}
 """By server_id, where its log begins: a server that takes over may be at an earlier or at a later file."""
-Rows = dict[int, int]
-Change = tuple[str, int, int | None, int | None]
-"""The operation, the key, the value before, the value after."""
+Rows = dict[Key, int]
+
+
+@dataclass(frozen=True)
+class Change:
+    """op: as it is staged. key, value: after it; value is None for a delete. old_key, old: before it; None for an
+    insert."""
+
+    op: str
+    key: Key
+    value: int | None
+    old_key: Key | None
+    old: int | None
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """After it and before it."""
+        return (self.key,) if self.old_key is None else (self.key, self.old_key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +73,8 @@ class Source:
     dead: it does not answer.
     """
 
-    def __init__(self, flavor: str, rows: Rows, server_id: int = 1) -> None:
-        self.flavor, self.server_id = flavor, server_id
+    def __init__(self, flavor: str, shape: Shape, rows: Rows, server_id: int = 1) -> None:
+        self.flavor, self.shape, self.server_id = flavor, shape, server_id
         self.rows, self.engine, self.before = dict(rows), dict(rows), dict(rows)
         self.log: list[Entry] = []
         self.unseen: list[Entry] = []
@@ -87,15 +102,15 @@ class Source:
         """Another server, which has the transactions up to a number, and may lack some that came after."""
         must = sum(one.number <= staged for one in self.log)
         kept = self.log[: chance.choice((len(self.log), chance.randint(must, len(self.log))))]
-        other = Source(self.flavor, self.before, self.server_id + 1)
+        other = Source(self.flavor, self.shape, self.before, self.server_id + 1)
         other._value = self._value + 100
         for one in kept:
             if one.kind != "rotate":
                 other._log(one.kind, one.changes, one.then, one.number, one.gtid, 70, xa=one.xa)
+                other.settle_all()  # one after the other: they may change the same rows
                 if chance.random() < 0.2:
                     other.rotate()
         other.before = dict(self.before)
-        other.settle_all()
         self.dead = chance.random() < 0.7
         return other
 
@@ -103,34 +118,52 @@ class Source:
         """A transaction. It cannot change rows of a transaction that the engine has not ended: those are locked."""
         if self.locked:
             return
-        locked = {change[1] for entry in self.unseen for change in entry.changes}
+        number = self.shape.number
+        touched = {number(key) for entry in self.unseen for one in entry.changes for key in one.keys}
         rows = dict(self.rows)
         changes: list[Change] = []
         for _ in range(chance.randint(1, 2)):
-            key = chance.randrange(KEYS)
-            if key in locked or any(key == one[1] for one in changes):
-                continue
-            had = rows.get(key)
-            self._value += 1
-            if had is None:
-                changes.append(("c", key, None, self._value))
-                rows[key] = self._value
-            elif chance.random() < 0.5:
-                changes.append(("d", key, had, None))
-                del rows[key]
-            else:
-                changes.append(("u", key, had, self._value))
-                rows[key] = self._value
+            chosen = chance.randrange(len(self.shape.keys))
+            if chosen not in touched:
+                made = self._changes(chance, rows, chosen, touched)
+                touched |= {number(key) for one in made for key in one.keys}
+                changes += made
         if changes:
             self._add("rows", tuple(changes), rows, xa=chance.random() < 0.3)
+
+    def _changes(self, chance: random.Random, rows: Rows, number: int, touched: set[int]) -> list[Change]:
+        """Changes of the row with a key, of which `rows` then has what they leave. touched: other keys that the
+        transaction cannot change."""
+        key = next((key for key in rows if self.shape.number(key) == number), None)
+        if key is None:
+            return [self._insert(chance, rows, number)]
+        if chance.random() < 0.5:
+            gone = Change("d", key, None, key, rows.pop(key))
+            again = self.shape.spelled and chance.random() < 0.4
+            return [gone, self._insert(chance, rows, number)] if again else [gone]
+        new = key
+        if self.shape.spelled and chance.random() < 0.6:
+            taken = {self.shape.number(one) for one in rows} | touched
+            free = [one for one in range(len(self.shape.keys)) if one not in taken]
+            new = self.shape.spelling(chance, chance.choice([number, number, *free]))
+        self._value += 1
+        old = rows.pop(key)
+        rows[new] = self._value
+        return [Change("u", new, self._value, key, old)]
+
+    def _insert(self, chance: random.Random, rows: Rows, number: int) -> Change:
+        key = self.shape.spelling(chance, number)
+        self._value += 1
+        rows[key] = self._value
+        return Change("c", key, self._value, None, None)
 
     def define(self, kind: str) -> None:
         """TRUNCATE, DROP and CREATE, or a change of rows that is not logged: it waits for whoever uses the table."""
         if self.locked or any(view.has_read for view in self.views):
             return
         self.settle_all()
-        gone = {key: value for key, value in self.rows.items() if key % 2} if kind == "unlogged" else {}
-        self._add(kind, (), gone)
+        odd = {key: value for key, value in self.rows.items() if self.shape.number(key) % 2}
+        self._add(kind, (), odd if kind == "unlogged" else {})
         self.settle_all()
         for view in self.views:
             view.redefined = True
@@ -149,10 +182,11 @@ class Source:
             entry = able[chosen % len(able)]
             self.unseen.remove(entry)
             if entry.kind == "rows":
-                for _, key, _, value in entry.changes:
-                    self.engine.pop(key, None)
-                    if value is not None:
-                        self.engine[key] = value
+                for one in entry.changes:
+                    if one.old_key is not None:
+                        self.engine.pop(one.old_key, None)
+                    if one.value is not None:
+                        self.engine[one.key] = one.value
             else:
                 self.engine = dict(entry.then)
 

@@ -2,13 +2,14 @@
 
 Real are the merge (the one in memory, spark_jobs/arrow_merge.py) and the comparison of versions. The guard of a target
 is stated here in a few lines (G26, G28 and G29 in docs/guarantees.md): a change older than the row, than the tombstone
-of its key, or than the last truncate is not written.
+of its key, or than the last truncate is not written; of changes whose keys the target holds for equal, the newest
+counts (target/keys.py).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,47 +58,63 @@ def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
 @dataclass
 class Target:
     """key, values: names of columns. rows: with their versions. gone: tombstones. emptied: the version of the last
-    truncate, a tombstone of all keys."""
+    truncate, a tombstone of all keys. equal: the same for keys that the target holds for equal; rows and tombstones are
+    under that."""
 
     key: tuple[str, ...]
     values: tuple[str, ...]
-    rows: dict[Key, tuple[bytes, Key]] = field(default_factory=dict)
-    gone: dict[Key, bytes] = field(default_factory=dict)
+    equal: Callable[[Key], Any]
+    rows: dict[Any, tuple[bytes, Key, Key]] = field(default_factory=dict)
+    gone: dict[Any, bytes] = field(default_factory=dict)
     emptied: bytes = b""
 
     @classmethod
-    def of(cls, schema: TableSchema) -> Target:
+    def of(cls, schema: TableSchema, equal: Callable[[Key], Any]) -> Target:
         names = [column.name for column in schema.columns]
-        return cls(schema.key, tuple(name for name in names if name not in schema.key))
+        return cls(schema.key, tuple(name for name in names if name not in schema.key), equal)
 
     @property
-    def state(self) -> dict[Any, Any]:
-        """Of a table with one column beside its key of one column: the values by key."""
-        return {key[0]: values[0] for key, (_, values) in self.rows.items()}
+    def state(self) -> dict[Key, Any]:
+        """Of a table with one column beside its key: the values by key."""
+        return {key: values[0] for _, key, values in self.rows.values()}
 
     def write(self, rows: Winners) -> None:
         """One transaction."""
         for row in rows:
             if row[OP] == MergedOp.TRUNCATE and newer_or_equal(_version(row), self.emptied):
                 self.emptied = _version(row)
-        removed = [key for key, (version, _) in self.rows.items() if not newer_or_equal(version, self.emptied)]
-        for key in removed:
-            del self.rows[key]
+        removed = [at for at, (version, _, _) in self.rows.items() if not newer_or_equal(version, self.emptied)]
+        for at in removed:
+            del self.rows[at]
+        newest: dict[Any, Mapping[str, Any]] = {}
         for row in rows:
             if row[OP] != MergedOp.TRUNCATE:
-                self._change(row)
+                at = self.equal(self._key(row))
+                newest[at] = row if at not in newest else _newest(newest[at], row)
+        for at, row in newest.items():
+            self._change(at, row)
 
-    def _change(self, row: Mapping[str, Any]) -> None:
-        key, version = tuple(row[name] for name in self.key), _version(row)
-        known = [self.emptied, self.gone.get(key, b""), self.rows[key][0] if key in self.rows else b""]
+    def _key(self, row: Mapping[str, Any]) -> Key:
+        return tuple(row[name] for name in self.key)
+
+    def _change(self, at: Any, row: Mapping[str, Any]) -> None:
+        version = _version(row)
+        known = [self.emptied, self.gone.get(at, b""), self.rows[at][0] if at in self.rows else b""]
         if not all(newer_or_equal(version, one) for one in known):
             return
         if row[OP] == MergedOp.DELETE:
-            self.rows.pop(key, None)
-            self.gone[key] = version
+            self.rows.pop(at, None)
+            self.gone[at] = version
         else:
-            self.rows[key] = version, tuple(row[name] for name in self.values)
-            self.gone.pop(key, None)
+            self.rows[at] = version, self._key(row), tuple(row[name] for name in self.values)
+            self.gone.pop(at, None)
+
+
+def _newest(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of changes with equal keys; of equal versions the upsert, as the delete of a row's old name is one with it."""
+    if _version(one) == _version(other):
+        return other if one[OP] == MergedOp.DELETE else one
+    return one if newer_or_equal(_version(one), _version(other)) else other
 
 
 def _version(row: Mapping[str, Any]) -> bytes:

@@ -4,9 +4,11 @@ The target's columns decide which keys are equal. 'a' and 'A' are one key in a c
 'a' and 'a ' where the collation pads. Two kinds of source lead to loaded rows with equal keys:
 
     its keys are compared alike   the row was renamed (UPDATE ... SET k = 'A' WHERE k = 'a'), or deleted and inserted
-                                  again. At most one of the loaded rows is an upsert, and none is newer.
+                                  again. The source has at most one of them: an older upsert is of a row that is gone,
+                                  though the log may not say so (a cascade, a log that was lost).
     its keys are compared finer   two rows of the source would be one row of the table: target.key_collapse. It stops
-                                  the write, since each would overwrite or delete the other.
+                                  the write, since each would overwrite or delete the other. So would rows of two source
+                                  tables.
 
 Of loaded rows with equal keys the newest counts, of equal versions the upsert: the delete of the old name and the
 upsert of the new one are one change. The others are stale.
@@ -128,7 +130,7 @@ def settle_twins(
         f"SELECT * FROM (SELECT _l.*, {best}, COUNT(*) OVER (PARTITION BY {names}) AS _count FROM ({ranked}) _l) t "
         "WHERE t._count > 1"
     )
-    _require_one_upsert(cursor, facts, key)
+    _require_one_row(cursor, facts, key)
     cursor.execute(
         f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {TWINS} t ON t._n = _l._n SET _l._s = {RowState.STALE} WHERE t._place > 1"
     )
@@ -139,17 +141,20 @@ def _indexed(facts: TableFacts, key: Sequence[str]) -> str:
     return ", ".join(target_name(facts, name) for name in key)
 
 
-def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
-    """An upsert that is not the newest of its key, and is spelled differently from it, was a row of its own."""
+def _require_one_row(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
+    """An upsert that is not the newest of its key, and is spelled differently from it, was a row of its own, if the
+    source may keep the two apart, or if they come from two source tables."""
     texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
     if not texts:
         return
     spellings = ", ".join(f"HEX({target_name(facts, one)})" for one in texts)
     upsert = f"_o = '{MergedOp.UPSERT}'"
+    counts = f"_place = 1 OR {upsert}"
+    apart = "TRUE" if facts.coarser else f"COUNT(DISTINCT IF({counts}, SUBSTRING(_v, 25), NULL)) > 1"
     cursor.execute(
         f"SELECT MIN(IF(_place > 1 AND {upsert}, _k, NULL)), MIN(IF(_place = 1, _k, NULL)) FROM {TWINS} "
         f"GROUP BY {_indexed(facts, key)} HAVING SUM(_place > 1 AND {upsert}) > 0 "
-        f"AND COUNT(DISTINCT IF(_place = 1 OR {upsert}, CONCAT_WS(',', {spellings}), NULL)) > 1 LIMIT 1"
+        f"AND COUNT(DISTINCT IF({counts}, CONCAT_WS(',', {spellings}), NULL)) > 1 AND {apart} LIMIT 1"
     )
     row = cursor.fetchone()
     if row is not None:

@@ -334,6 +334,28 @@ def test_rows_that_the_source_keeps_apart_and_the_target_does_not_stop_the_write
 
 
 @pytest.mark.parametrize("store", ["row", "table"])
+def test_of_equal_keys_that_the_source_holds_for_equal_too_the_newest_stays_whatever_the_log_lacks(
+    server: Any, store: str
+) -> None:
+    with folding(server, store) as table:
+        for rows in (
+            [row("u", "a", 1), row("u", "A", 2)],  # a cascade has deleted the first one
+            [row("u", "A", 5), row("u", "á", 4), row("d", "a", 3)],
+        ):
+            for _ in range(2):
+                table.write(rows)
+                ((key, v),) = table.rows("k, v")
+                assert (key, v) == ("A", max(one.version[0] for one in rows))
+        counts = table.write([row("u", "a", 6), row("d", "A", 7)])
+        assert (counts.written, counts.stale, table.rows("k, v")) == (1, 1, [])
+        # Rows of two sources that do not share their keys are two rows, whatever the collation of each.
+        both = [row("u", "b", 8), Winner("u", {"k": "B", "v": 9}, (9, 9, 0, "two"))]
+        with pytest.raises(DataAtRisk) as caught:
+            table.write(both)
+        assert (caught.value.code, table.rows("k, v")) == ("target.key_collapse", [])
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
 def test_a_write_with_a_renamed_row_that_fails_later_leaves_nothing(server: Any, store: str) -> None:
     shape = (
         f"CREATE TABLE {{name}} (k VARCHAR(10) COLLATE {collations(server)['ci']} PRIMARY KEY, v INT, CHECK (v < 9))"

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.copy_keys import INT, SHAPES, TEXT_SHAPES
 from tests.copy_model import live
 
 BEFORE = st.lists(st.integers(0, 99), max_size=2)
@@ -31,14 +32,26 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
 ) -> None:
-    live(flavor, before, steps, events)
+    live(flavor, INT, before, steps, events)
+
+
+@FLAVORS
+@settings(max_examples=4)
+@example("padded text", [], [0, 5, 3, 9, 5, 10, 13], [(60, 3), (4, 1), (6, 24), (3, 2)])  # looked up by other spellings
+@given(shape=st.sampled_from(sorted(TEXT_SHAPES)), before=BEFORE, steps=STEPS, events=EVENTS)
+def test_a_copy_of_rows_whose_keys_are_texts_ends_with_the_rows_of_the_source(
+    flavor: str, shape: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
+) -> None:
+    live(flavor, SHAPES[shape], before, steps, events)
 
 
 @pytest.mark.matrix
+@pytest.mark.timeout(3600)
 @FLAVORS
+@pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=400)
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_at_all_ends_with_the_rows_of_the_source(
-    flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
+    flavor: str, shape: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
 ) -> None:
-    live(flavor, before, steps, events)
+    live(flavor, SHAPES[shape], before, steps, events)
