@@ -93,7 +93,8 @@ class Capture:
         return bool(self.route(database, table))
 
     def route(self, database: str, table: str) -> tuple[str, ...]:
-        """Logical names of a captured table; () for one that is not captured. Raises UsageError (sink.empty_route)."""
+        """Logical names of a captured table; () for one that is not captured. Raises UsageError (sink.empty_route,
+        sink.dotted_database)."""
         key = (database, table)
         decided = self._decided.get(key)
         if decided is None:
@@ -109,6 +110,13 @@ class Capture:
             return ()
         if any(self._matches(pattern, name) for pattern in self.tables.exclude):
             return ()
+        if "." in database:
+            raise UsageError(
+                f"The name of the database {database!r} has a dot: {name} may be a table of another database, too.",
+                where=f"{name}, captured by tables.include",
+                code="sink.dotted_database",
+                remedy="leave it out (tables.exclude), or move its tables to one without a dot (RENAME TABLE)",
+            )
         logical = dict.fromkeys(
             _expand(route, match, name) for route in self.routes if (match := self._matches(route.match, name))
         )

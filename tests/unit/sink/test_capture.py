@@ -79,6 +79,16 @@ def test_a_route_to_an_empty_name_is_an_error_of_the_pipeline_file() -> None:
     assert raised.value.code == "sink.empty_route"
 
 
+def test_a_database_with_a_dot_would_share_the_names_of_its_tables_with_another() -> None:
+    rules = CaptureRules(include=(r"a\..*", "other"), exclude=(r"a\.left_out\..*",))
+    assert Capture(rules).route("a", "b.c") == ("a.b.c",)
+    assert not Capture(rules).captures("a.left_out", "c")
+    assert not Capture(rules).captures("x.y", "c")
+    with pytest.raises(UsageError) as raised:
+        Capture(rules).captures("a.b", "c")
+    assert raised.value.code == "sink.dotted_database"
+
+
 def test_apply_names_the_rows_once_per_route_and_changes_nothing_else() -> None:
     routes = (Route(match=r"shop\.orders_\d", to="orders"), Route(match=r"shop\.orders_0", to="first"))
     capture = Capture(CaptureRules(include=(r"shop\..*",)), routes)
