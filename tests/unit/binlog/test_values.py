@@ -368,7 +368,7 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
         "    for table in ('t', 'j'):\n"
         "        rows(server, table)\n"
         "from tests.unit.source import test_fast_path\n"
-        "test_fast_path.test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(False)\n"
+        "test_fast_path.test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(False, False)\n"
         "after = {name: len(kernel.signatures) for name, kernel in kernels()}\n"
         "assert before == after, (before, after)\n"
         "assert sum(after.values()) >= 14, after\n"
