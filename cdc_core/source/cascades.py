@@ -172,8 +172,8 @@ class Cascades:
         captures: Captures,
         ask: Callable[[], tuple[ForeignKey, ...]],
         end: Callable[[], Position],
-        now_us: Callable[[], int] = lambda: 0,
-        require: Callable[[], None] = lambda: None,
+        now_us: Callable[[], int],
+        require: Callable[[], None],
     ) -> None:
         self.active = False
         self._logged = False

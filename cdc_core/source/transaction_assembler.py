@@ -128,7 +128,7 @@ class TransactionAssembler:
         self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
-        self.cascades = cascades or Cascades(tables.captures, tuple, lambda: begin)
+        self.cascades = cascades or Cascades(tables.captures, tuple, lambda: begin, lambda: 0, lambda: None)
         self.judge = StatementJudge(
             source, tables, policy, effects, self._accepted, cascades=self.cascades, past=self._past
         )

@@ -35,8 +35,9 @@ class Server:
     def __init__(self, *ends: int, keys: tuple[tuple[ForeignKey, ...], ...], now_us: int = 1_000) -> None:
         self.ends, self.keys = iter(ends), iter(keys)
         self.cascades = Cascades(
-            lambda *name: name != P, lambda: next(self.keys), lambda: place(next(self.ends)), lambda: now_us
-        )
+            lambda *name: name != P, lambda: next(self.keys), lambda: place(next(self.ends)), lambda: now_us,
+            lambda: None,
+        )  # fmt: skip
         self.cascades.open(logged=False, lower_case=False)
 
     def define(self, sql: str, after: int, began_us: int = 2_000) -> frozenset[tuple[str, str]]:
@@ -84,7 +85,7 @@ def read(wire: MadeWire, *, logged: bool = False) -> tuple[list[tuple[str, Happe
     that cannot be read are isolated."""
     tables = TableRegistry(lambda *_: True, lambda *_: None, may_unite=lambda *_: False)
     key = ForeignKey(("db", "u"), "k", ("c0",), ("db", "t"), ("c0",), "CASCADE", "RESTRICT")
-    cascades = Cascades(lambda *_: True, lambda: (key,), lambda: START)
+    cascades = Cascades(lambda *_: True, lambda: (key,), lambda: START, lambda: 0, lambda: None)
     cascades.open(logged=logged, lower_case=False)
     assembler = TransactionAssembler(
         "src", START, tables, CapturePolicy("record", on_unreadable="isolate"), effects=lambda *_: Effect(),
