@@ -140,6 +140,10 @@ bench-cutover: setup ## for how long an application cannot write while it is swi
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.cutover $(BENCH_ARGS)
 
+bench-scheduler: setup ## how long a run of 1,000 changes takes under Airflow's scheduler, task by task (BENCH_ARGS="--runs 3")
+	@$(PY) -m examples.sandbox fetch mariadb postgres
+	@$(PY) -m benchmarks.scheduler $(BENCH_ARGS)
+
 bench-apply: setup ## how fast changes get into a target, beside ways that guard nothing (BENCH_ARGS=--quick as above)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -185,6 +189,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-start bench-verify lint \
+.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

@@ -257,8 +257,8 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
 
 def _look(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
-) -> tuple[PurgedSource, list[Manifest]]:
-    """What can be purged now of a source, and its manifests. Raises Refused (stage.other_pipeline)."""
+) -> tuple[PurgedSource, list[Manifest], list[Manifest]]:
+    """What can be purged now of a source, its manifests, and those that stay. Raises Refused (stage.other_pipeline)."""
     starts.require_own(store, source, pipeline.pipeline)
     manifests = list(chain(store, source))
     old = []
@@ -287,7 +287,7 @@ def _look(
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
-    return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready
+    return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
 
 
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
@@ -326,12 +326,13 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
 def _move_horizon(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: Turn
 ) -> PurgedSource:
-    found, ready = _look(meta, store, pipeline, source, cutoff_us)
+    found, ready, stay = _look(meta, store, pipeline, source, cutoff_us)
     if ready:
-        targets = [target.name for target in pipeline.scheduled_targets]
-        meta.purge(targets, [manifest.batch_id for manifest in ready])
-        turn.renew()
         assert found.horizon is not None
+        targets = [target.name for target in pipeline.scheduled_targets]
+        ids = [manifest.batch_id for manifest in ready]
+        meta.purge(source, found.horizon.position, ids, targets=targets, copied={one.batch_id for one in stay if one.copied})
+        turn.renew()
         store.put(horizon_path(source), found.horizon.to_bytes())
         log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
     return found

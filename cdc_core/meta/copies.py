@@ -14,7 +14,7 @@ Every change happens under the copier's lease.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
@@ -30,7 +30,7 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
-_pause, _repaired = tables.copy_pause, tables.repaired_batch
+_pause, _repaired, _batch = tables.copy_pause, tables.repaired_batch, tables.batch
 
 _REPAIRED_KEPT_US = 7 * 86_400_000_000
 PLANNED, READING, READ = "planned", "reading", "read"
@@ -372,8 +372,11 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
     run may take a later batch before this one, so until it is recorded, plans end at the place (held_seq).
     """
     leases.require_held(connection, lease)
-    reached = select(_ack.c.seq).where(_ack.c.source == manifest.source).with_for_update()
-    if exact and connection.execute(reached).scalar_one() != manifest.begin.position.seq:
+    ack = select(_ack.c.seq, _ack.c.purged_seq).where(_ack.c.source == manifest.source).with_for_update()
+    reached = connection.execute(ack).one()
+    if min(one.low.seq for one in manifest.chunks) < reached.purged_seq:
+        raise _moved(f"What {manifest.source} logged since rows were read is purged.", manifest.batch_id)
+    if exact and reached.seq != manifest.begin.position.seq:
         raise _moved(f"The chain of {manifest.source} has passed the place of the copy meanwhile.", manifest.batch_id)
     numbers = [one.number for one in manifest.chunks if not one.by_key]  # the others are in the manifest alone
     for number in numbers:
@@ -428,6 +431,33 @@ def decided(connection: Connection, source: str) -> tuple[Manifest, ...]:
         select(_planned.c.manifest).where(_planned.c.source == source).order_by(_planned.c.batch_id)
     )
     return tuple(Manifest.from_bytes(row.manifest.encode()) for row in rows)
+
+
+def purged_seq(connection: Connection, source: str) -> int:
+    """What begins before it is purged; 0 where nothing is."""
+    known = connection.execute(select(_ack.c.purged_seq).where(_ack.c.source == source)).scalar()
+    return int(known or 0)
+
+
+def mark_purged(connection: Connection, source: str, end: Position, staged: Collection[str]) -> None:
+    """From now on what is before `end` counts as purged. staged: ids of the batches of copied rows that its caller has
+    looked at.
+
+    A copied row must be followed in the stage by all that happened since it was read. `decide` asks whether that is
+    purged, this asks whether such rows are on their way, and each holds the lock of the ack position meanwhile.
+
+    Raises RetryLater (snapshot.moved).
+    """
+    connection.execute(select(_ack.c.seq).where(_ack.c.source == source).with_for_update())
+    waiting = [one.chunk for one in chunks(connection, source)]
+    waiting += [chunk for manifest in decided(connection, source) for chunk in manifest.chunks]
+    lows = [one.low for one in waiting] + [one.low for one in find(connection, source) if one.low is not None]
+    later = (_batch.c.source == source) & (_batch.c.chunk > 0) & (_batch.c.begin_seq >= end.seq)
+    recorded = connection.execute(select(_batch.c.batch_id).where(later)).scalars()
+    if any(low < end for low in lows) or any(one not in staged for one in recorded):
+        raise _moved(f"Rows of {source} were copied while it was looked up what a purge may remove.", source)
+    earlier = (_ack.c.source == source) & (_ack.c.purged_seq < end.seq)
+    connection.execute(update(_ack).where(earlier).values(purged_seq=end.seq))
 
 
 def held_seq(connection: Connection, source: str) -> int | None:

@@ -418,12 +418,26 @@ class Meta:
         """Errors that no success has followed, the latest first."""
         return self._database.read(lambda c: failures.find(c, pipeline))
 
-    def purge(self, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
+    def purge(
+        self, source: str, end: Position, batch_ids: Sequence[str], *, targets: Sequence[str], copied: Collection[str]
+    ) -> int:
         """COMMITTED → PURGED for all of them and all of these targets; how many records moved. Again: 0, no change.
 
-        Raises Refused (meta.not_committed) when a target has not committed one of them, or any still works on it.
+        end: where the last of the batches ends. copied: ids of later batches of copied rows; these need none of them.
+
+        Raises Refused (meta.not_committed) when a target has not committed one of them, or any still works on it;
+        RetryLater (snapshot.moved) when rows that need one of them were copied meanwhile, or still are.
         """
-        return self._database.write(lambda c: runs.purge(c, targets, batch_ids))
+
+        def work(connection: Connection) -> int:
+            copies.mark_purged(connection, source, end, copied)
+            return runs.purge(connection, targets, batch_ids)
+
+        return self._database.write(work)
+
+    def purged_seq(self, source: str) -> int:
+        """What begins before it is purged, or about to be; 0 where nothing is."""
+        return self._database.read(lambda c: copies.purged_seq(c, source))
 
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""

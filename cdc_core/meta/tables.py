@@ -85,6 +85,7 @@ ack_position = Table(
     Column("surveyed_seq", BigInteger(), nullable=False, server_default="0"),
     Column("surveyed_captured", long_text()),
     Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
+    Column("purged_seq", BigInteger(), nullable=False, server_default="0"),  # what begins before it is purged
     comment="up to where a source is staged, durably",
 )
 

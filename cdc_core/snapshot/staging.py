@@ -38,7 +38,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.snapshot import exact
 from cdc_core.snapshot.renewal import began_at, begun_again
-from cdc_core.stage import horizon as horizons
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -74,13 +73,14 @@ def stage_due(
     """
     finish_decided(meta, store, source, lease)
     place, coverage = _as_of_one_place(meta, source)
-    chunks = meta.chunks(source)
+    chunks, purged_seq = meta.chunks(source), meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     due: list[tuple[TableCopy, list[ReadChunk]]] = []
     waiting: Position | None = None
     for copy in meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
-        why = _outdated(copy, mine, coverage.get(copy.table), place.position, captured=_captured(capture, copy.schema))
+        captured = _captured(capture, copy.schema)
+        why = _outdated(copy, mine, coverage.get(copy.table), place.position, purged_seq, captured=captured)
         if why:
             log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
             meta.drop_copy(lease, source, copy.table)
@@ -135,16 +135,14 @@ def stage_claims(
     Raises what `stage_due` raises, and what `current` raises.
     """
     place, coverage = _as_of_one_place(meta, source)
-    horizon = horizons.read(store, source)
+    purged_seq = meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     for one in claims:
         copy, table = TableCopy(source, one.schema, ()), one.schema.name
         captured = _captured(capture, one.schema)
-        why = _outdated(copy, one.chunks, coverage.get(table), place.position, captured=captured)
+        why = _outdated(copy, one.chunks, coverage.get(table), place.position, purged_seq, captured=captured)
         if why or not current(one.schema):
             dropped.append((table, why or "the table was redefined"))
-        elif horizon is not None and min(chunk.chunk.low for chunk in one.chunks) < horizon.position:
-            dropped.append((table, "what the log brought since they were read is purged"))
     if dropped:
         return Staged(dropped=tuple(dropped))
     chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)
@@ -193,7 +191,13 @@ def _captured(capture: Capture, schema: TableSchema) -> bool:
 
 
 def _outdated(
-    copy: TableCopy, chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position, *, captured: bool
+    copy: TableCopy,
+    chunks: Sequence[ReadChunk],
+    coverage: TableCoverage | None,
+    place: Position,
+    purged_seq: int,
+    *,
+    captured: bool,
 ) -> str:
     """Why a copy does not count; "" if it does. captured: by the pipeline's rules."""
     if not chunks:
@@ -203,6 +207,8 @@ def _outdated(
     begin = began_at(copy, chunks)
     if any(one.timeline != place.timeline for one in (begin, *(one.chunk.high for one in chunks))):
         return "the source has gone to another server's log meanwhile"
+    if begin.seq < purged_seq:
+        return "what the log brought since it was read is purged"
     if coverage is None or coverage.how in (How.EXISTING, How.COPIED):
         return ""
     if not coverage.how.captured:

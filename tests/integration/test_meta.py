@@ -477,7 +477,7 @@ def test_what_is_forgotten_takes_its_files_records_and_ledgers_with_it(meta: Met
     claim(meta, "a", [0, 1])
     meta.mark_applied("a", "t", IDS[:2])
     commit(meta, "a", [0, 1])
-    meta.purge(["t"], IDS[:1])
+    meta.purge("shop", manifest(0).end.position, IDS[:1], targets=["t"], copied=())
     before = dump(database_url)
     horizons = {"shop": manifest(0).end.position}
     after = START_US + 2 * HOUR_US

@@ -14,7 +14,8 @@ from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
-from cdc_core.model.batch import CopiedChunk
+from cdc_core.meta.copies import copier_of
+from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest
@@ -76,11 +77,16 @@ def test_age_counts_from_the_end_of_a_batchs_window(line: Line) -> None:
     assert staged(line) == list(IDS[2:])
 
 
+def looked_up_at(low: int, place: int) -> Manifest:
+    """A row that was looked up where B[low] begins, to be staged where B[place] begins."""
+    begin = B[place].begin
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, B[low].begin.position, begin.position, 1, (), by_key=True)
+    return replace(B[place], end=begin, parts=(), events=0, transactions=0, chunks=(chunk,))
+
+
 def test_a_purge_leaves_what_the_log_brought_since_rows_were_looked_up_that_stay(line: Line) -> None:
-    # Two rows were looked up where B[2] begins and staged where B[4] begins: B[2] or B[3] may delete one of them.
-    place = B[4].begin
-    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, B[2].begin.position, place.position, 2, (), by_key=True)
-    line.stage(replace(B[4], end=place, parts=(), events=0, transactions=0, chunks=(chunk,)))
+    # B[2] or B[3] may delete the row.
+    line.stage(looked_up_at(2, 4))
     line.done("first")
     before_b4 = B[3].window_end_us
     done = purge(line, before_b4)
@@ -91,6 +97,36 @@ def test_a_purge_leaves_what_the_log_brought_since_rows_were_looked_up_that_stay
     )
     assert purge(line, B[4].window_end_us).sources[0].batches == 4  # with the rows that were looked up
     assert staged(line) == [IDS[5]]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_they_were_looked_up(
+    line: Line, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    line.done("first")
+    moving, claimed = line.meta.purge, looked_up_at(2, 5)
+
+    def meanwhile(*args: Any, **options: Any) -> int:
+        copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
+        line.meta.decide_copied(copier, claimed, ())
+        if recorded:
+            line.meta.record_copied(copier, claimed)
+        return moving(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(line.meta, "purge", meanwhile)
+        error = refusal(lambda: purge(line))
+    assert (type(error), error.code) == (RetryLater, "snapshot.moved")
+    assert (staged(line), horizon.read(line.store, "shop")) == (list(IDS), None)
+
+
+def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_looked_up(line: Line) -> None:
+    line.done("first")
+    purge(line, B[3].window_end_us)
+    copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
+    error = refusal(lambda: line.meta.decide_copied(copier, looked_up_at(3, 5), ()))
+    assert (type(error), error.code, line.meta.decided_copied("shop")) == (RetryLater, "snapshot.moved", ())
+    line.meta.decide_copied(copier, looked_up_at(4, 5), ())
 
 
 def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
@@ -169,9 +205,9 @@ def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPat
     inner: list[LockstepError] = []
     moving = line.meta.purge
 
-    def meanwhile(*args: Any) -> int:
+    def meanwhile(*args: Any, **options: Any) -> int:
         inner.append(refusal(lambda: purge(line)))
-        return moving(*args)
+        return moving(*args, **options)
 
     monkeypatch.setattr(line.meta, "purge", meanwhile)
     purge(line)
