@@ -101,11 +101,13 @@ def spread(tables: int) -> Write:
 
     def write(server: SqlServer, rows: int) -> None:
         each, more = divmod(rows, tables)
-        _execute(server, SOURCE_DATABASE, [
-            f"INSERT INTO t{number:03} SELECT n, n, n / 100, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
-            f"WHERE n < {each + (number < more)} ORDER BY n"
-            for number in range(tables)
-        ])  # fmt: skip
+        for low in range(0, each + 1, _CHUNK):
+            key = f"{low} + n"
+            _execute(server, SOURCE_DATABASE, [
+                f"INSERT INTO t{number:03} SELECT {key}, {key}, ({key}) / 100, 'new', CONCAT('note ', {key}), "
+                f"'2026-01-01' FROM n WHERE n < {min(_CHUNK, each + (number < more) - low)} ORDER BY n"
+                for number in range(tables)
+            ])  # fmt: skip
 
     return write
 
@@ -154,6 +156,8 @@ WORKLOADS = (
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
+    Workload("large_4", "inserts into four empty shards, more than the driver holds", 5_000_000, inserted, shards=4),
+    Workload("large_50", "inserts into 50 empty tables, more than the driver holds", 5_000_000, spread(50), tables=50),
     Workload("keys", "changes of three tenths as many keys, only merged", 10_000_000, rewritten, merged=True),
 )
 

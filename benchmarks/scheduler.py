@@ -106,8 +106,9 @@ def change(source: MariaDb) -> None:
     for table in range(TABLES):
         execute(
             source,
-            f"INSERT INTO bench.t{table} (name, price) SELECT CONCAT('name ', seq), seq / 7 FROM seq_1_to_{inserts}",
-            f"UPDATE bench.t{table} SET price = price + 1 ORDER BY id DESC LIMIT {ROWS // TABLES - inserts}",
+            "USE bench",  # its tables of numbers need one
+            f"INSERT INTO t{table} (name, price) SELECT CONCAT('name ', seq), seq / 7 FROM seq_1_to_{inserts}",
+            f"UPDATE t{table} SET price = price + 1 ORDER BY id DESC LIMIT {ROWS // TABLES - inserts}",
         )
 
 
@@ -159,10 +160,10 @@ def measured(airflow: Engine, run_id: str) -> Measured | None:
 def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[Measured]:
     """So many runs that had changes to apply; the first one, which finds no tables, is left out.
 
-    An interval's changes are made at its middle, as soon as the one before it has been applied.
+    Changes are made whenever a run has ended, so that the next interval has them.
     """
     found: dict[str, Measured] = {}
-    seen, deadline_s = -1, time.monotonic() + PATIENCE_S
+    seen, deadline_s = 0, time.monotonic() + PATIENCE_S
     while len(found) <= wanted:
         if time.monotonic() > deadline_s:
             raise RuntimeError(f"no run has ended for {PATIENCE_S} s")

@@ -45,7 +45,7 @@ from cdc_core.model.staged import (
     UPDATE,
 )
 from spark_jobs.arrow_changes import Changes, Flags, Numbers, selected
-from spark_jobs.arrow_parts import parts_of_keys
+from spark_jobs.arrow_parts import Parts
 from spark_jobs.truncates import Truncate, TruncateRule
 
 _TS_TYPE = pa.timestamp("us", tz="UTC")
@@ -126,8 +126,8 @@ class _Sides:
     key_change: Flags
 
 
-def _sides(changes: Changes, key: Sequence[str], part: tuple[int, int] | None = None) -> _Sides:
-    """part: which of how many. Sides whose keys are in another part are left out."""
+def _sides(changes: Changes, key: Sequence[str], part: tuple[int, Parts] | None = None) -> _Sides:
+    """part: which of them. Sides whose keys are in another part are left out."""
     count = changes.count
     key_of_value = _numbered([changes.codes(name) for name in key])
     update = changes.is_op(UPDATE)
@@ -138,7 +138,7 @@ def _sides(changes: Changes, key: Sequence[str], part: tuple[int, int] | None = 
     old = np.arange(len(change)) >= count
     if part is not None:
         number, parts = part
-        mine = parts_of_keys([changes.values[name] for name in key], parts)[place] == number
+        mine = parts.of([changes.values[name] for name in key])[place] == number
         change, place, old = change[mine], place[mine], old[mine]
     brings = changes.is_op(INSERT) | changes.is_op(SNAPSHOT)
     partial = np.array([*(any(not name.startswith(BEFORE_MARK) for name in names) for names in changes.lacking), False])
@@ -221,6 +221,10 @@ class _Runs:
     def total(self, numbers: npt.NDArray[np.generic]) -> Numbers:
         counted = numbers.astype(np.int64)[self.order]
         return np.add.reduceat(counted, self.starts) if len(counted) else counted
+
+    def members(self, group: int) -> list[int]:
+        found: list[int] = self.order[self.starts[group] : self.ends[group] + 1].tolist()
+        return found
 
     def any(self, flags: Flags) -> Flags:
         return self.total(flags) > 0
@@ -308,6 +312,7 @@ class _Last:
     """By key (and first, by source and origin too): the last side, and what is known of all of them.
 
     filled: by column, the place of the last older value; -1: none. was: by shard key, the places of former values.
+    ended: of groups that have them, the origins without a row.
     """
 
     winner: Numbers
@@ -320,12 +325,12 @@ class _Last:
     key_changes: Numbers
     lost: Numbers
     live: Numbers
-    ended: list[list[int]]
+    ended: dict[int, list[int]]
 
 
-def merged(changes: Changes, rule: ArrowRule, part: tuple[int, int] | None = None) -> tuple[pa.Table, Found]:
+def merged(changes: Changes, rule: ArrowRule, part: tuple[int, Parts] | None = None) -> tuple[pa.Table, Found]:
     """The merged rows of a table. changes: without those that a truncate undid; they may be altered. part: these are
-    the changes of one part, of so many (arrow_parts.py)."""
+    the changes of one of these parts (arrow_parts.py)."""
     sides = _sides(changes, rule.key, part)
     chains, place = _through_key_changes(changes, sides, rule.fill)
     last = _last_of_each_source(changes, sides, rule, chains, place)
@@ -372,7 +377,7 @@ def _last_of_each_source(
         runs.total(sides.old),
         runs.total(lost[sides.change] & ~sides.old),
         none,
-        [],
+        {},
     )
 
 
@@ -420,16 +425,13 @@ def _last_between_sources(changes: Changes, sides: _Sides, rule: ArrowRule, last
         # The row of another origin is another row: its values are not this one's.
         among = winner if rule.shared else runs.last_where(at >= 0)
         filled[name] = np.where(among >= 0, at[among], -1)
-    members = [
-        runs.order[start : end + 1].tolist()
-        for start, end in zip(runs.starts.tolist(), runs.ends.tolist(), strict=True)
-    ]
+    several = {group: runs.members(group) for group in np.flatnonzero(runs.ends > runs.starts).tolist()}
     was = {}
     for name, places in last.was.items():
         codes = changes.codes_of_values(name)
-        was[name] = [
-            list({int(codes[place]): place for one in group for place in places[one]}.values()) for group in members
-        ]
+        was[name] = [places[one] for one in runs.order[runs.starts].tolist()]
+        for group, ones in several.items():
+            was[name][group] = list({int(codes[place]): place for one in ones for place in places[one]}.values())
     return _Last(
         last.winner[winner],
         filled,
@@ -441,7 +443,10 @@ def _last_between_sources(changes: Changes, sides: _Sides, rule: ArrowRule, last
         runs.total(last.key_changes),
         runs.total(last.lost),
         runs.total(live),
-        [sorted({int(origin[one]) for one in group if not live[one]}) for group in members],
+        {
+            group: sorted({int(origin[one]) for one in runs.members(group) if not live[one]})
+            for group in np.flatnonzero(runs.any(~live)).tolist()
+        },
     )
 
 
@@ -483,11 +488,11 @@ def _merged_rows(
         columns[KEY_CHAIN] = _key_chains(changes, rule, [chains.of(node) if node >= 0 else None for node in nodes])
     if rule.shared:
         columns[ORIGIN] = pa.array(changes.origin.texts, pa.string()).take(pa.array(changes.origin.codes[change]))
-        others = [
-            [changes.origin.texts[one] for one in ended if one != own]
-            for ended, own in zip(last.ended, changes.origin.codes[change].tolist(), strict=True)
-        ]
-        columns[ENDED_ORIGINS] = pa.array([",".join(names) if names else None for names in others], pa.string())
+        others: list[str | None] = [None] * count
+        for row, ended in last.ended.items():
+            own = changes.origin.codes[change[row]]
+            others[row] = ",".join(changes.origin.texts[one] for one in ended if one != own) or None
+        columns[ENDED_ORIGINS] = pa.array(others, pa.string())
         columns[LIVE_ORIGINS] = pa.array(last.live, pa.int64())
     schema = merged_schema(
         list(rule.columns), rule.key, moving=rule.moving, chained=chains is not None, shared=rule.shared

@@ -84,12 +84,38 @@ def _hashes_of_bytes(column: pa.BinaryArray) -> Hashes:
     return summed ^ (summed >> _SHIFT)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Which part a key is in. bounds: by the first column of the key, a whole number, where it has them: that of each
+    part but the first begins with one of them; otherwise by the bits of all columns. Ranges of keys spare later steps
+    work: a file then has rows that the target has side by side."""
+
+    count: int
+    bounds: npt.NDArray[np.generic] | None = None
+
+    @classmethod
+    def of_ranges(cls, count: int, keys: npt.NDArray[np.generic]) -> Parts:
+        """Ranges with about as many of the keys each; none where some keys are too frequent for that."""
+        ordered = np.sort(keys)
+        bounds = ordered[np.arange(1, count) * len(ordered) // count] if len(ordered) else ordered
+        return cls(count, bounds if len(bounds) == count - 1 and (bounds[1:] > bounds[:-1]).all() else None)
+
+    def of(self, columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
+        """The parts of keys, given the key's columns."""
+        if self.bounds is None:
+            return parts_of_keys(columns, self.count)
+        first = columns[0]
+        if pa.types.is_dictionary(first.type):
+            first = first.cast(first.type.value_type)
+        return np.searchsorted(self.bounds, np.asarray(first.fill_null(0)), side="right").astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class PartRule:
-    """What is cut into how many parts. before: `every` where changes lack values that older ones have."""
+    """What is cut into parts. before: `every` where changes lack values that older ones have."""
 
     before: BeforeRule
-    parts: int
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +135,9 @@ class PartFiles:
 
     def __init__(self, directory: Path, rule: PartRule) -> None:
         self._rule = rule
-        self._paths = [directory / f"{number}.part" for number in range(rule.parts)]
+        self._paths = [directory / f"{number}.part" for number in range(rule.parts.count)]
         self._sinks = [pa.OSFile(str(path), "wb") for path in self._paths]
-        self._written: list[list[_Written]] = [[] for _ in range(rule.parts)]
+        self._written: list[list[_Written]] = [[] for _ in range(rule.parts.count)]
 
     def __enter__(self) -> PartFiles:
         return self
@@ -160,21 +186,21 @@ class PartFiles:
         if pc.any(pc.equal(ops, TRUNCATE)).as_py():
             raise NotSmallError("it has a truncate, and its rows take too much memory")
         own = [key_column(table, rule.before.columns.field(name), before=False) for name in rule.before.key]
-        here = parts_of_keys(own, rule.parts)
+        here = rule.parts.of(own)
         moves, there = key_changes(table, schema, rule.before), here
         if moves.any():
             if rule.before.every:
                 raise NotSmallError("rows change their keys and lack values, and take too much memory")
             was = [key_column(table, rule.before.columns.field(name), before=True) for name in rule.before.key]
-            there = parts_of_keys(was, rule.parts)
+            there = rule.parts.of(was)
         # Where the key stays, the values before count only for what they say of columns other than the key.
         slim = ~moves & (not rule.before.every and not rule.before.moving)
         without = table.drop_columns([BEFORE])
         twice = np.flatnonzero(moves & (here != there))
         found = []
-        found += _spread(without, np.flatnonzero(slim), here[slim], rule.parts)
+        found += spread(without, np.flatnonzero(slim), here[slim], rule.parts.count)
         full = np.concatenate([np.flatnonzero(~slim), twice])
-        found += _spread(table, full, np.concatenate([here[~slim], there[twice]]), rule.parts)
+        found += spread(table, full, np.concatenate([here[~slim], there[twice]]), rule.parts.count)
         return found
 
     def rows_of(self, part: int, take: Callable[[int, int], None]) -> list[StagedRows]:
@@ -204,7 +230,7 @@ def _plain(field: pa.Field) -> pa.Field:
     return pa.field(field.name, field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
-def _spread(
+def spread(
     table: pa.Table, rows: npt.NDArray[np.int64], part: npt.NDArray[np.int64], parts: int
 ) -> list[tuple[int, pa.Table]]:
     """Some rows, each in its part."""

@@ -3,7 +3,8 @@
 The workers write and read them with Arrow, so that no row passes through the JVM. A file holds what a worker sorts at
 once. Its row groups are of one shard each: a reader of a shard skips the others by their statistics. Rows of a shard
 that several files hold are merged while they are read, by way of local files if there are many, so that the target
-gets them in the order in which it stores them. That order only saves the server work: nothing else may depend on it.
+gets them in the order in which it stores them; files whose statistics say that their keys lie apart are read one after
+the other. That order only saves the server work: nothing else may depend on it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def write_run(file: Any, rows: pa.Table, key: Sequence[str]) -> None:
     shards = np.asarray(rows.column(SHARD))
     cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
     # Written once and read once: only what a reader skips groups by is worth its time.
-    options = {"write_statistics": [SHARD], "use_dictionary": False}
+    options = {"write_statistics": [SHARD, *key[:1]], "use_dictionary": False}
     with pq.ParquetWriter(file, rows.schema, compression="zstd", **options) as writer:
         for low, high in pairwise(cuts):
             if low < high:
@@ -76,14 +77,15 @@ class FilteredFiles:
     def rows_of(self, shard: int, key: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
         """The rows of a shard, in batches of at most about so many rows."""
         inside: list[_Run] = [(file, groups) for file in self._files if (groups := _groups_of(file, shard))]
-        with ExitStack() as local:
-            while key and len(inside) > MERGED_AT_ONCE:
-                inside = [
-                    several[0] if len(several) == 1 else self._joined(several, shard, key, batch_rows, local)
-                    for several in _by(MERGED_AT_ONCE, inside)
-                ]
-            for several in _by(MERGED_AT_ONCE, inside):
-                yield from _merged(several, shard, key, batch_rows)
+        for entwined in _apart(inside, key):
+            with ExitStack() as local:
+                while key and len(entwined) > MERGED_AT_ONCE:
+                    entwined = [
+                        several[0] if len(several) == 1 else self._joined(several, shard, key, batch_rows, local)
+                        for several in _by(MERGED_AT_ONCE, entwined)
+                    ]
+                for several in _by(MERGED_AT_ONCE, entwined):
+                    yield from _merged(several, shard, key, batch_rows)
 
     def _joined(
         self, several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows: int, local: ExitStack
@@ -98,6 +100,41 @@ class FilteredFiles:
         return file, range(file.num_row_groups)
 
 
+def _apart(runs: Sequence[_Run], key: Sequence[str]) -> list[Sequence[_Run]]:
+    """Runs in groups, one after the other by their keys: no row of a group comes after one of the next."""
+    spans = [_span(run, key[0]) if key else None for run in runs]
+    known = sorted(((*span, at) for at, span in enumerate(spans) if span is not None))
+    if len(known) < len(runs):
+        return [runs] if runs else []
+    groups: list[list[_Run]] = []
+    reached: int | None = None
+    for low, high, at in known:
+        if reached is None or low > reached:
+            groups.append([])
+        groups[-1].append(runs[at])
+        reached = high if reached is None else max(reached, high)
+    return list(groups)
+
+
+def _span(run: _Run, name: str) -> tuple[int, int] | None:
+    """The least and the greatest whole number that a column has in a run, if its statistics say so."""
+    file, groups = run
+    known = [_statistics(file, group, name) for group in groups]
+    if not known or not all(
+        one and one.has_min_max and isinstance(one.min, int) and not one.null_count for one in known
+    ):
+        return None
+    return min(one.min for one in known), max(one.max for one in known)
+
+
+def _statistics(file: pq.ParquetFile, number: int, name: str) -> Any:
+    """Those of a column in a row group, or None. They count leaves: those of nested columns before this one move it."""
+    group = file.metadata.row_group(number)
+    column = file.schema_arrow.get_field_index(name)
+    at = next(at for at in range(column, group.num_columns) if group.column(at).path_in_schema == name)
+    return group.column(at).statistics
+
+
 def _by(most: int, runs: Sequence[_Run]) -> list[Sequence[_Run]]:
     return [runs[low : low + most] for low in range(0, len(runs), most)]
 
@@ -108,13 +145,9 @@ def _merged(several: Sequence[_Run], shard: int, key: Sequence[str], batch_rows:
 
 
 def _groups_of(file: pq.ParquetFile, shard: int) -> list[int]:
-    column = file.schema_arrow.get_field_index(SHARD)
     found = []
     for number in range(file.num_row_groups):
-        # Statistics count leaves: those of nested columns before this one move it.
-        group = file.metadata.row_group(number)
-        at = next(at for at in range(column, group.num_columns) if group.column(at).path_in_schema == SHARD)
-        known = group.column(at).statistics
+        known = _statistics(file, number, SHARD)
         if known is None or not known.has_min_max or known.min <= shard <= known.max:
             found.append(number)
     return found

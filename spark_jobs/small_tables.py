@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,10 +38,11 @@ from spark_jobs.arrow_changes import (
     StagedRows,
     changes_of,
     expected_bytes,
+    key_column,
     read_rows,
 )
 from spark_jobs.arrow_merge import NOTHING, ArrowRule, Found, merged, without_undone
-from spark_jobs.arrow_parts import PartFiles, PartRule
+from spark_jobs.arrow_parts import PartFiles, PartRule, Parts
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.session import is_on_this_machine
@@ -56,6 +57,8 @@ THREADS = min(os.cpu_count() or 1, 4)
 """Of the driver, for the parts of a large table."""
 SPARE, MOST_PARTS = 2, 512
 """A part is planned to take half of what it may: keys have different numbers of changes."""
+LOOKED_AT = 1_000_000
+"""About so many keys say where a table's parts are cut."""
 PART_ROWS = 250_000
 """Of a file of merged rows. The later steps have a task for each."""
 
@@ -160,13 +163,14 @@ def merge_large(job: Job, table: MergeTable) -> MergeCounts | None:
 
 def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, parts: int) -> _Merged:
     """Merges a table by its keys' parts. Raises NotSmallError, for what only a merge of the whole table can do."""
-    rule = PartRule(_before(table.rule), parts)
     with (
         StepFiles(store) as merged_files,
         tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
         ThreadPoolExecutor(THREADS, thread_name_prefix="part") as pool,
     ):
         readers = [table.files[at::THREADS] for at in range(THREADS)]
+        cutting = _ranges(table, parts, pool.map(lambda files: _first_keys(store, table, files), readers))
+        rule = PartRule(_before(table.rule), cutting)
         folders = [Path(scratch) / str(at) for at in range(THREADS)]
         cut = list(pool.map(lambda folder, files: _cut(store, folder, rule, files), folders, readers))
 
@@ -175,7 +179,7 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
             try:
                 with memory.share() as take:
                     rows = [rows for files in cut for rows in files.rows_of(part, take)]
-                    return _merged_part(merged_files, table, rows, (part, parts))
+                    return _merged_part(merged_files, table, rows, (part, cutting))
             except NotSmallError:
                 return None
 
@@ -193,6 +197,35 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
     return _Merged(paths, "", total, winners=sum(done.winners for done in merged_parts))
 
 
+def _ranges(table: _SmallTable, parts: int, keys: Iterable[Sequence[pa.Array]]) -> Parts:
+    """By ranges of the key, if it begins with a whole number that the files have; else by all of it."""
+    found = [one for some in keys for one in some]
+    if len(found) < len(table.files):
+        return Parts(parts)
+    return Parts.of_ranges(parts, pa.chunked_array(found, _first_key(table).type).to_numpy())
+
+
+def _first_keys(
+    store: ObjectStore, table: _SmallTable, files: Sequence[tuple[FileToRead, TableSchema]]
+) -> list[pa.Array]:
+    """Of each file evenly spaced values of the key's first column; of no file where it is not a whole number."""
+    field = _first_key(table)
+    found: list[pa.Array] = []
+    if not pa.types.is_integer(field.type):
+        return found
+    every = max(table.rows // LOOKED_AT, 1)
+    for file, _ in files:
+        with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
+            if field.name in parquet.schema_arrow.names:
+                values = key_column(parquet.read(columns=[field.name]), field, before=False)
+                found.append(values[::every].drop_null())
+    return found
+
+
+def _first_key(table: _SmallTable) -> pa.Field:
+    return table.rule.columns.field(table.rule.key[0])
+
+
 def _cut(
     store: ObjectStore, folder: Path, rule: PartRule, files: Sequence[tuple[FileToRead, TableSchema]]
 ) -> PartFiles:
@@ -205,7 +238,9 @@ def _cut(
     return parts
 
 
-def _merged_part(files: StepFiles, table: _SmallTable, staged: Sequence[StagedRows], part: tuple[int, int]) -> _Merged:
+def _merged_part(
+    files: StepFiles, table: _SmallTable, staged: Sequence[StagedRows], part: tuple[int, Parts]
+) -> _Merged:
     if not staged:
         return _Merged((), "", NOTHING)
     rows, found = merged(changes_of(staged, table.rule.columns), table.rule, part)

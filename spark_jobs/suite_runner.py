@@ -7,7 +7,7 @@ measured to give the same verdicts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,58 @@ def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
         "rows": rows,
         "expectations": found,
     }
+
+
+def judge_parts(parts: Iterable[Any], suite_of: Callable[[int], gx.ExpectationSuite], rows: int) -> dict[str, Any]:
+    """The verdict of a suite on frames of pandas that are parts of one. suite_of: for a frame of so many rows. rows: as
+    many as all parts must have. Values that an expectation compares with each other must be in one part."""
+    found, seen = [], 0
+    for part in parts:
+        seen += len(part)
+        found.append(judge(part, suite_of(len(part)), len(part)))
+    same: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        for outcome in one["expectations"]:  # in no certain order
+            kind = outcome["expectation"]
+            name = kind if kind == _COUNT else json.dumps([kind, outcome["arguments"]])
+            same.setdefault(name, []).append(outcome)
+    expectations = [_counted(each, rows, seen) if name == _COUNT else _together(each) for name, each in same.items()]
+    return {
+        "success": seen == rows and all(one["success"] for one in found),
+        "suite": suite_of(rows).name,
+        "engine": "pandas",
+        "rows": rows,
+        "expectations": expectations,
+    }
+
+
+_COUNT = "expect_table_row_count_to_equal"
+_EXAMPLES = 20
+
+
+def _counted(each: Sequence[Mapping[str, Any]], rows: int, seen: int) -> dict[str, Any]:
+    met = seen == rows
+    return {**each[0], "arguments": {"value": rows}, "success": met, "result": {} if met else {"observed_value": seen}}
+
+
+def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What parts say of an expectation: the numbers of its failures, and some of what they have found."""
+    if len(each) == 1:
+        return dict(each[0])
+    failed = [one for one in each if not one["success"]]
+    if not failed:
+        return {**each[0], "result": {}}
+    result = dict(failed[0]["result"])
+    for name, value in result.items():
+        of_all = [one["result"].get(name) for one in failed]
+        if name.endswith("_count") and isinstance(value, int):
+            result[name] = sum(one for one in of_all if one is not None)
+        elif isinstance(value, list):
+            result[name] = [one for some in of_all for one in some or ()][:_EXAMPLES]
+    kept = {
+        name: of_all for name, of_all in result.items() if not name.endswith("_percent") and name != "element_count"
+    }
+    return {**failed[0], "result": kept}
 
 
 def _raised(info: Mapping[str, Any]) -> bool:

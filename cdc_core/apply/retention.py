@@ -331,7 +331,8 @@ def _move_horizon(
         assert found.horizon is not None
         targets = [target.name for target in pipeline.scheduled_targets]
         ids = [manifest.batch_id for manifest in ready]
-        meta.purge(source, found.horizon.position, ids, targets=targets, copied={one.batch_id for one in stay if one.copied})
+        copied = {one.batch_id for one in stay if one.copied}
+        meta.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
         turn.renew()
         store.put(horizon_path(source), found.horizon.to_bytes())
         log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)

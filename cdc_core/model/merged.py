@@ -115,7 +115,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         None,
         "older keys of a row that still lacks values, newest first, each with the version of the departure from it",
         ("spark_jobs.absent", "spark_jobs.arrow_merge", "spark_jobs.key_changes", "spark_jobs.merge"),
-        ("cdc_core.target.row_lookup", "spark_jobs.quality"),
+        ("cdc_core.target.row_lookup", "spark_jobs.quality_rows"),
         _CHAINED,
     ),
     MergedColumn(
@@ -123,7 +123,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         pa.string(),
         "which source table the row comes from (model.version)",
         ("spark_jobs.arrow_merge", "spark_jobs.merge"),
-        ("cdc_core.target.text", "spark_jobs.key_changes", "spark_jobs.quality"),
+        ("cdc_core.target.text", "spark_jobs.key_changes", "spark_jobs.quality_rows"),
         _SHARED,
     ),
     MergedColumn(
@@ -155,7 +155,7 @@ FILTERED_COLUMNS: tuple[MergedColumn, ...] = (
         pa.int32(),
         "the shard table that the row is for, by its number in the target's layout",
         ("spark_jobs.filter",),
-        ("spark_jobs.filtered_files", "spark_jobs.quality"),
+        ("spark_jobs.filtered_files", "spark_jobs.quality_rows"),
     ),
     MergedColumn(
         CLASS,

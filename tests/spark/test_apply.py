@@ -6,6 +6,7 @@ import json
 import random
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,12 @@ from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
 from cdc_core.target import compare
 from cdc_core.target.fence import lower_fences, raise_fences
-from spark_jobs import failures
+from spark_jobs import failures, quality
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
-from spark_jobs.quality import Sample, check, size_bytes
+from spark_jobs.quality import check
+from spark_jobs.quality_rows import Sample, size_bytes
 from spark_jobs.table_tasks import together
 from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -454,6 +456,47 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: Line, monkeypatch:
         ("8", "left behind"),
     }
     assert json.loads((line.stage.root / plan.quality_folder("shards") / "merged.json").read_text())["success"] is True
+
+
+def test_a_run_of_more_rows_than_are_judged_at_once_is_judged_in_parts_and_as_well(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def verdicts() -> dict[str, Any]:
+        with suppress(DataAtRisk):
+            check(line.job(plan))
+        folder = line.stage.root / plan.quality_folder("shards")
+        found = {name: json.loads((folder / f"{name}.json").read_text()) for name in ("staged", "merged", "target")}
+        assert {one["engine"] for one in found.values()} == engines
+        return {
+            name: (
+                one["success"], one["rows"], [each["success"] for each in one["expectations"]],
+                sorted((row["_key"], row["_outcome"]) for row in one.get("examples", ())),
+            )
+            for name, one in found.items()
+        }  # fmt: skip
+
+    def the_same_in_parts() -> dict[str, Any]:
+        nonlocal engines
+        engines = {"pandas"}
+        at_once = verdicts()
+        with monkeypatch.context() as patch:
+            patch.setattr(quality, "GATHERED_ROWS", 2)
+            engines = {"pandas" if line.pipeline.spark.driver_mib else "spark"}
+            assert verdicts() == at_once
+        return at_once
+
+    engines: set[str] = set()
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+    assert all(one[0] for one in the_same_in_parts().values())
+
+    line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
+    line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
+    path = next(line.stage.root.glob(f"{line.job(plan).merged('shop.orders')}/**/*.parquet"))
+    pq.write_table(pa.concat_tables([pq.read_table(path), pq.read_table(path).slice(0, 1)]), path)
+    found = the_same_in_parts()
+    assert found["target"][3] == [("2", "missing"), ("5", "differs")]
+    assert [one[0] for one in found.values()] == [True, False, False]
+    assert found["merged"][2][:2] == [False, False]  # their number, and that no key stands twice
 
 
 def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_it_was(

@@ -47,6 +47,27 @@ def test_every_row_of_a_shard_is_read_once_in_the_order_of_the_key(
                 assert not list(scratch.iterdir())
 
 
+def test_files_whose_keys_lie_apart_are_read_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (2, 0, 3, 1):
+        ids = range(number * 10, number * 10 + 10)
+        table = pa.table({"id": pa.array(ids, pa.int64()), SHARD: pa.array([0] * 10, pa.int32())})
+        write_run(tmp_path / f"{number}.parquet", table, ["id"])
+    merged = []
+
+    def noted(runs: list[object], key: list[str]) -> object:
+        merged.append(len(runs))
+        return merged_runs(runs, key)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(filtered_files, "merged_runs", noted)
+    monkeypatch.setattr(filtered_files, "MERGED_AT_ONCE", 2)
+    with FilteredFiles(FileStore(tmp_path.as_uri()), [f"{n}.parquet" for n in (3, 1, 0, 2)], tmp_path) as files:
+        found = [value for batch in files.rows_of(0, ["id"], 7) for value in batch.column("id").to_pylist()]
+    assert found == list(range(40))
+    assert merged == [1, 1, 1, 1]
+
+
 def test_rows_without_a_key_are_read_one_run_after_the_other() -> None:
     runs = [iter([pa.record_batch({"a": pa.array(values)})]) for values in ([3, 1], [2])]
     assert [value for batch in merged_runs(runs, ()) for value in batch.column("a").to_pylist()] == [3, 1, 2]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cdc_core.stage.stores import open_store
 from spark_jobs import arrow_changes, small_tables
 from spark_jobs.arrow_changes import Memory, NotSmallError
-from spark_jobs.arrow_parts import parts_of_keys
+from spark_jobs.arrow_parts import Parts, parts_of_keys
 from spark_jobs.job import Job
 from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, winners
 from tests.spark.staged_changes import Stage, table_schema
@@ -133,3 +133,15 @@ def test_many_keys_are_spread_over_all_parts(kind: str) -> None:
     sizes = np.bincount(parts_of_keys([keys], 16), minlength=16)
     assert sizes.min() > 400
     assert sizes.max() < 900
+
+
+def test_parts_are_ranges_of_about_as_many_keys_unless_a_key_is_too_frequent() -> None:
+    keys = np.array([*range(1_000), *range(10**12, 10**12 + 1_000)])
+    cut = Parts.of_ranges(8, keys)
+    found = cut.of([pa.array(keys)])
+    assert np.bincount(found).tolist() == [250] * 8
+    assert (np.diff(found) >= 0).all()
+    outside = cut.of([pa.array([-(10**15), 10**15, None]).cast(pa.int64())]).tolist()
+    assert outside[:2] == [0, 7]
+    for frequent in (np.array([7] * 1_000), np.array([], np.int64), np.array([*[1] * 500, *range(500)])):
+        assert Parts.of_ranges(8, frequent).bounds is None

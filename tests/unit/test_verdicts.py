@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import great_expectations as gx
 import pandas as pd
 from great_expectations import expectations as gxe
 
-from spark_jobs.suite_runner import judge
+from spark_jobs.suite_runner import judge, judge_parts
 
 
 def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_that_holds_says_nothing() -> None:
@@ -20,3 +22,50 @@ def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_t
     assert (verdict["success"], there["success"], missing["success"]) == (False, True, False)
     assert "could not evaluate" in missing["result"]
     assert "could not evaluate" not in there["result"]
+
+
+def suite_of(rows: int) -> gx.ExpectationSuite:
+    return gx.ExpectationSuite(
+        name="parts",
+        expectations=[
+            gxe.ExpectTableRowCountToEqual(value=rows),
+            gxe.ExpectColumnValuesToNotBeNull(column="key"),
+            gxe.ExpectColumnValuesToBeInSet(column="op", value_set=["u"]),
+            gxe.ExpectCompoundColumnsToBeUnique(column_list=["key", "op"]),
+        ],
+    )
+
+
+def ordered(verdict: dict[str, Any]) -> list[dict[str, Any]]:
+    return sorted(verdict["expectations"], key=lambda one: str(one["expectation"]))
+
+
+def test_the_verdict_of_parts_is_that_of_the_whole() -> None:
+    good = [pd.DataFrame({"key": [1, 2], "op": ["u", "u"]}), pd.DataFrame({"key": [3], "op": ["u"]})]
+    bad = [
+        pd.DataFrame({"key": [1, 1, 5], "op": ["u", "u", "x"]}),
+        pd.DataFrame({"key": [3], "op": ["u"]}),
+        pd.DataFrame({"key": [4], "op": ["y"]}),
+    ]
+    for parts in (good, bad, good[:1]):
+        frame = pd.concat(parts)
+        for rows in (len(frame), len(frame) + 1):
+            whole, cut = judge(frame, suite_of(rows), rows), judge_parts(iter(parts), suite_of, rows)
+            for name in ("success", "suite", "engine", "rows"):
+                assert cut[name] == whole[name]
+            for one, other in zip(ordered(cut), ordered(whole), strict=True):
+                for name in ("expectation", "arguments", "severity", "success"):
+                    assert one[name] == other[name]
+                for name, value in one["result"].items():
+                    if name.endswith("_count") or name == "observed_value":
+                        assert value == other["result"][name], name
+    found = judge_parts(iter(bad), suite_of, 5)["expectations"]
+    assert {one["expectation"] for one in found if not one["success"]} == {
+        "expect_column_values_to_be_in_set",
+        "expect_compound_columns_to_be_unique",
+    }
+
+
+def test_parts_without_a_row_are_not_what_was_to_be_judged() -> None:
+    assert judge_parts(iter([]), suite_of, 0)["success"]
+    assert not judge_parts(iter([]), suite_of, 1)["success"]
