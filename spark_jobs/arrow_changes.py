@@ -413,7 +413,7 @@ def _numbers(files: Sequence[StagedRows], name: str) -> Numbers:
 def selected(changes: Changes, kept: Flags) -> Changes:
     """Some of the changes."""
     rows = np.flatnonzero(kept)
-    number = {int(old): new for new, old in enumerate(rows)}
+    number = {int(old): new for new, old in enumerate(rows)} if changes.literals else {}
     after = pa.array(rows)
     both = pa.array(np.concatenate([rows, rows + changes.count]))
 

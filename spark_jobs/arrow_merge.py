@@ -95,6 +95,13 @@ def without_undone(changes: Changes, rule: TruncateRule) -> tuple[Changes, list[
     return selected(changes, kept & (~truncate | is_last)), last
 
 
+def part_of_each(changes: Changes, key: Sequence[str], parts: Parts) -> Numbers:
+    """The part of each key: of the rows that changes leave, then of those that they found. The first of truncates."""
+    found = parts.of([changes.values[name] for name in key])
+    found[: changes.count][changes.is_op(TRUNCATE)] = 0
+    return found
+
+
 def _truncates(changes: Changes, truncate: Flags) -> list[Truncate]:
     found: dict[tuple[int, int, bool], Truncate] = {}
     for at in np.flatnonzero(truncate).tolist():
@@ -138,7 +145,7 @@ def _sides(changes: Changes, key: Sequence[str], part: tuple[int, Parts] | None 
     old = np.arange(len(change)) >= count
     if part is not None:
         number, parts = part
-        mine = parts.of([changes.values[name] for name in key])[place] == number
+        mine = part_of_each(changes, key, parts)[place] == number
         change, place, old = change[mine], place[mine], old[mine]
     brings = changes.is_op(INSERT) | changes.is_op(SNAPSHOT)
     partial = np.array([*(any(not name.startswith(BEFORE_MARK) for name in names) for names in changes.lacking), False])

@@ -2,7 +2,8 @@
 
 Each thread reads files of its own once, and appends each change to the local file of its part. A change that moves a
 row to another key concerns both keys, and may be in two parts; a merge of a part then leaves out the side whose key is
-in the other one (arrow_merge.py). So memory holds a batch for each thread, and disk what the changes take.
+in the other one (arrow_merge.py). A TRUNCATE concerns all keys: it is in every part, and counts in the first. So memory
+holds a batch for each thread, and disk what the changes take.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class PartFiles:
 
     def _append(self, batches: Sequence[pa.RecordBatch], written: _Written) -> None:
         table = pa.Table.from_batches(batches).cast(written.rows).combine_chunks()
-        for part, rows in self._cut(table, written.schema):
+        for part, rows in self._cut(table, written.schema, written.renews):
             if rows.num_rows:
                 try:
                     with pa.ipc.new_stream(self._sinks[part], rows.schema, options=_COMPRESSION) as stream:
@@ -180,11 +181,15 @@ class PartFiles:
                     raise NotSmallError(f"its parts are too large for {self._paths[part].parent}: {error}") from error
                 self._written[part].append(written)
 
-    def _cut(self, table: pa.Table, schema: TableSchema) -> list[tuple[int, pa.Table]]:
+    def _cut(self, table: pa.Table, schema: TableSchema, renews: bool | None) -> list[tuple[int, pa.Table]]:
         rule = self._rule
-        ops = table.column(OP)
-        if pc.any(pc.equal(ops, TRUNCATE)).as_py():
-            raise NotSmallError("it has a truncate, and its rows take too much memory")
+        truncates = np.asarray(pc.equal(table.column(OP), TRUNCATE))
+        if truncates.any():
+            if renews is None:
+                raise NotSmallError("a file of copied rows has a truncate among them")
+            of_all = table.filter(pa.array(truncates)).drop_columns([BEFORE])
+            others = self._cut(table.filter(pa.array(~truncates)), schema, renews)
+            return [*others, *((number, of_all) for number in range(rule.parts.count))]
         own = [key_column(table, rule.before.columns.field(name), before=False) for name in rule.before.key]
         here = rule.parts.of(own)
         moves, there = key_changes(table, schema, rule.before), here

@@ -27,12 +27,14 @@ from cdc_core.errors import LockstepError
 from cdc_core.model.merged import merged_schema
 from cdc_core.model.run import FileToRead, MergeCounts, MergeTable, files_to_read
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import TRUNCATE
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from spark_jobs import table_tasks
 from spark_jobs.arrow_changes import (
     BeforeRule,
+    Changes,
     Memory,
     NotSmallError,
     StagedRows,
@@ -40,8 +42,9 @@ from spark_jobs.arrow_changes import (
     expected_bytes,
     key_column,
     read_rows,
+    selected,
 )
-from spark_jobs.arrow_merge import NOTHING, ArrowRule, Found, merged, without_undone
+from spark_jobs.arrow_merge import NOTHING, ArrowRule, Found, merged, part_of_each, without_undone
 from spark_jobs.arrow_parts import PartFiles, PartRule, Parts
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
@@ -194,7 +197,8 @@ def merge_in_parts(store: ObjectStore, table: _SmallTable, driver_bytes: int, pa
         if not paths:
             paths = _written(merged_files, table.folder, _nothing(table.rule))
     total = Found(*(sum(getattr(done.found, name) for done in merged_parts) for name in Found.__slots__))
-    return _Merged(paths, "", total, winners=sum(done.winners for done in merged_parts))
+    undone, winners = (sum(getattr(done, name) for done in merged_parts) for name in ("undone", "winners"))
+    return _Merged(paths, "", total, undone, winners, merged_parts[0].removing)
 
 
 def _ranges(table: _SmallTable, parts: int, keys: Iterable[Sequence[pa.Array]]) -> Parts:
@@ -243,8 +247,22 @@ def _merged_part(
 ) -> _Merged:
     if not staged:
         return _Merged((), "", NOTHING)
-    rows, found = merged(changes_of(staged, table.rule.columns), table.rule, part)
-    return _Merged(_written(files, table.folder, rows), "", found, winners=rows.num_rows)
+    every = changes_of(staged, table.rule.columns)
+    kept, last = without_undone(every, table.truncates)
+    undone = _counted_here(every, table, part) - _counted_here(kept, table, part) if kept is not every else 0
+    if part[0]:  # they count in the first
+        kept, last = selected(kept, ~kept.is_op(TRUNCATE)) if last else kept, []
+    removing = tuple(table.truncates.version(one) for one in last)
+    if not kept.count:
+        return _Merged((), "", NOTHING, undone, removing=removing)
+    rows, found = merged(kept, table.rule, part)
+    return _Merged(_written(files, table.folder, rows), "", found, undone, rows.num_rows, removing)
+
+
+def _counted_here(changes: Changes, table: _SmallTable, part: tuple[int, Parts]) -> int:
+    """A change that moves a row may be in two parts; it counts where the key is that it leaves the row."""
+    number, parts = part
+    return int((part_of_each(changes, table.rule.key, parts)[: changes.count] == number).sum())
 
 
 def _small(job: Job, table: MergeTable) -> _SmallTable | None:

@@ -23,13 +23,15 @@ ROWS, KEYS = 30_000, 9_000
 ITEMS = table_schema("shop.items", {"id": "int", "n": "int"}, ["id"])
 
 
-def staged(folder: Path, keys: int) -> Job:
+def staged(folder: Path, keys: int, truncated_at: int | None = None) -> Job:
     """A job with more rows than the driver takes at once, and a session that must not be opened."""
     stage = Stage(folder)
     changes = [Change("u" if at >= keys else "c", {"id": at % keys, "n": at}, at + 1) for at in range(ROWS)]
+    if truncated_at is not None:
+        changes[truncated_at] = Change("t", {"id": None, "n": None}, truncated_at + 1)
     for at in range(3):
         stage.add("shop.items", ITEMS, changes[at::3])
-    plan = stage.plan("r", {"shop.items": ["id"]})
+    plan = stage.plan("r", {"shop.items": ["id"]}, on_truncate="apply")
     pipeline = PIPELINE.format(folder=folder) + (
         'targets: [{name: shards, connections: ["env:TGT"], tables: {"*": {database: "db"}}}]\nspark: {driver_mib: 5}\n'
     )
@@ -52,6 +54,19 @@ def test_a_large_table_is_merged_in_parts_without_spark(tmp_path: Path) -> None:
     # Again, as after a kill: what an earlier attempt has left is not counted.
     merge(job)
     assert job.rows_in(job.merged("shop.items")) == KEYS
+
+
+def test_what_a_truncate_undoes_is_left_out_of_every_part(tmp_path: Path) -> None:
+    job = staged(tmp_path, KEYS, truncated_at=ROWS - 5_000)
+    merge(job)
+    (counts,) = job.merge_counts.values()
+    assert (counts.rows, counts.winners, len(counts.truncates)) == (ROWS, 5_000, 1)
+    paths = job.files_in(job.merged("shop.items"))
+    found = [row for path in paths for row in pq.read_table(tmp_path / path).to_pylist()]
+    assert [row["id"] for row in found if row["_cdc_op"] == "t"] == [None]
+    rows = {row["id"]: row["n"] for row in found if row["_cdc_op"] != "t"}
+    assert rows == {at % KEYS: at for at in range(ROWS - 4_999, ROWS)}
+    assert len(found) == 5_000
 
 
 def test_a_cluster_merges_a_large_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
