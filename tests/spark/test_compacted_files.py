@@ -26,10 +26,12 @@ LOG = table_schema("shop.log", {"a": "int", "n": "int"}, [])
 BATCHES = 6
 
 
-@pytest.fixture(params=["in memory", "spark"])
+@pytest.fixture(params=["in memory", "in parts", "spark"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "spark":
+    if request.param != "in memory":
         monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
+    if request.param == "spark":
+        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
     return str(request.param)
 
 

@@ -33,11 +33,13 @@ from tests.spark.staged_changes import Stage, require_merged_columns, table_sche
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-@pytest.fixture(params=["in memory", "spark"], autouse=True)
+@pytest.fixture(params=["in memory", "in parts", "spark"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How tables are merged: both ways keep every rule below."""
-    if request.param == "spark":
+    """How tables are merged: all ways keep every rule below."""
+    if request.param != "in memory":
         monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
+    if request.param == "spark":
+        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
     return str(request.param)
 
 

@@ -108,6 +108,7 @@ def outcome(job: Job, way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         if way == "spark":
             patch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
+            patch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
         else:
             patch.setattr("spark_jobs.merge.merge_table", None)
             patch.setattr(small_tables, "PART_ROWS", 2)
