@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -19,6 +20,8 @@ from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.target.load import OWN_WRITES
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
 from tests.databases import drop_database
 
 TABLES = ("a", "b", "with a blank", "x" * 64)
@@ -394,6 +397,27 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(
         assert f"{database}.{left} is not switched" in found[0].what
         assert [one.error.code for one in found if one.error] == ["cutover.tied"] * bool(rule)
     assert not [one for one in look([child, parent], None, BUDGET_S) if "foreign key tie" in one.what]
+@pytest.mark.parametrize("zone", ["JST-9", "EST5"])
+@pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time_zone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, zone: str
+) -> None:
+    request.getfixturevalue(kind)
+    place = ("env:MOVED", "zones", "a")
+
+    def ages_s() -> list[int]:
+        found = look([Pair("t", (place,), (place,))], None, BUDGET_S)
+        return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
+
+    with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": zone}) as server:
+        monkeypatch.setenv("MOVED", server.url)
+        execute(server, "CREATE DATABASE zones", "CREATE TABLE zones.a (id INT PRIMARY KEY)")
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("INSERT INTO zones.a VALUES (1)")
+            wait_until(lambda: ages_s() != [])
+            assert all(age < 3_000 for age in ages_s())
+
+
     execute(server, f"DROP TABLE {database}.child")
 
 
