@@ -359,6 +359,23 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
     finally:
         execute(server, "XA ROLLBACK 'left'", f"DROP USER {user}@'%'")
 
+@pytest.mark.parametrize("declared", ["TINYINT UNSIGNED", "SMALLINT", "MEDIUMINT", "INT", "BIGINT UNSIGNED"])
+def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, database: str, declared: str) -> None:
+    for name in ("old", "new"):
+        execute(server, f"CREATE TABLE {database}.{name} (id {declared} AUTO_INCREMENT PRIMARY KEY, n INT)")
+    for name in ("old", "new"):
+        execute(server, f"INSERT INTO {database}.{name} VALUES (100, 1)")
+    place = ("env:MOVED", database)
+    pairs = [Pair("t", ((*place, "old"),), ((*place, "new"),))]
+    assert raise_ids(pairs) == [f"{database}.new"]
+    assert raise_ids(pairs) == []
+    require_ids(pairs)
+    for _ in range(100):
+        execute(server, f"INSERT INTO {database}.new (n) VALUES (2)")
+    ((lowest, count),) = execute(server, f"SELECT MIN(id), COUNT(*) FROM {database}.new WHERE n = 2")
+    assert (lowest > 100, count) == (True, 100)
+
+
 
 def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     user = f"u{uuid.uuid4().hex[:10]}"
