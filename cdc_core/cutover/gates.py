@@ -174,9 +174,10 @@ def _gates(cursor: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def _name(table: str, event: str, token: str) -> str:
-    """At most 64 characters, as servers allow."""
+    """At most 64 characters, as servers allow. MySQL compares names of triggers without case and accents, and those of
+    tables with both."""
     name = f"{PREFIX}{token}_{table}_{event}"
-    if len(name) <= 64:
+    if len(name) <= 64 and table.isascii() and table == table.lower():
         return name
     return f"{PREFIX}{token}_{hashlib.sha256(table.encode()).hexdigest()[:24]}_{event}"
 

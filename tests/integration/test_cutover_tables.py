@@ -141,6 +141,20 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     assert write(1) == "written"
 
 
+def test_tables_whose_names_differ_in_case_or_accents_alone_are_all_closed(server: Any, database: str) -> None:
+    names = ("a", "A", "résumé", "resume", "Resume")
+    for name in names[1:]:
+        execute(server, f"CREATE TABLE {database}.`{name}` (id INT PRIMARY KEY, n INT)")
+    places: Places = {"env:MOVED": [(database, name) for name in names]}
+    with closing(places, "moved", "t1") as closed:
+        closed()
+    for name in names:
+        with pytest.raises(pymysql.err.MySQLError, match="moved"):
+            execute(server, f"INSERT INTO {database}.`{name}` VALUES (1, 1)")
+    open_gates(places)
+    assert closed_gates(places) == frozenset()
+
+
 def test_many_tables_are_closed_wave_by_wave_and_none_is_open_in_between(server: Any, database: str) -> None:
     """The server has no more sessions than the gates of a wave, its locks, and some writers need."""
     names = [f"t{number:03}" for number in range(2 * TOGETHER + 5)]
