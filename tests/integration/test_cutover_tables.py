@@ -213,6 +213,39 @@ def test_a_transaction_over_two_waves_ends_and_then_all_tables_are_locked(
             assert execute(server, f"SELECT a.id, b.id FROM {database}.a JOIN {database}.b") == [(1, 1)]
 
 
+@pytest.mark.parametrize(
+    "tie",
+    ["CREATE TRIGGER {0}.noted AFTER INSERT ON {0}.a FOR EACH ROW INSERT INTO {0}.b VALUES (NEW.id, NEW.n)",
+     "ALTER TABLE {0}.b ADD FOREIGN KEY (id) REFERENCES {0}.a (id) ON DELETE CASCADE",
+     "ALTER TABLE {0}.a ADD FOREIGN KEY (id) REFERENCES {0}.b (id) ON DELETE CASCADE",
+     "ALTER TABLE {0}.b ADD FOREIGN KEY (id) REFERENCES {0}.a (id)"],
+)  # fmt: skip
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_table_that_the_server_writes_to_with_one_of_another_wave_is_closed(
+    server: Any, database: str, tie: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate of the one needs the other one, too, which must not be locked any more."""
+    monkeypatch.setattr(locks, "TOGETHER", together)
+    execute(server, tie.format(database))
+    places: Places = {"env:MOVED": [(database, "a"), (database, "b")]}
+    with locked(places, patience_s=5, held_s=60, ranks=locks.ranks_of(places)) as held:
+        for number, wave in enumerate(held.waves):
+            with closing(wave, "moved", "t1") as closed:
+                held.release(number)
+                closed()
+    assert closed_gates(places) == {f"{database}.a", f"{database}.b"}
+
+
+def test_parents_come_after_all_generations_of_their_children() -> None:
+    pairs = [("a", "b"), ("b", "c"), ("a", "c"), ("c", "c"), ("d", "e"), ("e", "d")]
+    found = locks.generations(pairs)
+    assert (found["a"], found["b"], found["c"]) == (2, 1, 0)
+    assert {found["d"], found["e"]} == {1, 2}
+    many: Places = {"one": [("shop", name) for name in "abc"], "two": [("shop", "z")]}
+    ranks = {"one": {("shop", name): found[name] for name in "abc"}}
+    assert waves(many, ranks) == ({"one": [("shop", "c"), ("shop", "b"), ("shop", "a")], "two": [("shop", "z")]},)
+
+
 def test_a_process_that_is_stopped_while_it_closes_a_gate_does_not_keep_the_table(
     server: Any, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
