@@ -10,7 +10,7 @@ from typing import Any
 
 from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.evictions import evict
-from cdc_core.cutover.gates import closing
+from cdc_core.cutover.gates import closing, require_not_left
 from cdc_core.cutover.locks import locked, ranks_of
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.preparing import undisturbed
@@ -87,6 +87,8 @@ def held(
                 locks.release(number)
                 closed()
     laps.begin("last look")
+    # The cutover of another pipeline may run beside this one.
+    require_not_left(tables.sources, work.environ, but=moving.token)
     slipped = written_since(work, done.reached)
     if slipped:
         raise _slipped(

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -25,7 +26,7 @@ from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
 from cdc_core.connections import DENIED, is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
-from cdc_core.cutover.gates import BINLOG_PRIVILEGE
+from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.source.facts import replica_channels
@@ -39,9 +40,9 @@ from cdc_core.words import counted
 
 HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
-_BESIDE = 20
 _SHARE = 8
 """Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
+_BESIDE = 20
 """Sessions that a server has beside those that close gates."""
 GATES_S = 0.006
 """Of a server, for the three gates of a table (measured on MySQL 9.7 and MariaDB 11.4, with 1,024 tables)."""
@@ -74,6 +75,7 @@ def look(
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
+            findings.attempt(reference, partial(require_not_left, {reference: tables}, environ))
             _many(session, reference, len(tables), "In this cutover", budget_s, findings)
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
@@ -332,8 +334,6 @@ def raise_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -
     return raised
 
 
-def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
-    """While nothing is written: raises RetryLater (cutover.ids) if a new table would give out an id that an old one may
 _BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32}
 
 
@@ -349,6 +349,8 @@ def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
     return int(2 ** (bits if "unsigned" in declared else bits - 1) - 1)
 
 
+def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
+    """While nothing is written: raises RetryLater (cutover.ids) if a new table would give out an id that an old one may
     have given."""
     for tables in _behind(pairs, environ, 0).values():
         for table in tables:
@@ -360,8 +362,6 @@ def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
             )
 
 
-def _behind(
-    pairs: Iterable[Pair], environ: Mapping[str, str] | None, ahead: int
 @dataclass(frozen=True, slots=True)
 class _Counter:
     """The next id of a new table, and the least that it should be: that of the old ones."""
@@ -370,6 +370,8 @@ class _Counter:
     least: int
 
 
+def _behind(
+    pairs: Iterable[Pair], environ: Mapping[str, str] | None, ahead: int
 ) -> dict[str, dict[tuple[str, str], _Counter]]:
     """New tables whose next id is not that far ahead of the greatest of the old ones, by server."""
     listed = list(pairs)

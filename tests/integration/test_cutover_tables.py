@@ -15,10 +15,10 @@ import pytest
 
 from cdc_core.config import parse
 from cdc_core.cutover import gates, locks
-from cdc_core.cutover.gates import closed_gates, closing, open_gates
+from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.load import OWN_WRITES
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -276,7 +276,14 @@ def test_a_process_that_undoes_late_does_not_open_the_gates_of_another_one(serve
         with closing(places, f"moved {token}", token) as closed:
             closed()
     open_gates(places, token="before")
+    open_gates(places, sparing=["after", "never"])
     assert len(closed_gates(places)) == len(TABLES)
+    require_not_left(places, but="after")
+    with pytest.raises(Refused) as caught:
+        require_not_left(places, but="before")
+    assert (caught.value.code, f"4 tables that it would be led away from: {database}.a" in caught.value.what) == (
+        "cutover.left_before", True,
+    )  # fmt: skip
     with pytest.raises(pymysql.err.MySQLError, match="moved after"):
         execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
     open_gates(places, token="after")
@@ -352,6 +359,23 @@ def test_counters_of_new_tables_are_raised_above_those_of_the_old_one(server: An
     assert execute(server, f"SELECT MAX(id) FROM {database}.new_1") == [(4 + 2 * HEADROOM,)]
 
 
+@pytest.mark.parametrize("declared", ["TINYINT UNSIGNED", "SMALLINT", "MEDIUMINT", "INT", "BIGINT UNSIGNED"])
+def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, database: str, declared: str) -> None:
+    for name in ("old", "new"):
+        execute(server, f"CREATE TABLE {database}.{name} (id {declared} AUTO_INCREMENT PRIMARY KEY, n INT)")
+    for name in ("old", "new"):
+        execute(server, f"INSERT INTO {database}.{name} VALUES (100, 1)")
+    place = ("env:MOVED", database)
+    pairs = [Pair("t", ((*place, "old"),), ((*place, "new"),))]
+    assert raise_ids(pairs) == [f"{database}.new"]
+    assert raise_ids(pairs) == []
+    require_ids(pairs)
+    for _ in range(100):
+        execute(server, f"INSERT INTO {database}.new (n) VALUES (2)")
+    ((lowest, count),) = execute(server, f"SELECT MIN(id), COUNT(*) FROM {database}.new WHERE n = 2")
+    assert (lowest > 100, count) == (True, 100)
+
+
 def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
     execute(
         server,
@@ -371,6 +395,27 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
     assert failed(look([pair], None, BUDGET_S)) is None
+
+
+@pytest.mark.parametrize("zone", ["JST-9", "EST5"])
+@pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time_zone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, zone: str
+) -> None:
+    request.getfixturevalue(kind)
+    place = ("env:MOVED", "zones", "a")
+
+    def ages_s() -> list[int]:
+        found = look([Pair("t", (place,), (place,))], None, BUDGET_S)
+        return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
+
+    with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": zone}) as server:
+        monkeypatch.setenv("MOVED", server.url)
+        execute(server, "CREATE DATABASE zones", "CREATE TABLE zones.a (id INT PRIMARY KEY)")
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("INSERT INTO zones.a VALUES (1)")
+            wait_until(lambda: ages_s() != [])
+            assert all(age < 3_000 for age in ages_s())
 
 
 def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
@@ -405,23 +450,6 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
             reader.rollback()
     finally:
         execute(server, "XA ROLLBACK 'left'", f"DROP USER {user}@'%'")
-
-@pytest.mark.parametrize("declared", ["TINYINT UNSIGNED", "SMALLINT", "MEDIUMINT", "INT", "BIGINT UNSIGNED"])
-def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, database: str, declared: str) -> None:
-    for name in ("old", "new"):
-        execute(server, f"CREATE TABLE {database}.{name} (id {declared} AUTO_INCREMENT PRIMARY KEY, n INT)")
-    for name in ("old", "new"):
-        execute(server, f"INSERT INTO {database}.{name} VALUES (100, 1)")
-    place = ("env:MOVED", database)
-    pairs = [Pair("t", ((*place, "old"),), ((*place, "new"),))]
-    assert raise_ids(pairs) == [f"{database}.new"]
-    assert raise_ids(pairs) == []
-    require_ids(pairs)
-    for _ in range(100):
-        execute(server, f"INSERT INTO {database}.new (n) VALUES (2)")
-    ((lowest, count),) = execute(server, f"SELECT MIN(id), COUNT(*) FROM {database}.new WHERE n = 2")
-    assert (lowest > 100, count) == (True, 100)
-
 
 
 def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,27 +489,6 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(
         assert f"{database}.{left} is not switched" in found[0].what
         assert [one.error.code for one in found if one.error] == ["cutover.tied"] * bool(rule)
     assert not [one for one in look([child, parent], None, BUDGET_S) if "foreign key tie" in one.what]
-@pytest.mark.parametrize("zone", ["JST-9", "EST5"])
-@pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
-def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time_zone(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, zone: str
-) -> None:
-    request.getfixturevalue(kind)
-    place = ("env:MOVED", "zones", "a")
-
-    def ages_s() -> list[int]:
-        found = look([Pair("t", (place,), (place,))], None, BUDGET_S)
-        return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
-
-    with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": zone}) as server:
-        monkeypatch.setenv("MOVED", server.url)
-        execute(server, "CREATE DATABASE zones", "CREATE TABLE zones.a (id INT PRIMARY KEY)")
-        with server.connect(autocommit=False) as session, session.cursor() as cursor:
-            cursor.execute("INSERT INTO zones.a VALUES (1)")
-            wait_until(lambda: ages_s() != [])
-            assert all(age < 3_000 for age in ages_s())
-
-
     execute(server, f"DROP TABLE {database}.child")
 
 
