@@ -152,18 +152,17 @@ def closed_gates(places: Places, environ: Mapping[str, str] | None = None) -> fr
     return frozenset(name for name, events in _events(places, environ).items() if events >= set(EVENTS))
 
 
-def gated_tables(places: Places, environ: Mapping[str, str] | None = None, *, but: str = "") -> frozenset[str]:
-    """The tables, `database.table`, that have a gate, if only for some events. but: a token whose gates do not
-    count."""
-    return frozenset(_events(places, environ, [but] if but else []))
+def gated_tables(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """The tables, `database.table`, that have a gate, if only for some events."""
+    return frozenset(_events(places, environ))
 
 
 def require_not_left(places: Places, environ: Mapping[str, str] | None = None, *, but: str = "") -> None:
     """Whatever equals tables with gates lacks what the application writes to the tables that it was led to.
 
-    but: as in gated_tables. Raises Refused (cutover.left_before), and target.faults' errors.
+    but: a token whose gates do not count. Raises Refused (cutover.left_before), and target.faults' errors.
     """
-    gated = sorted(gated_tables(places, environ, but=but))
+    gated = sorted(_events(places, environ, [but] if but else []))
     if gated:
         raise Refused(
             f"Gates keep the application from writing to {counted(len(gated), 'table')} that it would be led away "
