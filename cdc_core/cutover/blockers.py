@@ -29,9 +29,10 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
     try:
         with session.cursor() as cursor:
             cursor.execute(
-                "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) AS age_s, trx_rows_modified "
-                "FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id > 0 AND "
-                f"trx_started < NOW() - INTERVAL {LONG_S} SECOND ORDER BY trx_rows_modified > 0 DESC, age_s DESC"
+                "SELECT trx_mysql_thread_id, "
+                "TIMESTAMPDIFF(SECOND, CONVERT_TZ(trx_started, 'SYSTEM', @@time_zone), NOW()) AS age_s, "
+                "trx_rows_modified FROM information_schema.INNODB_TRX WHERE trx_mysql_thread_id > 0 "
+                f"HAVING age_s > {LONG_S} ORDER BY trx_rows_modified > 0 DESC, age_s DESC"
             )
             found = list(cursor.fetchall())
     except pymysql.err.MySQLError as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +30,7 @@ from cdc_core.cutover.locks import Places
 from cdc_core.errors import LockstepError, Refused, RetryLater, of_all
 from cdc_core.target.faults import number_of, translated
 from cdc_core.target.load import OWN_WRITES, altering_session
+from cdc_core.words import counted
 
 PREFIX = "_lockstep_gate_"
 EVENTS = ("insert", "update", "delete")
@@ -114,9 +115,11 @@ def _create(session: SafeConnection, place: tuple[str, str], event: str, name: s
             raise
 
 
-def open_gates(places: Places, environ: Mapping[str, str] | None = None, *, token: str = "") -> None:
-    """Lets everybody write again. token: opens only the gates that were closed with it. Safe to repeat, also after half
-    of it was done. Raises target.faults' errors."""
+def open_gates(
+    places: Places, environ: Mapping[str, str] | None = None, *, token: str = "", sparing: Collection[str] = ()
+) -> None:
+    """Lets everybody write again. token: opens only the gates that were closed with it. sparing: tokens whose gates
+    stay closed. Safe to repeat, also after half of it was done. Raises target.faults' errors."""
     shares = [
         (reference, some)
         for reference, tables in places.items()
@@ -124,17 +127,23 @@ def open_gates(places: Places, environ: Mapping[str, str] | None = None, *, toke
         if (some := tables[first::_OPENERS])
     ]
     with ThreadPoolExecutor(max(1, len(shares)), thread_name_prefix="gate") as pool:
-        opened = [pool.submit(_open, reference, tables, token, environ) for reference, tables in shares]
+        opened = [pool.submit(_open, reference, tables, token, sparing, environ) for reference, tables in shares]
     errors = [error for one in opened if (error := one.exception()) is not None]
     if errors:
         raise of_all(errors)
 
 
-def _open(reference: str, tables: Sequence[tuple[str, str]], token: str, environ: Mapping[str, str] | None) -> None:
+def _open(
+    reference: str,
+    tables: Sequence[tuple[str, str]],
+    token: str,
+    sparing: Collection[str],
+    environ: Mapping[str, str] | None,
+) -> None:
     with _session(reference, environ, reference) as session, session.cursor() as cursor:
         for gates in _gates(cursor, tables).values():
             for database, name, _ in gates:
-                if name.startswith(PREFIX + token):
+                if name.startswith(PREFIX + token) and not _is_of(name, sparing):
                     cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
 
 
@@ -148,13 +157,40 @@ def gated_tables(places: Places, environ: Mapping[str, str] | None = None) -> fr
     return frozenset(_events(places, environ))
 
 
-def _events(places: Places, environ: Mapping[str, str] | None) -> dict[str, set[str]]:
+def require_not_left(places: Places, environ: Mapping[str, str] | None = None, *, but: str = "") -> None:
+    """Whatever equals tables with gates lacks what the application writes to the tables that it was led to.
+
+    but: a token whose gates do not count. Raises Refused (cutover.left_before), and target.faults' errors.
+    """
+    gated = sorted(_events(places, environ, [but] if but else []))
+    if gated:
+        raise Refused(
+            f"Gates keep the application from writing to {counted(len(gated), 'table')} that it would be led away "
+            f"from: {', '.join(gated[:3])}{', ...' if len(gated) > 3 else ''}. A cutover has led it to other tables "
+            "before, and what it writes there would be left behind.",
+            where=", ".join(places),
+            code="cutover.left_before",
+            remedy="nothing was switched. See where the application writes (`lockstep cutover status` of each pipeline "
+            "that has these tables), and lead it on, or back, from there. If it writes to these tables, the gates are "
+            "of a cutover that was rolled back: `lockstep cutover abort PIPELINE` opens them; give it twice if a "
+            "cutover is open",
+        )
+
+
+def _events(places: Places, environ: Mapping[str, str] | None, but: Collection[str] = ()) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for reference, tables in places.items():
         with _session(reference, environ, reference) as session, session.cursor() as cursor:
             for (database, table), gates in _gates(cursor, tables).items():
-                found[f"{database}.{table}"] = {event for _, _, event in gates}
+                events = {event for _, name, event in gates if not _is_of(name, but)}
+                if events:
+                    found[f"{database}.{table}"] = events
     return found
+
+
+def _is_of(name: str, tokens: Collection[str]) -> bool:
+    """Whether a gate was closed with one of these tokens."""
+    return any(name.startswith(f"{PREFIX}{token}_") for token in tokens)
 
 
 def _gates(cursor: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str, str]]]:
@@ -174,9 +210,10 @@ def _gates(cursor: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def _name(table: str, event: str, token: str) -> str:
-    """At most 64 characters, as servers allow."""
+    """At most 64 characters, as servers allow. MySQL compares names of triggers without case and accents, and those of
+    tables with both."""
     name = f"{PREFIX}{token}_{table}_{event}"
-    if len(name) <= 64:
+    if len(name) <= 64 and table.isascii() and table == table.lower():
         return name
     return f"{PREFIX}{token}_{hashlib.sha256(table.encode()).hexdigest()[:24]}_{event}"
 

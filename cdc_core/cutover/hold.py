@@ -10,8 +10,8 @@ from typing import Any
 
 from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.evictions import evict
-from cdc_core.cutover.gates import closing
-from cdc_core.cutover.locks import locked
+from cdc_core.cutover.gates import closing, require_not_left
+from cdc_core.cutover.locks import locked, ranks_of
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.preparing import undisturbed
 from cdc_core.cutover.proof import Proof, Prover, Since
@@ -42,7 +42,7 @@ def held(
     Raises whatever stops it; the caller undoes what was done."""
     work, options = moving.work, moving.work.options
     raise_ids(tables.pairs, work.environ)  # the application may have used up the headroom during the chase
-    laps = clock.laps
+    ranks, laps = ranks_of(tables.sources, work.environ), clock.laps
     moving.to(State.STOPPED)
     if options.stop_with is not None:
         clock.begin(moving.let_continue)
@@ -53,8 +53,8 @@ def held(
     held_s = options.budget_s + _HELD_BEYOND_S
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
-        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ, taking=clock.release_first,
-        ending=partial(_ended, work, tables),
+        tables.sources, patience_s=patience_s, held_s=held_s, ranks=ranks, environ=work.environ,
+        taking=clock.release_first, ending=partial(_ended, work, tables),
     ) as locks:  # fmt: skip
         if options.stop_with is None:
             clock.begin(moving.let_continue)
@@ -87,6 +87,8 @@ def held(
                 locks.release(number)
                 closed()
     laps.begin("last look")
+    # The cutover of another pipeline may run beside this one.
+    require_not_left(tables.sources, work.environ, but=moving.token)
     slipped = written_since(work, done.reached)
     if slipped:
         raise _slipped(

@@ -23,10 +23,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from cdc_core.errors import Refused, RetryLater
 
@@ -40,6 +41,7 @@ NOT_SWITCHED = 3
 FAILED = 1
 ONLY_LOAD = "--load"
 _SHOWN = 300
+_READ_BYTES = 4096
 
 
 class Answer(StrEnum):
@@ -118,35 +120,41 @@ def _run(
     command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
 ) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
-    try:
-        process = subprocess.Popen(
-            _argv(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
-    except (OSError, ValueError, IndexError) as error:
-        raise Refused(
-            f"The command cannot be run: {getattr(error, 'strerror', None) or error}.",
-            where=f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with",
-            code="cutover.hook",
-            remedy="give the path of a program, and its arguments, in one text",
-        ) from None
-    code: int | None
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
-        _killed(process)
-        code, said = None, ""
-    except BaseException:  # a signal
-        if told["LOCKSTEP_CUTOVER_PHASE"] != SWITCH:  # what stops the application must not do so after its release
+    # A file, and not a pipe, which would not end before what the command leaves running, such as a proxy.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                _argv(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        except (OSError, ValueError, IndexError) as error:
+            raise Refused(
+                f"The command cannot be run: {getattr(error, 'strerror', None) or error}.",
+                where=f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with",
+                code="cutover.hook",
+                remedy="give the path of a program, and its arguments, in one text",
+            ) from None
+        code: int | None
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
             _killed(process)
-        raise
-    said = _shortened(said)
+            code = None
+        except BaseException:  # a signal
+            if told["LOCKSTEP_CUTOVER_PHASE"] != SWITCH:  # what stops the application must not do so after its release
+                _killed(process)
+            raise
+        said = _last_said(output)
     log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
     return code, said
 
 
-def _killed(process: subprocess.Popen[str]) -> None:
+def _last_said(output: IO[bytes]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - _READ_BYTES))
+    return _shortened(output.read(_READ_BYTES).decode("utf-8", "replace"))
+
+
+def _killed(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()

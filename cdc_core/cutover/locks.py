@@ -7,7 +7,9 @@ waits only without autocommit and with innodb_table_locks, which a server may ha
 and MariaDB 11.4). The lock ends with its session: with the process, or, where that is stopped, by `wait_timeout`.
 
 The tables are locked by waves, each in sessions of its own, so that one wave after the other can be released while the
-others stay locked.
+others stay locked. A gate waits for what the server locks with its table, too: the tables that its triggers write to,
+and its children by foreign keys with CASCADE (measured on MySQL 9.7 and MariaDB 11.4). So parents come after their
+children, and tables with triggers last.
 """
 
 from __future__ import annotations
@@ -15,15 +17,18 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pymysql
 
 from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.errors import RetryLater
+from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.target.faults import number_of, translated, translating
 
+T = TypeVar("T")
 LOCK_WAIT_S = 2
 TOGETHER = 64
 """Tables of one server in a wave."""
@@ -34,21 +39,62 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 """By server, as the pipeline file names it: database and name of each table."""
 
 
-def waves(places: Places) -> tuple[Places, ...]:
-    """Each has at most TOGETHER tables of each server, in the order of their names."""
+Ranks = Mapping[str, Mapping[tuple[str, str], int]]
+"""By server: how late tables come that are not among the first."""
+
+
+def waves(places: Places, ranks: Ranks | None = None) -> tuple[Places, ...]:
+    """Each has at most TOGETHER tables of each server, in the order of their ranks and names."""
     most = max(map(len, places.values()), default=0)
-    in_order = {reference: sorted(tables) for reference, tables in places.items()}
+    in_order = {reference: _ordered(tables, (ranks or {}).get(reference, {})) for reference, tables in places.items()}
     return tuple(
         {reference: some for reference, tables in in_order.items() if (some := tables[first : first + TOGETHER])}
         for first in range(0, most, TOGETHER)
     )
 
 
+def _ordered(tables: Iterable[tuple[str, str]], ranks: Mapping[tuple[str, str], int]) -> list[tuple[str, str]]:
+    return sorted(tables, key=lambda one: (ranks.get(one, 0), one))
+
+
+def ranks_of(places: Places, environ: Mapping[str, str] | None = None) -> Ranks:
+    """Of servers with several waves. Raises what connections.connect raises, and target.faults' errors."""
+    found: dict[str, Mapping[tuple[str, str], int]] = {}
+    for reference, tables in places.items():
+        if len(tables) > TOGETHER:
+            with connect(resolve(reference, environ), where=reference) as session, translating(reference):
+                depths = generations((key.parent, key.child) for key in foreign_keys(session))
+                with session.cursor() as cursor:
+                    cursor.execute("SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE FROM information_schema.TRIGGERS")
+                    triggered = {(str(database), str(table)) for database, table in cursor.fetchall()}
+            after = 1 + max(depths.values(), default=0)
+            found[reference] = {one: depths.get(one, 0) + after * (one in triggered) for one in tables}
+    return found
+
+
+def generations(pairs: Iterable[tuple[T, T]]) -> dict[T, int]:
+    """How many generations of children each parent has. pairs: parents and children, which may be in a circle."""
+    children: dict[T, set[T]] = {}
+    for parent, child in pairs:
+        children.setdefault(parent, set()).add(child)
+    found: dict[T, int] = {}
+
+    def counted(one: T) -> int:
+        if one not in found:
+            found[one] = 0  # in a circle, until its children are known
+            found[one] = max((1 + counted(child) for child in children.get(one, ()) if child != one), default=0)
+        return found[one]
+
+    for parent in children:
+        counted(parent)
+    return found
+
+
 class Locks:
     """The locks that `locked` has taken: a session for each server of each wave."""
 
-    def __init__(self, places: Places) -> None:
-        self.waves = waves(places)
+    def __init__(self, places: Places, ranks: Ranks | None = None) -> None:
+        self.waves = waves(places, ranks)
         self._sessions: tuple[dict[str, SafeConnection], ...] = tuple({} for _ in self.waves)
         self._alone = threading.Lock()
 
@@ -115,19 +161,20 @@ def locked(
     *,
     patience_s: float,
     held_s: float,
+    ranks: Ranks | None = None,
     environ: Mapping[str, str] | None = None,
     taking: Callable[[Callable[[], None]], None] = lambda release: None,
     ending: Callable[[str], bool] = lambda reference: False,
 ) -> Iterator[Locks]:
     """Locks all tables against writes, for the block. patience_s: how long transactions under way are waited for,
     LOCK_WAIT_S at a time, for others queue behind the request. held_s: after which a server frees the locks of a
-    process that says nothing. taking: receives what releases them, before the first is taken. ending: ends
-    transactions at a server, once, when they were waited for in vain; whether it has ended any.
+    process that says nothing. ranks: as in `waves`. taking: receives what releases them, before the first is taken.
+    ending: ends transactions at a server, once, when they were waited for in vain; whether it has ended any.
 
     Raises RetryLater (cutover.not_locked), and what connections.connect raises.
     """
     end_s = time.monotonic() + patience_s
-    locks = Locks(places)
+    locks = Locks(places, ranks)
     try:
         locks.connect(held_s, environ)
         taking(locks.release)

@@ -54,12 +54,14 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     not say what it has done; Refused (cutover.not_switched) when it surely did nothing; and what the steps raise.
     """
     require_hooks(work)
-    moving = Moving(work, lease, taken_up(work, lease))
+    moving = Moving(work, lease, taken_up(work, lease, rehearsal=rehearse))
     if moving.state is State.SWITCHING:
         return _answered_before(moving)
     if moving.state in (State.SWITCHED, State.WATCH):
         return _finished(moving)
     moving.undo_held("another process left it half done")
+    if moving.cutover.details.get("rehearsal", False) != rehearse:
+        moving.to(moving.state, rehearsal=rehearse)
     work.way_back.check()
     _end_left_prepared(work)
     prepared = prepare(work)
@@ -82,6 +84,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 since = chase(moving, provers, since, chase_end_s)
                 seen = undisturbed(work, seen)  # little of the log is left for the time without writes
                 if not rehearse:
+                    moving.require()  # another process may have let the way back in during this chase
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -258,11 +261,11 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
-    """Continues the cutover that is open. answer: what a person knows of the hook. Raises UsageError
-    (cutover.nothing_open, cutover.no_question), and as `run`."""
+    """Continues the cutover that is open, a rehearsal as a rehearsal. answer: what a person knows of the hook. Raises
+    UsageError (cutover.nothing_open, cutover.no_question), and as `run`."""
     known = open_cutover(work)
     if answer is None:
-        return run(work, lease)
+        return run(work, lease, rehearse=known.details.get("rehearsal", False))
     if known.state != State.SWITCHING:
         raise UsageError(
             f"The cutover is {known.state}: nobody asks what the hook has done.",

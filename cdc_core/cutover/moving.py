@@ -12,6 +12,7 @@ from typing import Any
 
 from cdc_core.config import Hook
 from cdc_core.cutover import hooks
+from cdc_core.cutover.gates import require_not_left
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
     PATIENCE_S,
@@ -23,7 +24,7 @@ from cdc_core.cutover.undoing import (
     undo_made,
     unless_it_fails,
 )
-from cdc_core.cutover.work import Work
+from cdc_core.cutover.work import Work, read
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Cutover, Lease
@@ -47,16 +48,20 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
     return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
 
 
-def taken_up(work: Work, lease: Lease) -> Cutover:
+def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
+    """The cutover that is open, or a new one. rehearsal: of a new one. Raises Refused (cutover.other_open,
+    cutover.left_before), UsageError (cutover.other_target)."""
     require_no_other(work)
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state in OPEN:
         require_its_target(work, known)
         return known
+    if known is not None and known.state == State.COMPLETE:
+        require_not_left(read(known.details["tables"]).sources, work.environ)
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
-    led_to = {"back": work.back, "target": [one.name for one in work.targets]}
+    led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
 

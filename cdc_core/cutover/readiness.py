@@ -11,9 +11,11 @@ foreign keys               between a table that is switched and one that is not
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -24,7 +26,7 @@ from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
 from cdc_core.connections import DENIED, is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
-from cdc_core.cutover.gates import BINLOG_PRIVILEGE
+from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.source.facts import replica_channels
@@ -38,6 +40,8 @@ from cdc_core.words import counted
 
 HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
+_SHARE = 8
+"""Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
 _BESIDE = 20
 """Sessions that a server has beside those that close gates."""
 GATES_S = 0.006
@@ -71,6 +75,7 @@ def look(
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
+            findings.attempt(reference, partial(require_not_left, {reference: tables}, environ))
             _many(session, reference, len(tables), "In this cutover", budget_s, findings)
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
@@ -315,16 +320,33 @@ def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[t
 
 
 def raise_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> list[str]:
-    """Raises the counters of the new tables HEADROOM above those of the old ones, where half of it or more is used up;
-    the tables that were raised. Raises what altering raises."""
+    """Raises the counters of the new tables above those of the old ones by their headroom, where half of it or more is
+    used up; the tables that were raised. Raises what altering raises."""
     raised = []
     for reference, tables in _behind(pairs, environ, HEADROOM // 2).items():
         with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
             cursor.execute("SET SESSION lock_wait_timeout = 5")
-            for table, least in tables.items():
-                cursor.execute(f"ALTER TABLE {quote(*table)} AUTO_INCREMENT = {least + HEADROOM}")
-                raised.append(".".join(table))
+            for table, one in tables.items():
+                headroom = max(0, min(HEADROOM, (_greatest_id(cursor, table) - one.least) // _SHARE))
+                if one.next_id < one.least + headroom // 2:
+                    cursor.execute(f"ALTER TABLE {quote(*table)} AUTO_INCREMENT = {one.least + headroom}")
+                    raised.append(".".join(table))
     return raised
+
+
+_BITS = {"tinyint": 8, "smallint": 16, "mediumint": 24, "int": 32}
+
+
+def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
+    """That the column of an AUTO_INCREMENT takes."""
+    cursor.execute(
+        "SELECT COLUMN_TYPE FROM information_schema.COLUMNS "
+        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXTRA LIKE '%%auto_increment%%'",
+        table,
+    )
+    declared = str((cursor.fetchone() or ("",))[0]).lower()
+    bits = _BITS.get(re.split("[( ]", declared)[0], 64)
+    return int(2 ** (bits if "unsigned" in declared else bits - 1) - 1)
 
 
 def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
@@ -340,20 +362,28 @@ def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None)
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """The next id of a new table, and the least that it should be: that of the old ones."""
+
+    next_id: int
+    least: int
+
+
 def _behind(
     pairs: Iterable[Pair], environ: Mapping[str, str] | None, ahead: int
-) -> dict[str, dict[tuple[str, str], int]]:
-    """New tables whose next id is not that far ahead of the greatest of the old ones, by server; the latter."""
+) -> dict[str, dict[tuple[str, str], _Counter]]:
+    """New tables whose next id is not that far ahead of the greatest of the old ones, by server."""
     listed = list(pairs)
     old = next_ids(places_of(one for pair in listed for one in pair.old), environ)
     new = next_ids(places_of(one for pair in listed for one in pair.new), environ) if old else {}
-    found: dict[str, dict[tuple[str, str], int]] = {}
+    found: dict[str, dict[tuple[str, str], _Counter]] = {}
     for pair in listed:
         least = max((old[one[1:]] for one in pair.old if one[1:] in old), default=0)
         for reference, *table in pair.new:
             name = (table[0], table[1])
             if name in new and least and new[name] < least + ahead:
-                found.setdefault(reference, {})[name] = least
+                found.setdefault(reference, {})[name] = _Counter(new[name], least)
     return found
 
 

@@ -64,5 +64,8 @@ MOVES: Mapping[State, frozenset[State]] = {
     State.ROLLED_BACK: frozenset(),
 }
 
+LED_AWAY = (State.SWITCHING, State.SWITCHED, State.WATCH, State.COMPLETE)
+"""States in which the application may write to the new tables."""
+
 OPEN = frozenset(state for state, moves in MOVES.items() if moves)
 """States of which a pipeline has at most one cutover."""

@@ -18,6 +18,7 @@ from cdc_core.config import Target
 from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import closing, open_gates
 from cdc_core.cutover.locks import Places, waves
+from cdc_core.cutover.states import LED_AWAY
 from cdc_core.cutover.work import Tables, Work, message, read
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Cutover
@@ -64,10 +65,11 @@ def open_closed(work: Work, cutover: Cutover, token: str) -> None:
 
 
 def undo_left(work: Work, cutover: Cutover) -> None:
-    """Opens and lowers what processes have left that had lost the cutover before it was rolled back."""
+    """Opens and lowers what processes have left that had lost the cutover before it was rolled back. Gates of a cutover
+    that has led the application away from these tables since stay closed."""
     if "tables" in cutover.details:
-        tables = read(cutover.details["tables"])
-        _insist(work, cutover, partial(open_gates, tables.sources, work.environ))
+        tables, others = read(cutover.details["tables"]), work.meta.cutover_tokens(LED_AWAY)
+        _insist(work, cutover, partial(open_gates, tables.sources, work.environ, sparing=others))
         for target in work.targets:
             noted = f"{_NOTE} {cutover.cutover_id} "
             _insist(work, cutover, partial(_admitted, work, target, tables, noted))

@@ -340,7 +340,7 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
         if table.copied:
-            _in_waves(waves, partial(_start_copy, work, table, options))
+            _in_waves(waves, partial(_start_copy, work, lease, table, options))
         _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
     work.meta.finish_rollout(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
@@ -380,10 +380,17 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
     return work.meta.begin_rollout(lease, rollout, known_ones)
 
 
-def _start_copy(work: Work, table: DecidedTable, options: Options, place: ShardTable) -> None:
+def _require_right(work: Work, lease: Lease) -> None:
+    """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
+    back looks as if nothing had happened. Raises RetryLater (meta.lease_lost)."""
+    work.meta.renew_lease(lease, work.pipeline.limits.lease_s)
+
+
+def _start_copy(work: Work, lease: Lease, table: DecidedTable, options: Options, place: ShardTable) -> None:
     """The shard's copy, as far as the exchange, which waits for the copies of all others."""
     (shard,) = _surveyed(work, [place])
     if table.behind(shard) == 0:
+        _require_right(work, lease)
         server = resolve(work.target.connections[place.connection], work.environ)
         copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0], work.environ)
 
@@ -413,6 +420,7 @@ def _bring(
                 options.moved(place.name, progress)
             if behind == len(table.statements):
                 return
+            _require_right(work, lease)
             statement, way = table.statements[behind], table.foretold[server].ways[behind]
             try:
                 if way == COPY:

@@ -48,6 +48,12 @@ def latest(connection: Connection, pipeline: str) -> Cutover | None:
     return None if row is None else _read(row)
 
 
+def tokens(connection: Connection, states: Collection[str]) -> frozenset[str]:
+    """Of what cutovers in these states, of all pipelines, have fenced and gated."""
+    rows = connection.execute(select(_cutover.c.details).where(_cutover.c.state.in_(states)))
+    return frozenset(str(token) for row in rows if (token := json.loads(row.details).get("arming")))
+
+
 def begin(connection: Connection, lease: Lease, cutover: Cutover, over: Collection[str]) -> Cutover:
     """A new one. over: the states in which a former one is over.
 

@@ -528,6 +528,10 @@ class Meta:
         """Of those in which the application leaves the sources of this pipeline."""
         return self._database.read(lambda c: cutovers.latest(c, pipeline))
 
+    def cutover_tokens(self, states: Collection[str]) -> frozenset[str]:
+        """Of what cutovers in these states, of all pipelines, have fenced and gated."""
+        return self._database.read(lambda c: cutovers.tokens(c, states))
+
     def begin_cutover(self, lease: Lease, cutover: cutovers.Cutover, over: Collection[str]) -> cutovers.Cutover:
         """over: the states in which a former one is over. Raises RetryLater (meta.lease_lost, cutover.moved)."""
         return self._database.write(lambda c: cutovers.begin(c, lease, cutover, over))

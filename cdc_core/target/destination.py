@@ -118,7 +118,7 @@ def open_destination(
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the first
     schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another layout.
     partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a fence may
-    let through. let_in: as if a cutover had let it in that it waits for. survey: of this and other tables of the
+    let through. let_in: as if a cutover had let it in. survey: of this and other tables of the
     target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what target.faults
     makes of the servers' errors.
     """
@@ -408,7 +408,11 @@ def _inspect(
                     keyless=not demands.key,
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
-                if facts.beside and fence is not None and fence.lets_through(demands.pipeline):
+                passes = fence is not None and (
+                    fence.lets_through(demands.pipeline)
+                    or (demands.let_in and fence.will_let_through(demands.pipeline))
+                )
+                if facts.beside and passes:
                     facts = _without_versions(facts)
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]

@@ -22,7 +22,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.config import Target
+from cdc_core.config import WAY_BACK_SUFFIX, Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import Refused
 from cdc_core.target.facts import TableFacts
@@ -72,6 +72,10 @@ class Fence:
     def lets_through(self, pipeline: str) -> bool:
         """It alone, though a cutover may still have to let it in."""
         return bool(self.passes) and self.passes == pipeline
+
+    def will_let_through(self, pipeline: str) -> bool:
+        """Whether it does once a cutover has let this way back in: the fence is of other cutovers, and stays."""
+        return self.passes != ALL and self.owner not in ("", pipeline.removesuffix(WAY_BACK_SUFFIX))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import pytest
 
 from cdc_core.cli import cutover as cli
 from cdc_core.cli.output import CliOutput
-from cdc_core.cutover import hold, machine
+from cdc_core.cutover import hold, machine, moving, readiness
 from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.cutover.moving import cutover_lease
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
@@ -299,6 +299,102 @@ def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_
         made.cutover("resume", "--answer", "not-switched", "shop.yaml", "--target", first, code=3)
         assert made.cutover("abort", "shop.yaml", "--target", second, code=2)["error"]["code"] == "cutover.other_target"
         assert made.cutover("abort", "shop.yaml", "--target", first)["state"] == "ROLLED_BACK"
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_nobody_is_led_away_from_tables_that_the_application_has_left(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What equals them lacks what the application has written since."""
+    with shop(lockstep, *servers) as made:
+        made.behave(more="attempts: 1")
+        path = made.folder / "shop.yaml"
+        path.write_text(path.read_text().replace("snapshot:", SECOND.format(name=made.name) + "snapshot:"))
+        first, second = (("shop.yaml", "--target", f"{made.name}_{one}") for one in ("shards", "others"))
+        lockstep("run", "shop.yaml")
+        assert made.cutover("rehearse", *second)["state"] == "ROLLED_BACK"
+        assert made.cutover("run", *first)["state"] == "WATCH"
+        assert made.cutover("complete", *first)["state"] == "COMPLETE"
+        (made.folder / "shop_back.yaml").unlink()  # nobody goes back
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        for verb in ("plan", "run"):
+            assert made.cutover(verb, *second, code=3)["error"]["code"] == "cutover.left_before"
+        assert made.cutover("status", "shop.yaml")["state"] == "COMPLETE"
+
+        # Gates that another cutover closes at the same time are seen after those of this one.
+        monkeypatch.setenv("SOURCE", made.source.url)
+        monkeypatch.setenv("TARGET", made.target.url)
+        for module in (moving, readiness):
+            monkeypatch.setattr(module, "require_not_left", lambda *_: None)
+        with (
+            cli._work(str(path), made.folder, second[2], CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+            pytest.raises(Refused) as caught,
+        ):
+            machine.run(work, lease)
+        assert caught.value.code == "cutover.left_before"
+        for _ in range(2):
+            assert made.cutover("abort", *second)["state"] == "ROLLED_BACK"
+        made.refuses_late_writes()
+        assert [phase for phase, *_ in made.called()] == ["switch"]
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_a_cutover_that_was_paused_while_another_process_has_finished_it_leaves_the_way_back_in(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(lockstep, *servers) as made:
+        monkeypatch.setenv("SOURCE", made.source.url)
+        monkeypatch.setenv("TARGET", made.target.url)
+        made.behave(more="attempts: 1")
+        lockstep("run", "shop.yaml")
+        chase = machine.chase
+        with (
+            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+        ):
+
+            def paused(*arguments: Any) -> Any:
+                found = chase(*arguments)
+                work.meta.release_lease(lease)  # as if it had expired
+                assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+                return found
+
+            monkeypatch.setattr(machine, "chase", paused)
+            with pytest.raises(RetryLater) as caught:
+                machine.run(work, lease)
+        assert caught.value.code == "meta.lease_lost"
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        lockstep("run", "shop_back.yaml")
+        assert made.old("orders") == REST | {4: 4}
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_a_rehearsal_that_was_stopped_is_resumed_as_a_rehearsal(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop(lockstep, *servers) as made:
+        monkeypatch.setenv("SOURCE", made.source.url)
+        monkeypatch.setenv("TARGET", made.target.url)
+        made.behave(more="attempts: 1")
+        lockstep("run", "shop.yaml")
+
+        def stopped(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(machine, "chase", stopped)
+        with (
+            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+            pytest.raises(KeyboardInterrupt),
+        ):
+            machine.run(work, lease, rehearse=True)
+        assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
+        assert made.cutover("resume", "shop.yaml")["state"] == "ROLLED_BACK"
+        assert made.called() == []
 
 
 SECOND = """

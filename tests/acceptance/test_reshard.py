@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pymysql
 import pytest
 
 from tests.acceptance.moving_shop import always
@@ -154,7 +155,15 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         made.write(made.target, made.old_place)
         made("reshard", "run", "shop.yaml", "--to", "4x4")
         made("run", "shop_4x4.yaml")
+        made("run", "shop_back.yaml")
+        assert made("cutover", "rehearse", "shop_back.yaml")["state"] == "ROLLED_BACK"
         assert made("cutover", "run", "shop_4x4.yaml")["state"] == "WATCH"
+        # From the former shards nobody is led back, nor are they opened.
+        assert made("cutover", "abort", "shop_back.yaml")["state"] == "ROLLED_BACK"
+        assert made("cutover", "back", "shop.yaml", code=3)["error"]["code"] == "cutover.left_before"
+        assert made("cutover", "abort", "shop_back.yaml")["state"] == "ROLLED_BACK"
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            insert(made, made.target, made.old_place, 50)
         insert(made, made.target, made.new_place, 50)
         execute(made.target, f"DELETE FROM {made.new_place('orders', 60)} WHERE id = 60")
         made("run", "shop_4x4_back.yaml")

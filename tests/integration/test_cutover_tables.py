@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
@@ -14,11 +15,13 @@ import pytest
 
 from cdc_core.config import parse
 from cdc_core.cutover import gates, locks
-from cdc_core.cutover.gates import closed_gates, closing, open_gates
+from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.load import OWN_WRITES
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
 from tests.databases import drop_database
 
 TABLES = ("a", "b", "with a blank", "x" * 64)
@@ -138,6 +141,20 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     assert write(1) == "written"
 
 
+def test_tables_whose_names_differ_in_case_or_accents_alone_are_all_closed(server: Any, database: str) -> None:
+    names = ("a", "A", "résumé", "resume", "Resume")
+    for name in names[1:]:
+        execute(server, f"CREATE TABLE {database}.`{name}` (id INT PRIMARY KEY, n INT)")
+    places: Places = {"env:MOVED": [(database, name) for name in names]}
+    with closing(places, "moved", "t1") as closed:
+        closed()
+    for name in names:
+        with pytest.raises(pymysql.err.MySQLError, match="moved"):
+            execute(server, f"INSERT INTO {database}.`{name}` VALUES (1, 1)")
+    open_gates(places)
+    assert closed_gates(places) == frozenset()
+
+
 def test_many_tables_are_closed_wave_by_wave_and_none_is_open_in_between(server: Any, database: str) -> None:
     """The server has no more sessions than the gates of a wave, its locks, and some writers need."""
     names = [f"t{number:03}" for number in range(2 * TOGETHER + 5)]
@@ -196,6 +213,39 @@ def test_a_transaction_over_two_waves_ends_and_then_all_tables_are_locked(
             assert execute(server, f"SELECT a.id, b.id FROM {database}.a JOIN {database}.b") == [(1, 1)]
 
 
+@pytest.mark.parametrize(
+    "tie",
+    ["CREATE TRIGGER {0}.noted AFTER INSERT ON {0}.a FOR EACH ROW INSERT INTO {0}.b VALUES (NEW.id, NEW.n)",
+     "ALTER TABLE {0}.b ADD FOREIGN KEY (id) REFERENCES {0}.a (id) ON DELETE CASCADE",
+     "ALTER TABLE {0}.a ADD FOREIGN KEY (id) REFERENCES {0}.b (id) ON DELETE CASCADE",
+     "ALTER TABLE {0}.b ADD FOREIGN KEY (id) REFERENCES {0}.a (id)"],
+)  # fmt: skip
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_table_that_the_server_writes_to_with_one_of_another_wave_is_closed(
+    server: Any, database: str, tie: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate of the one needs the other one, too, which must not be locked any more."""
+    monkeypatch.setattr(locks, "TOGETHER", together)
+    execute(server, tie.format(database))
+    places: Places = {"env:MOVED": [(database, "a"), (database, "b")]}
+    with locked(places, patience_s=5, held_s=60, ranks=locks.ranks_of(places)) as held:
+        for number, wave in enumerate(held.waves):
+            with closing(wave, "moved", "t1") as closed:
+                held.release(number)
+                closed()
+    assert closed_gates(places) == {f"{database}.a", f"{database}.b"}
+
+
+def test_parents_come_after_all_generations_of_their_children() -> None:
+    pairs = [("a", "b"), ("b", "c"), ("a", "c"), ("c", "c"), ("d", "e"), ("e", "d")]
+    found = locks.generations(pairs)
+    assert (found["a"], found["b"], found["c"]) == (2, 1, 0)
+    assert {found["d"], found["e"]} == {1, 2}
+    many: Places = {"one": [("shop", name) for name in "abc"], "two": [("shop", "z")]}
+    ranks = {"one": {("shop", name): found[name] for name in "abc"}}
+    assert waves(many, ranks) == ({"one": [("shop", "c"), ("shop", "b"), ("shop", "a")], "two": [("shop", "z")]},)
+
+
 def test_a_process_that_is_stopped_while_it_closes_a_gate_does_not_keep_the_table(
     server: Any, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +276,14 @@ def test_a_process_that_undoes_late_does_not_open_the_gates_of_another_one(serve
         with closing(places, f"moved {token}", token) as closed:
             closed()
     open_gates(places, token="before")
+    open_gates(places, sparing=["after", "never"])
     assert len(closed_gates(places)) == len(TABLES)
+    require_not_left(places, but="after")
+    with pytest.raises(Refused) as caught:
+        require_not_left(places, but="before")
+    assert (caught.value.code, f"4 tables that it would be led away from: {database}.a" in caught.value.what) == (
+        "cutover.left_before", True,
+    )  # fmt: skip
     with pytest.raises(pymysql.err.MySQLError, match="moved after"):
         execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
     open_gates(places, token="after")
@@ -302,6 +359,23 @@ def test_counters_of_new_tables_are_raised_above_those_of_the_old_one(server: An
     assert execute(server, f"SELECT MAX(id) FROM {database}.new_1") == [(4 + 2 * HEADROOM,)]
 
 
+@pytest.mark.parametrize("declared", ["TINYINT UNSIGNED", "SMALLINT", "MEDIUMINT", "INT", "BIGINT UNSIGNED"])
+def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, database: str, declared: str) -> None:
+    for name in ("old", "new"):
+        execute(server, f"CREATE TABLE {database}.{name} (id {declared} AUTO_INCREMENT PRIMARY KEY, n INT)")
+    for name in ("old", "new"):
+        execute(server, f"INSERT INTO {database}.{name} VALUES (100, 1)")
+    place = ("env:MOVED", database)
+    pairs = [Pair("t", ((*place, "old"),), ((*place, "new"),))]
+    assert raise_ids(pairs) == [f"{database}.new"]
+    assert raise_ids(pairs) == []
+    require_ids(pairs)
+    for _ in range(100):
+        execute(server, f"INSERT INTO {database}.new (n) VALUES (2)")
+    ((lowest, count),) = execute(server, f"SELECT MIN(id), COUNT(*) FROM {database}.new WHERE n = 2")
+    assert (lowest > 100, count) == (True, 100)
+
+
 def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
     execute(
         server,
@@ -321,6 +395,27 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
     assert failed(look([pair], None, BUDGET_S)) is None
+
+
+@pytest.mark.parametrize("zone", ["JST-9", "EST5"])
+@pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time_zone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str, zone: str
+) -> None:
+    request.getfixturevalue(kind)
+    place = ("env:MOVED", "zones", "a")
+
+    def ages_s() -> list[int]:
+        found = look([Pair("t", (place,), (place,))], None, BUDGET_S)
+        return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
+
+    with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": zone}) as server:
+        monkeypatch.setenv("MOVED", server.url)
+        execute(server, "CREATE DATABASE zones", "CREATE TABLE zones.a (id INT PRIMARY KEY)")
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("INSERT INTO zones.a VALUES (1)")
+            wait_until(lambda: ages_s() != [])
+            assert all(age < 3_000 for age in ages_s())
 
 
 def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(

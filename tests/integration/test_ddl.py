@@ -309,6 +309,30 @@ def test_two_at_once_take_turns(shards: Shards) -> None:
 
 
 @ONE_SERVER
+def test_a_process_that_was_paused_alters_nothing_that_another_one_has_taken_back(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards are as it has left them: only the lease says that they are not its own."""
+    bring, paused = rollouts._bring, list[bool]()
+    with rollout_lease(shards.work) as lease:
+        decided = shards.decided()
+
+        def later(*arguments: Any) -> None:
+            if not paused:
+                paused.append(True)
+                shards.work.meta.release_lease(lease)  # as if it had expired
+                assert shards.rolled().done
+                assert shards.rolled(direction="down").done
+            bring(*arguments)
+
+        monkeypatch.setattr(rollouts, "_bring", later)
+        before = shards.equal
+        with raises("meta.lease_lost", RetryLater):
+            roll(shards.work, decided, lease, Options())
+    assert shards.equal == before
+
+
+@ONE_SERVER
 def test_two_that_foretell_from_one_shard_take_turns(shards: Shards) -> None:
     """The empty copy has one name: dropped in the middle by another, it would foretell half of the statements."""
     canary = shards.decided().tables[0].shards[0].place

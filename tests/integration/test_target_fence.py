@@ -12,8 +12,11 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.config import Guard
+from cdc_core.errors import LockstepError, Refused, parts_of
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target import fence
+from cdc_core.target.destination import open_destination
 from cdc_core.target.fence import FENCES, admit, bar, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
@@ -205,6 +208,37 @@ def test_a_fence_may_keep_a_way_back_out_alone_until_a_cutover_lets_it_in(table:
     bar(target, ["shop.t"], "wide_back", "the application writes here", "wide")
     admit(target, ["shop.t"], "shop", "shop")  # the application left by the first cutover
     assert (kept_out(table, 4, "wide_back"), kept_out(table, 4, "shop")) == (True, False)
+
+
+def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_through(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fence of other cutovers stays then, and what these have left is older. Its own is lowered."""
+    monkeypatch.setenv("TARGET", server.url)
+    types = {"id": "bigint", "code": "varchar(20)", "n": "int"}
+    columns = [
+        Column(name, parse_column_type(kind), nullable=name == "n", key_part=1 if name == "id" else None)
+        for name, kind in types.items()
+    ]
+    with target_table(server, *BY_KEY) as table:
+        target = target_of(table)
+        rule = target.tables["shop.t"].model_copy(update={"guard": Guard(store="table")})
+        back = target.model_copy(update={"tables": {"shop.t": rule}})
+
+        def problems() -> set[str]:
+            with pytest.raises(LockstepError) as caught:
+                open_destination(
+                    back, "shop.t", [TableSchema("shop", "t", tuple(columns))], ready=False, pipeline="wide_back",
+                    let_in=True,
+                )  # fmt: skip
+            return {one.code for one in parts_of(caught.value)}
+
+        raise_fences(target, ["shop.t"], "switched", owner="shop")
+        assert problems() == {"target.fenced"}
+        lower_fences(target, ["shop.t"])
+        assert problems() == {"target.guard_store"}
+        raise_fences(target, ["shop.t"], "switched", owner="wide")
+        assert problems() == {"target.fenced", "target.guard_store"}
 
 
 def test_fences_of_an_earlier_version_get_an_owner(table: Table) -> None:
