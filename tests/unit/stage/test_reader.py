@@ -183,6 +183,25 @@ def test_a_table_without_a_key_keeps_whole_rows_with_their_multiplicity(store):
     assert Counter(rows(state, "n", "note")) == {(1, "a"): 1, (1, "c"): 1, (2, "b"): 2}
 
 
+def test_without_a_key_zeros_of_both_signs_are_different_rows(store):
+    vector = ColumnType("vector", length=2)
+    columns = (Column("d", ColumnType("double")), Column("f", ColumnType("float")), Column("v", vector))
+    schema = TableSchema("shop", "log", columns)
+    plain, minus = ({"d": sign * 0.0, "f": sign * 0.0, "v": [sign * 0.0, 0.5]} for sign in (1, -1))
+    other = {"d": 0.1, "f": 16777216.0, "v": [1e-45, -3.4028234663852886e38]}
+    made = [
+        Made([Change(schema, "c", row) for row in (plain, minus, minus, other, plain)]),
+        Made([Change(schema, "d", plain), Change(schema, "u", other, plain), Change(schema, "u", plain, minus)]),
+    ]
+    batches = stage(store, made)
+    (exact,) = (row for row in changes(store, batches, "shop.log").to_pylist()[3:4])
+    expected = [plain, minus, *[{name: exact[name] for name in other}] * 2]
+    state = table_state(store, batches, "shop.log")
+    assert Counter(map(repr, rows(state, "d", "f", "v"))) == Counter(repr(tuple(row.values())) for row in expected)
+    answer = sql(store, {"shop": batches}, "SELECT d, f, v FROM shop.log")
+    assert Counter(map(repr, rows(answer, "d", "f", "v"))) == Counter(map(repr, rows(state, "d", "f", "v")))
+
+
 @pytest.mark.parametrize("key", [1, None])
 @pytest.mark.parametrize(
     "name", ["n", "k0", "place", "gone", "ts", "t", "e", "c", "changes", "select", "a.b", "q\"u'o", "😀 x/%"]
