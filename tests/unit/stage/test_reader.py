@@ -324,6 +324,46 @@ def test_a_column_whose_name_changes_its_case_is_the_same_column(store):
     assert [tuple(row.values()) for row in answer.to_pylist()] == [("m", "n"), ("n", None), ("n", None)]
 
 
+def spelled(name: str, key: str) -> TableSchema:
+    dated = (Column(key, ColumnType("date"), False, 1), Column(name, ColumnType("date")))
+    return TableSchema("shop", "days", (*dated, NOTE))
+
+
+def test_what_a_typed_column_does_not_say_is_known_by_the_column_whatever_the_case_of_its_name(store):
+    small, loud = spelled("at", "day"), spelled("At", "DAY")
+    zeros = [
+        Change(small, "c", {"day": None, "at": None, "note": note}, None, {"day": day, "at": "0000-00-00"})
+        for day, note in (("0000-00-00", "zero"), ("2024-02-31", "odd"))
+    ]
+    gone = {"DAY": None, "At": None, "note": "odd"}
+    later = [
+        Change(loud, "u", gone | {"note": None}, gone, {"DAY": "2024-02-30", "_before.DAY": "2024-02-31"},
+               absent=("note", "_before.At", "At")),
+    ]  # fmt: skip
+    batches = stage(store, [Made(zeros)], [Made(later)])
+    expected = [
+        ("2024-02-30", "0000-00-00", "odd"),
+        ("0000-00-00", "0000-00-00", "zero"),
+    ]
+    state = table_state(store, batches, "shop.days").to_pylist()
+    found = [(dict(row["_cdc_literal"]), row["note"]) for row in state]
+    assert sorted((of["DAY"], of["At"], note) for of, note in found) == sorted(expected)
+    history = changes(store, batches, "shop.days").to_pylist()
+    assert [dict(row["_cdc_literal"]).keys() for row in history[:2]] == [{"DAY", "At"}] * 2
+    answer = sql(store, {"shop": batches}, "SELECT _cdc_literal FROM shop.days_changes WHERE _cdc_op = 'c'").to_pylist()
+    assert [dict(row["_cdc_literal"]).keys() for row in answer] == [{"DAY", "At"}] * 2
+
+
+def test_a_given_key_may_be_written_in_another_case(store):
+    schema = spelled("at", "day")
+    made = [
+        Change(schema, "c", {"day": None, "at": None, "note": day}, None, {"day": day})
+        for day in ("0000-00-00", "2024-02-31")
+    ]
+    batches = stage(store, [Made(made)])
+    assert len(table_state(store, batches, "shop.days", ["DAY"])) == 2
+
+
 def test_types_without_a_common_one_are_refused_by_every_reader(store):
     other = TableSchema("shop", "orders", (Column("id", ColumnType("varchar", length=5), False, 1), NOTE))
     batches = stage(store, [Made([insert(1)])], [Made([Change(other, "c", {"id": "x", "note": ""})])])
