@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
 from cdc_core.model.staged import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.enums import ERROR_TEXT
 from cdc_core.target.load import absent_values
 from cdc_core.target.text import is_bytes, row_keys, version_hex
 from cdc_core.target.versions import TargetVersion, versions_of
@@ -173,10 +175,25 @@ def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]])
     if not fills:
         return rows
     literals, absent = rows.column(LITERAL).to_pylist(), rows.column(ABSENT).to_pylist()
+    empty: dict[str, list[int]] = {}
     for at, values in fills.items():
-        literals[at] = [*(literals[at] or []), *((name, text) for name, text in values.items() if text is not None)]
+        said = []
+        for name, text in values.items():
+            if text == "" and pa.types.is_string(rows.schema.field(name).type):
+                empty.setdefault(name, []).append(at)  # as a literal, it would be the error value of an ENUM
+            elif text is not None:
+                said.append((name, "" if text == ERROR_TEXT else text))
+        literals[at] = [*(literals[at] or []), *said]
         absent[at] = absent_text(name for name in json.loads(absent[at]) if name not in values)
+    for name, places in empty.items():
+        mask = np.zeros(rows.num_rows, bool)
+        mask[places] = True
+        rows = _with(rows, name, pc.if_else(pa.array(mask), pa.scalar(""), rows.column(name)))
     for name, values_of in ((LITERAL, literals), (ABSENT, absent)):
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pa.array(values_of, rows.schema.field(place).type))
+        rows = _with(rows, name, pa.array(values_of, rows.schema.field(name).type))
     return rows
+
+
+def _with(rows: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, rows.schema.field(place), values)
