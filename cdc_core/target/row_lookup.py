@@ -1,9 +1,9 @@
 """Rows that the log did not describe completely: which shard each is in, and the values it has where it was before.
 
-A log without whole rows may leave out a row's shard key, or the previous one (`_cdc_shard_unknown`); and for a row that
-comes under a new key, whatever did not change (`_cdc_key_chain`: its older keys, newest first, each with the version
-of its departure). Then the target is queried: by the row's key in every shard, by its older keys wherever they may be.
-Only such rows cost a query.
+A log without whole rows may leave out a row's shard key, or the previous one (`_cdc_shard_unknown`); whatever did not
+change of a row that goes to another shard; and of one that comes under a new key (`_cdc_key_chain`: its older keys,
+newest first, each with the version of its departure). Then the target is queried: by the row's key in every shard, by
+its older keys wherever they may be. Only such rows cost a query.
 
 Values in the row's own place are left absent, for the write to take under the row's lock. Values found elsewhere go
 with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
+from cdc_core.model.merged import FORMER_SHARD_KEYS, KEY_CHAIN, SHARD_UNKNOWN, MergedOp
 from cdc_core.model.staged import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
@@ -53,7 +53,9 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
     if any(sets):
         absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
     unplaced = {at for at, names in enumerate(absent) if destination.moving in names} if any(sets) else set()
-    unknown = unplaced | _flagged(destination, rows)
+    # What they lack may be in the shard that they came from.
+    came = {at for at in _moved(destination, rows) if absent[at]} if any(sets) else set()
+    unknown = unplaced | came | _flagged(destination, rows)
     links, chains = _links(rows)
     if not unknown and not chains:
         return LocatedRows(rows, destination.shard_numbers(rows))
@@ -107,6 +109,17 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
 def _flagged(destination: Destination, rows: pa.RecordBatch) -> set[int]:
     at = rows.schema.get_field_index(SHARD_UNKNOWN) if destination.moving else -1
     return set() if at < 0 else set(np.flatnonzero(np.asarray(rows.column(at).fill_null(False))).tolist())
+
+
+def _moved(destination: Destination, rows: pa.RecordBatch) -> list[int]:
+    """The rows that are known to have had another shard key, and that are not deleted."""
+    at = rows.schema.get_field_index(FORMER_SHARD_KEYS) if destination.moving else -1
+    if at < 0:
+        return []
+    former = np.asarray(rows.column(at).field(destination.moving).value_lengths().fill_null(0))
+    stays = np.asarray(pc.not_equal(rows.column(OP), MergedOp.DELETE))
+    found: list[int] = np.flatnonzero((former > 0) & stays).tolist()
+    return found
 
 
 def _links(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, list[int]]]:
