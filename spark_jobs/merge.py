@@ -221,7 +221,8 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
         part = rows.select(
             *now,
             F.when(c(BEFORE).isNotNull(), was).alias(BEFORE),
-            *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
+            *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW)],
+            _literal(columns, schema),
             _lacking(columns, schema),
             *([] if table.key else [batch_of_row(table)]),
             *([_origin(schema).alias(ORIGIN)] if job.shared(table) else []),
@@ -237,6 +238,27 @@ def _origin(schema: TableSchema) -> Column:
     return F.substring(F.sha2(name, 256), 1, ORIGIN_BYTES)
 
 
+def _literal(columns: T.StructType, schema: TableSchema) -> Column:
+    """`_cdc_literal` by the names that the unified columns have."""
+    literal, others = c(LITERAL), _other_names(columns, schema)
+    if others is not None:
+        literal = F.transform_keys(literal, lambda name, _: F.coalesce(others[name], name))
+    return literal.alias(LITERAL)
+
+
+def _other_names(columns: T.StructType, schema: TableSchema) -> Column | None:
+    """A map of the names in the bookkeeping that the definition spells in another letter case than the unified columns;
+    None if there are none."""
+    found = {
+        mark + column.name: mark + field.name
+        for column in schema.columns
+        for field in columns
+        for mark in ("", BEFORE_MARK)
+        if column.name != field.name and column.name.lower() == field.name.lower()
+    }
+    return F.create_map(*[F.lit(name) for pair in found.items() for name in pair]) if found else None
+
+
 def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
     """The names in `_cdc_absent`, as the unified columns have them. Nothing can fill a virtual column that MariaDB does
     not log; where such rows would have to fill a plain column of the target, the target was refused before."""
@@ -244,16 +266,9 @@ def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
     names = F.from_json(c(ABSENT), T.ArrayType(T.StringType()))
     if computed:
         names = F.filter(names, lambda name: ~name.isin(computed))
-    renamed = {
-        mark + column.name: mark + field.name
-        for column in schema.columns
-        for field in columns
-        for mark in ("", BEFORE_MARK)
-        if column.name != field.name and column.name.lower() == field.name.lower()
-    }
-    if renamed:
-        spelled = F.create_map(*[F.lit(name) for pair in renamed.items() for name in pair])
-        names = F.transform(names, lambda name: F.coalesce(spelled[name], name))
+    others = _other_names(columns, schema)
+    if others is not None:
+        names = F.transform(names, lambda name: F.coalesce(others[name], name))
     return names.alias(LACKS)
 
 

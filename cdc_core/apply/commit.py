@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdc_core.apply import ledger, lost_writes
+from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
@@ -123,6 +123,8 @@ def commit(
         if lost and not plan.replay:
             raise lost_writes.refusal(pipeline, target, lost)
         lacking, renewed = lost_writes.still_lost(lost, plan)
+        if plan.replay:
+            left_out.replayed(meta, plan, target)
     else:
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
         meta.mark_applied(plan.run_id, target, claimed)

@@ -22,6 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from cdc_core.apply import left_out
 from cdc_core.apply.layouts import planned_layouts
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
@@ -195,6 +196,8 @@ def _plan(
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)
+        for warning in left_out.warnings(meta, plan, one.target):
+            log.warning("run %s: target %s: %s", run_id, one.target, warning)
     return plan
 
 

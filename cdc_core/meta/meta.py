@@ -374,6 +374,14 @@ class Meta:
         """A target's consume records of these batches, by batch id and table."""
         return self._database.read(lambda c: runs.records(c, target, batch_ids))
 
+    def left_out(self, target: str, tables: Collection[str]) -> dict[str, list[str]]:
+        """By table of these, the batches that the target has consumed without it, in stream order."""
+        return self._database.read(lambda c: runs.left_out(c, target, tables))
+
+    def take(self, target: str, batches: Mapping[str, Collection[str]]) -> None:
+        """By table, batches whose changes of it the target has, although it has consumed them without."""
+        self._database.write(lambda c: runs.take(c, target, batches))
+
     def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
         """STAGED → APPLIED for all records that no other run has taken over; how many moved.
 

@@ -48,6 +48,26 @@ def records(
     return tuple(found)
 
 
+def left_out(connection: Connection, target: str, names: Collection[str]) -> dict[str, list[str]]:
+    """See Meta.left_out."""
+    mine = (_record.c.target == target) & _record.c.taken.is_(False) & _record.c.state.not_in(UNCONSUMED)
+    query = select(_record.c.table_name, _record.c.batch_id).where(mine, _record.c.table_name.in_(sorted(names)))
+    found: dict[str, list[str]] = {}
+    for table, batch_id in connection.execute(query.order_by(_record.c.begin_seq, _record.c.batch_id)):
+        found.setdefault(table, []).append(batch_id)
+    return found
+
+
+def take(connection: Connection, target: str, batches: Mapping[str, Collection[str]]) -> None:
+    """See Meta.take."""
+    for table, ids in batches.items():
+        ordered = sorted(ids)
+        mine = (_record.c.target == target) & (_record.c.table_name == table) & _record.c.taken.is_(False)
+        for start in range(0, len(ordered), _CHUNK):
+            some = _record.c.batch_id.in_(ordered[start : start + _CHUNK])
+            connection.execute(update(_record).where(mine, some, _record.c.state.not_in(UNCONSUMED)).values(taken=True))
+
+
 def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> None:
     """See Meta.claim. A record that another run has not committed is taken over (`states`)."""
     for target, wanted in run.layouts.items():

@@ -99,7 +99,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         None,
         "by shard key, a struct of lists: the values that the row had before",
         ("spark_jobs.arrow_merge", "spark_jobs.merge"),
-        ("spark_jobs.filter",),
+        ("cdc_core.target.row_lookup", "spark_jobs.filter"),
         _MOVING,
     ),
     MergedColumn(

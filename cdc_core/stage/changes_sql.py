@@ -150,17 +150,36 @@ def _group_sql(group: FileGroup, columns: Sequence[pa.Field], emptied: Mapping[s
     else:
         fields = ", ".join(f"{quoted(field.name)} := {_unified(old, own, field, emptied)}" for field in columns)
         before = f"CASE WHEN {BEFORE} IS NOT NULL THEN struct_pack({fields}) END AS {BEFORE}"
+    spelled = {own[name].name: field.name for field in columns if (name := field.name.lower()) in own}
     bookkeeping = {field.name: field.name for field in BOOKKEEPING}
-    if emptied:
-        kept = f"list_filter(map_entries({LITERAL}), lambda _cdc_entry: NOT ({_is_former('_cdc_entry.key', emptied)}))"
-        bookkeeping[LITERAL] = f"CASE WHEN len({kept}) > 0 THEN map_from_entries({kept}) END AS {LITERAL}"
-        lacking = f"list_filter({absent_names()}, lambda _cdc_name: NOT ({_is_former('_cdc_name', emptied)}))"
-        bookkeeping[ABSENT] = f"{absent_text(lacking)} AS {ABSENT}"
+    if emptied or any(mine != name for mine, name in spelled.items()):
+        bookkeeping |= _noted_as(spelled, emptied)
     files = ", ".join(text(file) for file in group.files)
     return (
         f"SELECT {', '.join([*row, before, *bookkeeping.values()])}, {text(group.schema.name)} AS {SOURCE_TABLE} "
         f"FROM read_parquet([{files}], hive_partitioning = false) WHERE {group.condition}"
     )
+
+
+def _noted_as(spelled: Mapping[str, str], emptied: Mapping[str, int]) -> dict[str, str]:
+    """`_cdc_literal` and `_cdc_absent` under the unified names, without values from before their columns were dropped.
+
+    spelled: by the definition's name, the unified one, which may differ in letter case.
+    """
+    entries, names = f"coalesce(map_entries({LITERAL}), [])", absent_names()
+    if emptied:
+        entries = f"list_filter({entries}, lambda _cdc_entry: NOT ({_is_former('_cdc_entry.key', emptied)}))"
+        names = f"list_filter({names}, lambda _cdc_name: NOT ({_is_former('_cdc_name', emptied)}))"
+    others = {mark + mine: mark + name for mine, name in spelled.items() if mine != name for mark in ("", BEFORE_MARK)}
+    if others:
+        cases = " ".join(f"WHEN {text(mine)} THEN {text(name)}" for mine, name in others.items())
+        key = f"CASE _cdc_entry.key {cases} ELSE _cdc_entry.key END"
+        entries = f"[{{'key': {key}, 'value': _cdc_entry.value}} FOR _cdc_entry IN {entries}]"
+        names = f"[CASE _cdc_name {cases} ELSE _cdc_name END FOR _cdc_name IN {names}]"
+    return {
+        LITERAL: f"CASE WHEN len({entries}) > 0 THEN map_from_entries({entries}) END AS {LITERAL}",
+        ABSENT: f"{absent_text(names)} AS {ABSENT}",
+    }
 
 
 def _is_former(name: str, emptied: Mapping[str, int]) -> str:

@@ -19,7 +19,7 @@ and the state is the change of each last event whose key is not gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -212,7 +212,8 @@ def _older(number: int) -> str:
 def _float(kind: pa.DataType) -> str:
     """DuckDB's name of a type of floating-point numbers, else "".
 
-    Its arg_max changes a -0.0 inside a structure to 0.0. The text of a number is exact, and stays as it is.
+    It groups 0.0 and -0.0 together, and its arg_max changes a -0.0 inside a structure to 0.0. The text of a number is
+    exact, and stays as it is.
     """
     if pa.types.is_list(kind):
         return one + "[]" if (one := _float(kind.value_type)) else ""
@@ -257,25 +258,88 @@ def _still_absent(table: TableFiles) -> str:
 
 
 def _keyless_sql(table: TableFiles) -> str:
-    """Each change adds a copy of its row, and an update or a delete takes one away: the copies that are left."""
-    new = ", ".join(quoted(field.name) for field in table.columns)
-    former = ", ".join(f"{old(field.name)} AS {quoted(field.name)}" for field in table.columns)
+    """Each change adds a copy of its row, and an update or a delete takes one away: the copies that are left.
+
+    Generated columns do not count, where rows are compared.
+    """
+    computed = _computed(table)
+    row = ", ".join(quoted(field.name) for field in table.columns if field not in computed)
+    new = _listed(table, lambda field: _grouped(quoted(field.name), field))
+    former = _listed(table, lambda field: _grouped(old(field.name), field))
+    left = _listed(table, lambda field: _number_again(quoted(field.name), field.type))
     # Rows are compared with their exact texts, so null and an empty map must be one.
-    after = f"coalesce({AFTER_LITERAL}, MAP {{}})" if table.literals else NO_LITERAL
-    before = f"coalesce({BEFORE_LITERAL}, MAP {{}})" if table.literals else NO_LITERAL
+    after = f"coalesce({_without(AFTER_LITERAL, computed)}, MAP {{}})" if table.literals else NO_LITERAL
+    before = f"coalesce({_without(BEFORE_LITERAL, computed)}, MAP {{}})" if table.literals else NO_LITERAL
     literal = literal_or_null("_cdc_texts") if table.literals else "_cdc_texts"
+    lacks, lacked = (_lacks(table, computed, mark) for mark in ("", BEFORE_MARK))
+    known = "".join(
+        f", any_value({quoted(field.name)}) FILTER (WHERE NOT {_lacking(at)}) AS {quoted(field.name)}, "
+        f"bool_and({_lacking(at)}) AS {_lacking(at)}"
+        for at, field in enumerate(computed)
+    )
+    lost = ", ".join(f"CASE WHEN {_lacking(at)} THEN {text(field.name)} END" for at, field in enumerate(computed))
+    absent = absent_text(f"list_filter([{lost}], lambda _cdc_name: _cdc_name IS NOT NULL)") if lost else "NULL::VARCHAR"
     return f"""WITH {_changes(table)},
 {_TRUNCATES},
 kept AS (
   SELECT * FROM changes AS change WHERE {OP} <> '{TRUNCATE}' AND {_not_truncated("change", order_key("change."))}),
 copies AS (
-  SELECT {new}, {after} AS _cdc_texts, CASE WHEN {OP} = '{DELETE}' THEN -1 ELSE 1 END AS _cdc_copies, {SEQ}, {TS}
+  SELECT {new}, {after} AS _cdc_texts, CASE WHEN {OP} = '{DELETE}' THEN -1 ELSE 1 END AS _cdc_copies, {SEQ},
+         {TS}{lacks}
   FROM kept
   UNION ALL
-  SELECT {former}, {before} AS _cdc_texts, -1 AS _cdc_copies, {SEQ}, {TS} FROM kept WHERE {OP} = '{UPDATE}'),
+  SELECT {former}, {before} AS _cdc_texts, -1 AS _cdc_copies, {SEQ}, {TS}{lacked} FROM kept WHERE {OP} = '{UPDATE}'),
 left_over AS (
-  SELECT {new}, _cdc_texts, sum(_cdc_copies) AS _cdc_copies,
-         max({SEQ}) FILTER (WHERE _cdc_copies > 0) AS {SEQ}, max({TS}) FILTER (WHERE _cdc_copies > 0) AS {TS}
-  FROM copies GROUP BY {new}, _cdc_texts HAVING sum(_cdc_copies) > 0)
-SELECT {new}, {SEQ}, {TS}, {literal} AS {LITERAL}, NULL::VARCHAR AS {ABSENT}
-FROM (SELECT *, unnest(range(_cdc_copies::BIGINT)) AS _cdc_copy FROM left_over) ORDER BY {SEQ}, {new}"""
+  SELECT {row}, _cdc_texts, sum(_cdc_copies) AS _cdc_copies,
+         max({SEQ}) FILTER (WHERE _cdc_copies > 0) AS {SEQ}, max({TS}) FILTER (WHERE _cdc_copies > 0) AS {TS}{known}
+  FROM copies GROUP BY {row}, _cdc_texts HAVING sum(_cdc_copies) > 0)
+SELECT {left}, {SEQ}, {TS}, {literal} AS {LITERAL}, {absent} AS {ABSENT}
+FROM (SELECT *, unnest(range(_cdc_copies::BIGINT)) AS _cdc_copy FROM left_over) ORDER BY {SEQ}, {row}"""
+
+
+def _computed(table: TableFiles) -> list[pa.Field]:
+    """Generated columns. Not every image of a row has their values, and what they are computed from says which row it
+    is."""
+    columns = [column for group in table.groups for column in group.schema.columns]
+    names = {one.name.lower() for one in columns if one.generated} - {
+        one.name.lower() for one in columns if not one.generated
+    }
+    return [field for field in table.columns if field.name.lower() in names]
+
+
+def _lacking(at: int) -> str:
+    return f"_cdc_lacks{at}"
+
+
+def _lacks(table: TableFiles, computed: Sequence[pa.Field], mark: str) -> str:
+    """Of each of these columns, whether a row's image lacks it, or has it in its exact texts alone."""
+    found = ""
+    for at, field in enumerate(computed):
+        name = text(mark + field.name)
+        exact = f" OR {LITERAL}[{name}] IS NOT NULL" if table.literals else ""
+        found += f", list_contains({absent_names()}, {name}){exact} AS {_lacking(at)}"
+    return found
+
+
+def _without(literal: str, computed: Sequence[pa.Field]) -> str:
+    """Exact texts but those of these columns."""
+    if not computed:
+        return literal
+    names = ", ".join(text(field.name) for field in computed)
+    return (
+        f"map_from_entries(list_filter(map_entries({literal}), "
+        f"lambda _cdc_entry: NOT list_contains([{names}], _cdc_entry.key)))"
+    )
+
+
+def _listed(table: TableFiles, value: Callable[[pa.Field], str]) -> str:
+    return ", ".join(f"{value(field)} AS {quoted(field.name)}" for field in table.columns)
+
+
+def _grouped(value: str, field: pa.Field) -> str:
+    """A value to group by: as numbers, 0.0 and -0.0 would be one, and so would rows that have them."""
+    return f"{value}::VARCHAR" if _float(field.type) else value
+
+
+def _number_again(value: str, kind: pa.DataType) -> str:
+    return f"{value}::{name}" if (name := _float(kind)) else value

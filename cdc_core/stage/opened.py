@@ -126,9 +126,10 @@ def _described(
     if key is None:
         chosen = key_of(table, definitions, groups)
     else:
-        chosen = tuple(key)
         for group in groups:
-            check_key(table, chosen, group.schema)
+            check_key(table, key, group.schema)
+        spelled = {field.name.lower(): field.name for field in unified_columns(table, every)}
+        chosen = tuple(spelled.get(name.lower(), name) for name in key)
     return TableFiles(
         groups=groups,
         columns=tuple(unified_columns(table, every, None if dropped else definitions)),

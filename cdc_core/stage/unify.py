@@ -1,13 +1,15 @@
 """One schema for the parts of a table that were written under several definitions: for every reader, Spark's too.
 
-Columns are matched by name, whose case does not matter to the servers either. A column that a definition lacks is null
-there; widened types are widened, exactly. Types without an exact common type are a conflict, and are refused: nothing
-is ever cast silently. Readers of all changes show every column, readers of the state those that the table has now.
+Columns are matched by name, whose case does not matter to the servers either; so are the names in the bookkeeping. A
+column that a definition lacks is null there; widened types are widened, exactly. Types without an exact common type are
+a conflict, and are refused: nothing is ever cast silently. Readers of all changes show every column, readers of the
+state those that the table has now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -16,7 +18,16 @@ import pyarrow.compute as pc
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import BEFORE, BOOKKEEPING, row_field
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    BEFORE_MARK,
+    BOOKKEEPING,
+    LITERAL,
+    LiteralEntries,
+    absent_text,
+    row_field,
+)
 from cdc_core.stage.as_of import AsOf
 
 _SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
@@ -161,9 +172,19 @@ def align(rows: pa.Table, target: pa.Schema) -> pa.Table:
     """Staged rows of one definition under a unified schema."""
     columns = []
     own = {name.lower(): name for name in rows.column_names}
+    others = {
+        mark + mine: mark + field.name
+        for field in target
+        if (mine := own.get(field.name.lower(), field.name)) != field.name
+        for mark in ("", BEFORE_MARK)
+    }
     for field in target:
         if field.name == BEFORE:
             columns.append(_align_before(rows.column(BEFORE), field.type))
+        elif others and field.name in (LITERAL, ABSENT):
+            noted = _renamed_literals if field.name == LITERAL else _renamed_absent
+            chunks = [noted(chunk, others) for chunk in rows.column(field.name).chunks]
+            columns.append(pa.chunked_array(chunks, field.type))
         elif field.name.lower() in own:
             columns.append(rows.column(own[field.name.lower()]).cast(field.type))
         else:
@@ -183,6 +204,19 @@ def _align_before(before: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArr
             children.append(child)
         chunks.append(pa.StructArray.from_arrays(children, fields=list(target), mask=pc.is_null(chunk)))
     return pa.chunked_array(chunks, target)
+
+
+def _renamed_literals(literal: pa.MapArray, others: Mapping[str, str]) -> pa.MapArray:
+    entries = LiteralEntries.of(literal)
+    known = pc.index_in(entries.name, value_set=pa.array(list(others), pa.string()))
+    names = pc.coalesce(pa.array(list(others.values()), pa.string()).take(known), entries.name)
+    return LiteralEntries(entries.row, names, entries.text).array(len(literal))
+
+
+def _renamed_absent(texts: pa.DictionaryArray, others: Mapping[str, str]) -> pa.DictionaryArray:
+    names = (json.loads(text) for text in texts.dictionary.to_pylist())
+    renamed = [absent_text(others.get(name, name) for name in some) for some in names]
+    return pa.DictionaryArray.from_arrays(texts.indices, pa.array(renamed, pa.string()))
 
 
 def _common_integer(one: pa.DataType, other: pa.DataType) -> pa.DataType:

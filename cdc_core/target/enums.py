@@ -14,12 +14,22 @@ from cdc_core.connections import quote
 from cdc_core.target.facts import TableFacts, TargetColumn
 
 _CHUNK = 1000
+ERROR_TEXT = "\0" * 256
+"""What the error value is read as; a label has at most 255 characters."""
 
 
 def ambiguous(facts: TableFacts, columns: Sequence[str]) -> list[TargetColumn]:
     """ENUM columns of the target in which '' is a label."""
     found = (facts.by_name[name.lower()] for name in columns)
     return [one for one in found if one.type.base == "enum" and "" in one.type.labels]
+
+
+def error_or(facts: TableFacts, name: str, text: str) -> str:
+    """SQL: ERROR_TEXT for the error value of the row `r` where '' is a label too, else the text, an expression."""
+    if not ambiguous(facts, [name]):
+        return text
+    column = quote(facts.by_name[name.lower()].name)
+    return f"IF(r.{column} + 0 = 0, REPEAT(_utf8mb4 X'00', {len(ERROR_TEXT)}), {text})"
 
 
 def set_error_values(cursor: Any, temporary: str, column: TargetColumn, rows: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
+from cdc_core.target.enums import ambiguous
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error
 from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
@@ -226,11 +227,14 @@ def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
 
 
 def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
-    """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others."""
+    """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others. The error value of
+    an ENUM is not its label ''."""
     parts = []
     for name in columns:
         column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
-        if kind.base not in _BYTES:
+        if ambiguous(facts, [name]):
+            value = f"{column} + 0"
+        elif kind.base not in _BYTES:
             value = as_text(facts, name, False, row)
         elif kind.labels or (kind.length or _LONG) < _LONG:
             value = f"HEX({column})"

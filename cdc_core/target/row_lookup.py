@@ -1,9 +1,9 @@
 """Rows that the log did not describe completely: which shard each is in, and the values it has where it was before.
 
-A log without whole rows may leave out a row's shard key, or the previous one (`_cdc_shard_unknown`); and for a row that
-comes under a new key, whatever did not change (`_cdc_key_chain`: its older keys, newest first, each with the version
-of its departure). Then the target is queried: by the row's key in every shard, by its older keys wherever they may be.
-Only such rows cost a query.
+A log without whole rows may leave out a row's shard key, or the previous one (`_cdc_shard_unknown`); whatever did not
+change of a row that goes to another shard; and of one that comes under a new key (`_cdc_key_chain`: its older keys,
+newest first, each with the version of its departure). Then the target is queried: by the row's key in every shard, by
+its older keys wherever they may be. Only such rows cost a query.
 
 Values in the row's own place are left absent, for the write to take under the row's lock. Values found elsewhere go
 with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
@@ -21,11 +21,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
+from cdc_core.model.merged import FORMER_SHARD_KEYS, KEY_CHAIN, SHARD_UNKNOWN, MergedOp
 from cdc_core.model.staged import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.enums import ERROR_TEXT
 from cdc_core.target.load import absent_values
 from cdc_core.target.text import is_bytes, row_keys, version_hex
 from cdc_core.target.versions import TargetVersion, versions_of
@@ -51,7 +53,9 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
     if any(sets):
         absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
     unplaced = {at for at, names in enumerate(absent) if destination.moving in names} if any(sets) else set()
-    unknown = unplaced | _flagged(destination, rows)
+    # What they lack may be in the shard that they came from.
+    came = {at for at in _moved(destination, rows) if absent[at]} if any(sets) else set()
+    unknown = unplaced | came | _flagged(destination, rows)
     links, chains = _links(rows)
     if not unknown and not chains:
         return LocatedRows(rows, destination.shard_numbers(rows))
@@ -105,6 +109,17 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
 def _flagged(destination: Destination, rows: pa.RecordBatch) -> set[int]:
     at = rows.schema.get_field_index(SHARD_UNKNOWN) if destination.moving else -1
     return set() if at < 0 else set(np.flatnonzero(np.asarray(rows.column(at).fill_null(False))).tolist())
+
+
+def _moved(destination: Destination, rows: pa.RecordBatch) -> list[int]:
+    """The rows that are known to have had another shard key, and that are not deleted."""
+    at = rows.schema.get_field_index(FORMER_SHARD_KEYS) if destination.moving else -1
+    if at < 0:
+        return []
+    former = np.asarray(rows.column(at).field(destination.moving).value_lengths().fill_null(0))
+    stays = np.asarray(pc.not_equal(rows.column(OP), MergedOp.DELETE))
+    found: list[int] = np.flatnonzero((former > 0) & stays).tolist()
+    return found
 
 
 def _links(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, list[int]]]:
@@ -173,10 +188,25 @@ def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]])
     if not fills:
         return rows
     literals, absent = rows.column(LITERAL).to_pylist(), rows.column(ABSENT).to_pylist()
+    empty: dict[str, list[int]] = {}
     for at, values in fills.items():
-        literals[at] = [*(literals[at] or []), *((name, text) for name, text in values.items() if text is not None)]
+        said = []
+        for name, text in values.items():
+            if text == "" and pa.types.is_string(rows.schema.field(name).type):
+                empty.setdefault(name, []).append(at)  # as a literal, it would be the error value of an ENUM
+            elif text is not None:
+                said.append((name, "" if text == ERROR_TEXT else text))
+        literals[at] = [*(literals[at] or []), *said]
         absent[at] = absent_text(name for name in json.loads(absent[at]) if name not in values)
+    for name, places in empty.items():
+        mask = np.zeros(rows.num_rows, bool)
+        mask[places] = True
+        rows = _with(rows, name, pc.if_else(pa.array(mask), pa.scalar(""), rows.column(name)))
     for name, values_of in ((LITERAL, literals), (ABSENT, absent)):
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(place), pa.array(values_of, rows.schema.field(place).type))
+        rows = _with(rows, name, pa.array(values_of, rows.schema.field(name).type))
     return rows
+
+
+def _with(rows: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
+    place = rows.schema.get_field_index(name)
+    return rows.set_column(place, rows.schema.field(place), values)

@@ -21,7 +21,7 @@ from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, newer_or_equal_each, origin_of, other_origin
 from cdc_core.target.answers import columns_of
-from cdc_core.target.enums import ambiguous
+from cdc_core.target.enums import ambiguous, error_or
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import tombstones_table, versions_table
@@ -36,7 +36,8 @@ class TargetVersion:
     row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
     tombstone: version of the delete or truncate that removed it, or None.
     fresher:   of the freshness column, if the table has one: 1 ours is greater, 0 equal, -1 less.
-    values:    of the row, as target.text has them, those that were asked for.
+    values:    of the row, as target.text has them, those that were asked for; enums.ERROR_TEXT for the error value of
+               an ENUM that has the label '' too.
     """
 
     row: bytes | None = None
@@ -121,7 +122,7 @@ def versions_of(
         order[np.asarray(numbers) - 1] = np.asarray(orders)
         row_versions = _spread(count, numbers, found)
         if columns and len(numbers):
-            texts = ", ".join(as_text(facts, name, as_hex) for name, as_hex in columns.items())
+            texts = ", ".join(error_or(facts, name, as_text(facts, name, as_hex)) for name, as_hex in columns.items())
             cursor.execute(f"SELECT _l._n, {texts} FROM {joined}")
             for number, *texts_of in cursor.fetchall():
                 values[number - 1] = dict(zip(columns, texts_of, strict=True))

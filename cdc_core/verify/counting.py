@@ -68,8 +68,8 @@ class CountedTable:
         why = ""
         if any(re.fullmatch(rule.match, name) for rule in self._job.pipeline.tables.rows for name in names):
             why = "a filter leaves out rows of the source"
-        elif len(names) > 1 and self._shape.destination.shared:
-            why = "source tables may share keys, so that their rows are fewer in the target"
+        elif len(names) > 1 and self._shape.destination.rule.shared_keys == "newest":
+            why = "source tables may share keys (shared_keys: newest), so that their rows are fewer in the target"
         elif self._job.mode is Mode.MAX_ID and len(names) > 1:
             why = "several source tables feed it"
         elif self._job.mode is Mode.MAX_ID:

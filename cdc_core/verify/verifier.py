@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, Refused
 from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job
 from cdc_core.verify.kept_progress import KeptProgress
@@ -25,14 +25,23 @@ from cdc_core.verify.target_rows import TargetTables
 def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     """Verifies these logical tables of the target, or all that it takes and that have, or had, a source table.
 
-    Raises UsageError (verify.unknown_table), RetryLater (verify.paused), and what opening the sources raises. What
-    concerns one table alone is its result's error.
+    Raises UsageError (verify.unknown_table), Refused (verify.no_tables), RetryLater (verify.paused), and what opening
+    the sources raises. What concerns one table alone is its result's error.
     """
     with ExitStack() as opened:
         sources = opened.enter_context(open_sources(job))
         targets = opened.enter_context(TargetTables())
         fed = feeding_of(job, sources)
         wanted = chosen(job, fed, tables)
+        if not wanted:
+            raise Refused(
+                f"No table that a source has is one of the target {job.target.name!r}, so that there is nothing to "
+                "compare.",
+                where=f"targets.{job.target.name}.tables",
+                code="verify.no_tables",
+                remedy="compare tables.include, the routes and the target's rules with the tables that the source has: "
+                "`lockstep check`; where the source has none yet, verify once it has",
+            )
         kept = KeptProgress(job, wanted)
         results = []
         for name in wanted:

@@ -698,6 +698,37 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
     assert in_stage(line, "heap") == at_source(line, "heap")
 
 
+@pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
+def test_a_virtual_column_that_not_all_images_have_tells_no_rows_without_a_key_apart(
+    make_line: Callable[..., Line],
+) -> None:
+    line = make_line()
+    line.origin.execute(
+        "CREATE TABLE heap (n INT, twice INT AS (n * 2) VIRTUAL)", "INSERT INTO heap (n) VALUES (1), (1), (2), (3)"
+    )
+    line = make_line()  # it begins after the rows
+    line.drain()
+    read(line, ["heap"])
+    line.origin.execute("DELETE FROM heap WHERE n = 1 LIMIT 1", "UPDATE heap SET n = 4 WHERE n = 2")
+    line.drain()
+    stage(line)
+
+    def numbers() -> list[int]:
+        return sorted(table_state(line.store, line.chain, "heap").column("n").to_pylist())
+
+    assert numbers() == [1, 3, 4]
+    line.origin.execute(
+        "DELETE FROM heap WHERE n = 3", "INSERT INTO heap (n) VALUES (7)", "SET SESSION binlog_row_image = MINIMAL",
+        "INSERT INTO heap (n) VALUES (5), (6)", "DELETE FROM heap WHERE n = 5", "UPDATE heap SET n = 8 WHERE n = 4",
+    )  # fmt: skip
+    line.drain()
+    assert numbers() == [1, 6, 7, 8]
+    state = table_state(line.store, line.chain, "heap").to_pylist()
+    told = {row["n"]: (row["twice"], row["_cdc_absent"]) for row in state}
+    assert told[7] == (14, None)
+    assert all(twice == 2 * n or "twice" in absent for n, (twice, absent) in told.items())
+
+
 def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -245,3 +245,23 @@ def test_rows_that_differ_in_one_value_of_any_type_are_told_apart(table: Table) 
     found = kinds.query(f"SELECT CAST(d AS CHAR) FROM {kinds.facts.name} WHERE d IS NOT NULL")
     assert sorted(value for (value,) in found) == ["-0", "0", "0.1", "0.10000000000000002", "1e300"]
     assert kinds.query(f"SELECT COUNT(*) FROM {kinds.facts.name}") == [(len(rows) + 1,)]
+
+
+def test_the_error_value_of_an_enum_and_its_label_without_characters_are_two_rows(table: Table) -> None:
+    table.query(f"CREATE TABLE {table.facts.database}.enums (e ENUM('a',''))")
+    enums = keyless(table, "enums", {"e": pa.string()})
+
+    def apply(batch: int, error: str, label: str) -> list[int]:
+        """The numbers that are there after a copy with the error value, and one with the label, have come or gone."""
+        rows = [(error, {"e": ""}), (label, None)]
+        loaded = [
+            Winner(op, {"e": ""}, (batch, batch, 0, "one"), literal=literal) for ops, literal in rows for op in ops
+        ]
+        counts = put(enums, loaded, {"one": batch})
+        assert (counts.written, counts.absent) == (len(loaded), 0)
+        return [int(number) for (number,) in enums.query(f"SELECT e + 0 AS n FROM {enums.facts.name} ORDER BY n")]
+
+    assert apply(1, "u", "") == [0]
+    assert apply(2, "d", "u") == [2]
+    assert apply(3, "u", "") == [0, 2]
+    assert apply(4, "", "d") == [0]

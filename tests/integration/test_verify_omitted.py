@@ -145,3 +145,17 @@ def test_a_table_that_the_pipeline_leaves_out_is_not_compared_and_nobody_asks_fo
     run.source("DROP TABLE number")
     run.drain()
     assert {name: one.equal for name, one in run.verify().items()} == {"other": True}
+
+
+@FIRST_MARIADB
+def test_where_no_table_can_be_compared_nothing_is_proven(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified()
+    numbers(run)
+    run.line.again(**{"'*': {database": "'nubmer': {database"})
+    (run.line.folder / "shop.yaml").write_text(run.line.text)
+    done = commands.run("verify", "shop.yaml", "--json", directory=run.line.folder, environ=run.environ)
+    assert (done.code, done.error["code"]) == (3, "verify.no_tables")
+    shown = commands.run("verify", "shop.yaml", "--show", "--json", directory=run.line.folder, environ=run.environ)
+    assert shown.error["code"] == "verify.no_evidence"

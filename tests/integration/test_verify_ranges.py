@@ -320,6 +320,26 @@ def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Ve
     }
 
 
+@FIRST_MYSQL
+@pytest.mark.parametrize(("shared_keys", "rows", "code"), [("stop", 6, ""), ("newest", 3, "verify.not_counted")])
+def test_rows_of_several_tables_are_counted_unless_some_of_them_may_count_as_one(
+    verified: Callable[..., Verified], shared_keys: str, rows: int, code: str
+) -> None:
+    run = verified(f", shared_keys: {shared_keys}")
+    for name, first in (("all_a", 0), ("all_b", rows - 3)):
+        run.source(
+            f"CREATE TABLE {name} (id INT PRIMARY KEY)",
+            f"INSERT INTO {name} VALUES ({first}), ({first + 1}), ({first + 2})",
+        )
+    run.drain()
+    run.target("CREATE TABLE `all` (id INT PRIMARY KEY)")
+    run.target(f"INSERT INTO `all` VALUES {', '.join(f'({number})' for number in range(rows))}")
+    run.consumed()
+    found = run.verify("all", mode=Mode.COUNT)["all"]
+    assert (found.error.code if found.error else "", found.differences) == (code, 0)
+    assert run.verify("all")["all"].equal
+
+
 SIBLINGS = (
     "a", "A", "a ", "\u00e9", "e\u0301", "\U0001f600", "?", "", None, "\\N", "\\E", "\t", "\0", "-0", "(error value)",
 )  # fmt: skip

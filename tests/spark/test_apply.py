@@ -743,6 +743,27 @@ def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_
         line.adds_up(plan)
 
 
+def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both_shard_keys(line: Line) -> None:
+    """As with binlog_row_image NOBLOB."""
+    source = grown(line, 5)
+
+    def move(id: int, customer: int) -> Change:
+        was, code = source.rows[id]
+        source.rows[id] = customer, code
+        source.seq += 1
+        lacking = ["code", "at", "_before.code", "_before.at"]
+        row, before = {"id": id, "customer": customer}, {"id": id, "customer": was}
+        return Change("u", row, source.seq, before=before, absent=lacking)
+
+    first = line.run(move(1, 4), move(2, 5), move(2, 6), move(3, 8), move(3, 9), quality=True)
+    assert dict(sorted(line.rows().items())) == source.by_shard()
+    second = line.run(move(1, 7), move(3, 10), quality=True)
+    for plan in (first, second):
+        line.again(plan, quality=True)
+        line.adds_up(plan)
+        assert dict(sorted(line.rows().items())) == source.by_shard()
+
+
 def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) -> None:
     source = grown(line, 4)
     for id, to in ((1, 99), (2, 1), (99, 2), (3, 5), (5, 6), (6, 3)):

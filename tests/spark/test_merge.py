@@ -268,6 +268,25 @@ def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
     assert [(row["x"], row["y"], row["_cdc_absent"]) for row in rows] == [(2, "a", None)]
 
 
+def test_exact_texts_and_absent_values_are_those_of_the_column_whatever_the_case_of_its_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
+    small, loud = (table_schema("shop.wide", {"id": "int", day: "date", "n": "int"}, ["id"]) for day in ("day", "DAY"))
+    odd = {"day": "2024-02-31"}
+    stage.add("shop.wide", small, [
+        Change("c", {"id": 1, "n": 1}, 1, literal=odd), Change("c", {"id": 2, "n": 2}, 2, literal=odd),
+        Change("u", {"id": 3, "n": 3}, 3, before={"id": 3}, absent=["day", "_before.day"]),
+    ])  # fmt: skip
+    stage.add("shop.wide", loud, [
+        Change("u", {"id": 2, "n": 3}, 4, before={"id": 2}, absent=["DAY", "_before.DAY"]),
+    ])  # fmt: skip
+    rows, _ = merged(spark, stage, ["id"])
+    assert sorted((row["id"], dict(row["_cdc_literal"] or []), row["_cdc_absent"]) for row in rows) == [
+        (1, {"DAY": "2024-02-31"}, None), (2, {"DAY": "2024-02-31"}, None), (3, {}, '["DAY"]'),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("absent", "before"), [(["id"], {"id": 2}), (["_before.id"], {"id": None})])
 def test_changes_that_do_not_say_their_key_stop(
     spark: SparkSession, tmp_path: Path, absent: list[str], before: dict[str, Any]

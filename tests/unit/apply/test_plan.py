@@ -17,6 +17,7 @@ from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import PLAN_VERSION, RunPlan, plan_path
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.layout import start_path
@@ -312,6 +313,48 @@ def test_a_table_that_the_target_does_not_take_is_recorded_and_not_merged(line: 
     line.apply(run)
     line.commit(run)
     assert {record.state for record in line.meta.records("t", IDS)} == {RecordState.COMMITTED}
+
+
+def test_a_table_that_the_rules_take_in_later_is_named_until_what_was_left_out_is_replayed(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = line.with_targets({"name": "t", "tables": {"shop.orders": {}}})
+    both = [manifest(number, tables={"shop.orders": 3, "shop.items": 2}) for number in range(5)]
+    line.stage(*both[:2])
+    line.done("first")
+    line = line.with_targets({"name": "t"})
+
+    def said(run_id: str) -> str:
+        caplog.clear()
+        line.done(run_id)
+        return "".join(caplog.messages)
+
+    line.stage(both[2])
+    warned = said("second")
+    assert "2 batches with changes of shop.items were committed while the rules of the target left" in warned
+    assert f"lockstep run line --replay --target t --table shop.items --from {IDS[0]}" in warned
+    run = replay.plan(line.meta, line.store, line.pipeline, Selection("t", tables=("shop.items",)), run_id="again")
+    line.apply(run)
+    line.stage(both[3])
+    assert "shop.items" in said("third"), "the replay is not committed"
+    line.commit(run)
+    line.stage(both[4])
+    assert "left the table out" not in said("fourth")
+
+
+def test_a_table_that_was_copied_since_lacks_nothing_that_was_left_out_before(
+    line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = line.with_targets({"name": "t", "tables": {"shop.orders": {}}})
+    line.stage(manifest(0, tables={"shop.items": 2}))
+    line.done("first")
+    line = line.with_targets({"name": "t"})
+    place = position(1)
+    copied = TableCoverage(How.COPIED, place.seq, 0, str(place), feeds=("shop.items",), base_seq=place.seq)
+    line.stage(replace(manifest(1, tables={"shop.items": 2}), coverage={"shop.items": copied}))
+    caplog.clear()
+    line.done("second")
+    assert "left the table out" not in "".join(caplog.messages)
 
 
 def test_a_batch_without_rows_is_consumed_too(line: Line) -> None:

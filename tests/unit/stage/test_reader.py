@@ -183,6 +183,25 @@ def test_a_table_without_a_key_keeps_whole_rows_with_their_multiplicity(store):
     assert Counter(rows(state, "n", "note")) == {(1, "a"): 1, (1, "c"): 1, (2, "b"): 2}
 
 
+def test_without_a_key_zeros_of_both_signs_are_different_rows(store):
+    vector = ColumnType("vector", length=2)
+    columns = (Column("d", ColumnType("double")), Column("f", ColumnType("float")), Column("v", vector))
+    schema = TableSchema("shop", "log", columns)
+    plain, minus = ({"d": sign * 0.0, "f": sign * 0.0, "v": [sign * 0.0, 0.5]} for sign in (1, -1))
+    other = {"d": 0.1, "f": 16777216.0, "v": [1e-45, -3.4028234663852886e38]}
+    made = [
+        Made([Change(schema, "c", row) for row in (plain, minus, minus, other, plain)]),
+        Made([Change(schema, "d", plain), Change(schema, "u", other, plain), Change(schema, "u", plain, minus)]),
+    ]
+    batches = stage(store, made)
+    (exact,) = (row for row in changes(store, batches, "shop.log").to_pylist()[3:4])
+    expected = [plain, minus, *[{name: exact[name] for name in other}] * 2]
+    state = table_state(store, batches, "shop.log")
+    assert Counter(map(repr, rows(state, "d", "f", "v"))) == Counter(repr(tuple(row.values())) for row in expected)
+    answer = sql(store, {"shop": batches}, "SELECT d, f, v FROM shop.log")
+    assert Counter(map(repr, rows(answer, "d", "f", "v"))) == Counter(map(repr, rows(state, "d", "f", "v")))
+
+
 @pytest.mark.parametrize("key", [1, None])
 @pytest.mark.parametrize(
     "name", ["n", "k0", "place", "gone", "ts", "t", "e", "c", "changes", "select", "a.b", "q\"u'o", "😀 x/%"]
@@ -303,6 +322,46 @@ def test_a_column_whose_name_changes_its_case_is_the_same_column(store):
     assert rows(changes(store, batches, "shop.orders"), "ID", "NOTE") == [(1, "n"), (2, "n"), (2, "m")]
     answer = sql(store, {"shop": batches}, 'SELECT "NOTE", _before."NOTE" AS was FROM shop.orders_changes ORDER BY ALL')
     assert [tuple(row.values()) for row in answer.to_pylist()] == [("m", "n"), ("n", None), ("n", None)]
+
+
+def spelled(name: str, key: str) -> TableSchema:
+    dated = (Column(key, ColumnType("date"), False, 1), Column(name, ColumnType("date")))
+    return TableSchema("shop", "days", (*dated, NOTE))
+
+
+def test_what_a_typed_column_does_not_say_is_known_by_the_column_whatever_the_case_of_its_name(store):
+    small, loud = spelled("at", "day"), spelled("At", "DAY")
+    zeros = [
+        Change(small, "c", {"day": None, "at": None, "note": note}, None, {"day": day, "at": "0000-00-00"})
+        for day, note in (("0000-00-00", "zero"), ("2024-02-31", "odd"))
+    ]
+    gone = {"DAY": None, "At": None, "note": "odd"}
+    later = [
+        Change(loud, "u", gone | {"note": None}, gone, {"DAY": "2024-02-30", "_before.DAY": "2024-02-31"},
+               absent=("note", "_before.At", "At")),
+    ]  # fmt: skip
+    batches = stage(store, [Made(zeros)], [Made(later)])
+    expected = [
+        ("2024-02-30", "0000-00-00", "odd"),
+        ("0000-00-00", "0000-00-00", "zero"),
+    ]
+    state = table_state(store, batches, "shop.days").to_pylist()
+    found = [(dict(row["_cdc_literal"]), row["note"]) for row in state]
+    assert sorted((of["DAY"], of["At"], note) for of, note in found) == sorted(expected)
+    history = changes(store, batches, "shop.days").to_pylist()
+    assert [dict(row["_cdc_literal"]).keys() for row in history[:2]] == [{"DAY", "At"}] * 2
+    answer = sql(store, {"shop": batches}, "SELECT _cdc_literal FROM shop.days_changes WHERE _cdc_op = 'c'").to_pylist()
+    assert [dict(row["_cdc_literal"]).keys() for row in answer] == [{"DAY", "At"}] * 2
+
+
+def test_a_given_key_may_be_written_in_another_case(store):
+    schema = spelled("at", "day")
+    made = [
+        Change(schema, "c", {"day": None, "at": None, "note": day}, None, {"day": day})
+        for day in ("0000-00-00", "2024-02-31")
+    ]
+    batches = stage(store, [Made(made)])
+    assert len(table_state(store, batches, "shop.days", ["DAY"])) == 2
 
 
 def test_types_without_a_common_one_are_refused_by_every_reader(store):
