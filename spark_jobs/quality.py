@@ -54,8 +54,8 @@ _EXAMPLES = 20
 _COPIES = 4
 """Of a frame that is judged in memory: Arrow's columns, those of pandas, and what an expectation makes of them."""
 
-_SPARE = 2
-"""A part is planned to have half of what it may: not all have as many rows."""
+_SPARE, _MOST_PARTS = 2, 256
+"""A part is planned to have half of what it may: not all have as many rows. Each part is an open file."""
 ALIKE: Mapping[str, Sequence[str]] = {"staged": (SEQ, ROW), "merged": (KEY,), "target": ()}
 """Columns of the rows that a suite compares with each other: those that are unique together have equal values there."""
 
@@ -151,7 +151,7 @@ def _gathered(read: Iterator[pa.Table], rows: int, directory: Path, alike: Seque
     if not alike:
         return read  # as they come
     try:
-        return in_parts(directory, read, alike, -(-rows * _SPARE // GATHERED_ROWS))
+        return in_parts(directory, read, alike, min(-(-rows * _SPARE // GATHERED_ROWS), _MOST_PARTS))
     except OSError as error:
         log.info("Spark judges the rows: they are too many for %s: %s", directory.parent, error)
         return None
