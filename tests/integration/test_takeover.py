@@ -187,7 +187,8 @@ def test_an_extractor_stopped_at_any_step_of_a_commit_moves_nothing_when_it_wake
             line.wait_until_staged()
             new.send_signal(signal.SIGTERM)
             said, _ = new.communicate(timeout=PATIENCE_S)
-            assert new.returncode == 0, said
+            # With what it had read after its last batch it ends as interrupted.
+            assert new.returncode == 0 or (new.returncode == 143 and "cli.interrupted" in said), said
     line.assert_one_chain()
 
 
