@@ -8,10 +8,11 @@ holds a batch for each thread, and disk what the changes take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -128,19 +129,16 @@ class _Written:
     rows: pa.Schema
 
 
-class PartFiles:
-    """The parts of what one thread reads. A context manager: files that are still open are closed.
+class PartStreams:
+    """A local file for each part, in which streams of Arrow follow each other. A context manager: files that are still
+    open for writing are closed."""
 
-    In the file of a part, the streams of a staged file follow each other: those with values before, and those without.
-    """
-
-    def __init__(self, directory: Path, rule: PartRule) -> None:
-        self._rule = rule
-        self._paths = [directory / f"{number}.part" for number in range(rule.parts.count)]
+    def __init__(self, directory: Path, parts: int) -> None:
+        self.directory = directory
+        self._paths = [directory / f"{number}.part" for number in range(parts)]
         self._sinks = [pa.OSFile(str(path), "wb") for path in self._paths]
-        self._written: list[list[_Written]] = [[] for _ in range(rule.parts.count)]
 
-    def __enter__(self) -> PartFiles:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -152,6 +150,29 @@ class PartFiles:
         for sink in self._sinks:
             sink.close()
 
+    def append(self, part: int, rows: pa.Table) -> None:
+        """As a stream. Raises OSError where there is no space."""
+        with pa.ipc.new_stream(self._sinks[part], rows.schema, options=_COMPRESSION) as stream:
+            stream.write_table(rows)
+
+    def streams_of(self, part: int) -> Iterator[pa.RecordBatchReader]:
+        """In their order, each to be read before the next; after `close`."""
+        with pa.OSFile(str(self._paths[part]), "rb") as source:
+            while source.tell() < source.size():
+                yield pa.ipc.open_stream(source)
+
+
+class PartFiles(PartStreams):
+    """The parts of what one thread reads.
+
+    In the file of a part, the streams of a staged file follow each other: those with values before, and those without.
+    """
+
+    def __init__(self, directory: Path, rule: PartRule) -> None:
+        super().__init__(directory, rule.parts.count)
+        self._rule = rule
+        self._written: list[list[_Written]] = [[] for _ in range(rule.parts.count)]
+
     def add(
         self, source: pq.ParquetFile, schema: TableSchema, renews: bool | None, seqs: Sequence[tuple[int, int]]
     ) -> None:
@@ -161,10 +182,7 @@ class PartFiles:
         gathered: list[pa.RecordBatch] = []
         for batch in batches:
             gathered.append(batch)
-            if (
-                sum(one.num_rows for one in gathered) >= _GATHERED_ROWS
-                or sum(one.nbytes for one in gathered) >= _GATHERED_BYTES
-            ):
+            if sum(one.num_rows for one in gathered) >= CUT_ROWS or sum(one.nbytes for one in gathered) >= _CUT_BYTES:
                 self._append(gathered, _Written(schema, renews, rows))
                 gathered = []
         if gathered:
@@ -175,10 +193,9 @@ class PartFiles:
         for part, rows in self._cut(table, written.schema, written.renews):
             if rows.num_rows:
                 try:
-                    with pa.ipc.new_stream(self._sinks[part], rows.schema, options=_COMPRESSION) as stream:
-                        stream.write_table(rows)
+                    self.append(part, rows)
                 except OSError as error:
-                    raise NotSmallError(f"its parts are too large for {self._paths[part].parent}: {error}") from error
+                    raise NotSmallError(f"its parts are too large for {self.directory}: {error}") from error
                 self._written[part].append(written)
 
     def _cut(self, table: pa.Table, schema: TableSchema, renews: bool | None) -> list[tuple[int, pa.Table]]:
@@ -211,22 +228,21 @@ class PartFiles:
     def rows_of(self, part: int, take: Callable[[int, int], None]) -> list[StagedRows]:
         """The changes of a part, after `close`. take: as in Memory.share."""
         staged = []
-        with pa.OSFile(str(self._paths[part]), "rb") as source:
-            for written in self._written[part]:
-                batches = []
-                for batch in pa.ipc.open_stream(source):
-                    take(batch.num_rows, batch.nbytes)
-                    batches.append(batch)
-                rows = pa.Table.from_batches(batches)
-                if BEFORE not in rows.schema.names:
-                    at = written.rows.get_field_index(BEFORE)
-                    field = written.rows.field(at)
-                    rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
-                staged.append(StagedRows(rows, written.schema, written.renews))
+        for written, stream in zip(self._written[part], self.streams_of(part), strict=True):
+            batches = []
+            for batch in stream:
+                take(batch.num_rows, batch.nbytes)
+                batches.append(batch)
+            rows = pa.Table.from_batches(batches)
+            if BEFORE not in rows.schema.names:
+                at = written.rows.get_field_index(BEFORE)
+                field = written.rows.field(at)
+                rows = rows.add_column(at, field, pa.nulls(rows.num_rows, field.type))
+            staged.append(StagedRows(rows, written.schema, written.renews))
         return staged
 
 
-_GATHERED_ROWS, _GATHERED_BYTES = 1 << 18, 32 << 20
+CUT_ROWS, _CUT_BYTES = 1 << 18, 32 << 20
 """What is cut at once: each part then has enough of it for a stream of its own."""
 
 

@@ -100,7 +100,7 @@ class FilteredFiles:
         return file, range(file.num_row_groups)
 
 
-def _apart(runs: Sequence[_Run], key: Sequence[str]) -> list[Sequence[_Run]]:
+def _apart(runs: Sequence[_Run], key: Sequence[str]) -> Sequence[Sequence[_Run]]:
     """Runs in groups, one after the other by their keys: no row of a group comes after one of the next."""
     spans = [_span(run, key[0]) if key else None for run in runs]
     known = sorted(((*span, at) for at, span in enumerate(spans) if span is not None))
@@ -113,7 +113,7 @@ def _apart(runs: Sequence[_Run], key: Sequence[str]) -> list[Sequence[_Run]]:
             groups.append([])
         groups[-1].append(runs[at])
         reached = high if reached is None else max(reached, high)
-    return list(groups)
+    return groups
 
 
 def _span(run: _Run, name: str) -> tuple[int, int] | None:

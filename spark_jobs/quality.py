@@ -40,17 +40,15 @@ from spark_jobs.quality_rows import (
     staged_rows,
     target_frame,
     target_rows,
-    whole,
 )
 from spark_jobs.report import page, summary
-from spark_jobs.row_parts import in_parts
+from spark_jobs.row_parts import in_parts, whole
 from spark_jobs.session import is_on_this_machine
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
 """So many rows at most are judged at once in memory (suite_runner.py), without the JVM; those that a pipeline's own
 suite judges, only if their values fit as well."""
-_EXAMPLES = 20
 _COPIES = 4
 """Of a frame that is judged in memory: Arrow's columns, those of pandas, and what an expectation makes of them."""
 
@@ -113,20 +111,29 @@ def _check(job: Job) -> None:
 def _verdicts(
     job: Job, tables: Sequence[MergeTable], sample: Sample, rows: Mapping[str, int], at_once: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of the three suites. rows: how many each of them judges; at_once: of these, those that cannot be cut."""
+    """Of the three suites. rows: how many each of them judges; at_once: of these, those that cannot be cut. A sample is
+    never judged by Spark's frame, which has all rows."""
     read: dict[str, Rows] = {
         "staged": staged_rows, "merged": merged_rows, "target": partial(target_rows, sample=sample, most=GATHERED_ROWS)
     }  # fmt: skip
     by_spark: dict[str, Frame] = {"staged": staged_frame, "merged": merged_frame, "target": target_frame}
     in_parts_here = bool(job.driver_bytes) and is_on_this_machine()
+
+    def is_read(stage: str) -> bool:
+        return (
+            rows[stage] <= GATHERED_ROWS
+            or (stage == "target" and sample.every > 1)
+            or (in_parts_here and at_once.get(stage, 0) <= GATHERED_ROWS)
+        )
+
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         with ThreadPoolExecutor(len(read), thread_name_prefix="gather") as pool:
             gathered = {
                 stage: pool.submit(_gathered, give(job, tables), rows[stage], Path(scratch) / stage, ALIKE[stage])
                 for stage, give in read.items()
-                if rows[stage] <= GATHERED_ROWS or (in_parts_here and at_once.get(stage, 0) <= GATHERED_ROWS)
+                if is_read(stage)
             }
-            from spark_jobs.suite_runner import GOOD, SUITES, judge
+            from spark_jobs.suite_runner import EXAMPLES, GOOD, SUITES, judge
 
         for stage in SUITES:
             parts = gathered[stage].result() if stage in gathered else None
@@ -137,14 +144,14 @@ def _verdicts(
             assert frame is not None
             verdict = judge(frame, SUITES[stage](rows[stage]), rows[stage])
             if not verdict["success"] and stage == "target":
-                bad = frame.where(~c(OUTCOME).isin(*GOOD)).limit(_EXAMPLES)
+                bad = frame.where(~c(OUTCOME).isin(*GOOD)).limit(EXAMPLES)
                 verdict["examples"] = _shown([row.asDict() for row in bad.collect()])
             yield stage, verdict
 
 
 def _gathered(read: Iterator[pa.Table], rows: int, directory: Path, alike: Sequence[str]) -> Iterable[pa.Table] | None:
     """About so many rows, in parts that fit into memory. alike: rows with equal values in these columns are in one
-    part. None: there is no space for them."""
+    part. None: the disk is too small for them."""
     if rows <= GATHERED_ROWS:
         found = list(read)
         return [whole(found)] if found else []
@@ -158,7 +165,7 @@ def _gathered(read: Iterator[pa.Table], rows: int, directory: Path, alike: Seque
 
 
 def _of_parts(stage: str, parts: Iterable[pa.Table], rows: int) -> dict[str, Any]:
-    from spark_jobs.suite_runner import GOOD, SUITES, judge_parts
+    from spark_jobs.suite_runner import EXAMPLES, GOOD, SUITES, judge_parts
 
     examples: list[dict[str, Any]] = []
 
@@ -166,7 +173,7 @@ def _of_parts(stage: str, parts: Iterable[pa.Table], rows: int) -> dict[str, Any
         for part in parts:
             if stage == "target":
                 known = pc.is_in(part.column(OUTCOME).cast(pa.string()), pa.array(GOOD))
-                examples.extend(part.filter(pc.invert(known)).slice(0, _EXAMPLES - len(examples)).to_pylist())
+                examples.extend(part.filter(pc.invert(known)).slice(0, EXAMPLES - len(examples)).to_pylist())
             yield part.to_pandas()
 
     verdict = judge_parts(frames(), SUITES[stage], rows)

@@ -37,6 +37,7 @@ from spark_jobs.key_changes import NO_LABEL, exact
 from spark_jobs.merge import read_changes
 from spark_jobs.merge_rules import row_columns
 from spark_jobs.multiset import copy_identity
+from spark_jobs.row_parts import whole
 from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.write import accepted
 
@@ -209,11 +210,6 @@ def _groups(pieces: Sequence[Piece[str]], most: int) -> list[list[Piece[str]]]:
         groups[-1].append(piece)
         rows += piece.rows
     return groups
-
-
-def whole(parts: Sequence[pa.Table]) -> pa.Table:
-    """One table of one or more."""
-    return pa.concat_tables(parts).unify_dictionaries()
 
 
 def _compared_schema() -> pa.Schema:

@@ -8,11 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.arrow_parts import parts_of_keys, spread
-
-_CUT_ROWS = 1 << 18
-"""What is cut at once, about: each part then has enough of it for a stream of its own."""
-_COMPRESSION = pa.ipc.IpcWriteOptions(compression="lz4")
+from spark_jobs.arrow_parts import CUT_ROWS, PartStreams, parts_of_keys, spread
 
 
 def in_parts(directory: Path, rows: Iterable[pa.Table], columns: Sequence[str], parts: int) -> Iterator[pa.Table]:
@@ -22,36 +18,28 @@ def in_parts(directory: Path, rows: Iterable[pa.Table], columns: Sequence[str], 
     Raises OSError where the directory has no space.
     """
     directory.mkdir()
-    paths = [directory / str(number) for number in range(parts)]
-    sinks = [pa.OSFile(str(path), "wb") for path in paths]
-    try:
+    with PartStreams(directory, parts) as files:
         for some in _gathered(rows):
             part = parts_of_keys([some.column(name).combine_chunks() for name in columns], parts)
             for number, mine in spread(some, np.arange(some.num_rows), part, parts):
                 if mine.num_rows:
-                    with pa.ipc.new_stream(sinks[number], mine.schema, options=_COMPRESSION) as stream:
-                        stream.write_table(mine)
-    finally:
-        for sink in sinks:
-            sink.close()
-    return (_read(path) for path in paths if path.stat().st_size)
+                    files.append(number, mine)
+    read = ([stream.read_all() for stream in files.streams_of(number)] for number in range(parts))
+    return (whole(found) for found in read if found)
+
+
+def whole(parts: Sequence[pa.Table]) -> pa.Table:
+    """One table of one or more."""
+    return pa.concat_tables(parts).unify_dictionaries()
 
 
 def _gathered(rows: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """About as many rows as are cut at once."""
     some: list[pa.Table] = []
     for one in rows:
         some.append(one)
-        if sum(part.num_rows for part in some) >= _CUT_ROWS:
-            yield pa.concat_tables(some).unify_dictionaries()
+        if sum(part.num_rows for part in some) >= CUT_ROWS:
+            yield whole(some)
             some = []
     if some:
-        yield pa.concat_tables(some).unify_dictionaries()
-
-
-def _read(path: Path) -> pa.Table:
-    """The streams of a file, which follow each other."""
-    found = []
-    with pa.OSFile(str(path), "rb") as source:
-        while source.tell() < source.size():
-            found.append(pa.ipc.open_stream(source).read_all())
-    return pa.concat_tables(found).unify_dictionaries()
+        yield whole(some)

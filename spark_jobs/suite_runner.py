@@ -92,7 +92,8 @@ def judge_parts(parts: Iterable[Any], suite_of: Callable[[int], gx.ExpectationSu
 
 
 _COUNT = "expect_table_row_count_to_equal"
-_EXAMPLES = 20
+EXAMPLES = 20
+"""Of the rows that fail an expectation."""
 
 
 def _counted(each: Sequence[Mapping[str, Any]], rows: int, seen: int) -> dict[str, Any]:
@@ -113,10 +114,8 @@ def _together(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if name.endswith("_count") and isinstance(value, int):
             result[name] = sum(one for one in of_all if one is not None)
         elif isinstance(value, list):
-            result[name] = [one for some in of_all for one in some or ()][:_EXAMPLES]
-    kept = {
-        name: of_all for name, of_all in result.items() if not name.endswith("_percent") and name != "element_count"
-    }
+            result[name] = [one for some in of_all for one in some or ()][:EXAMPLES]
+    kept = {name: value for name, value in result.items() if not name.endswith("_percent") and name != "element_count"}
     return {**failed[0], "result": kept}
 
 

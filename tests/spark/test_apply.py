@@ -515,6 +515,11 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
     assert verdict["success"], verdict
     assert (verdict["rows"] < 8, verdict["of"]) == (True, 8)
     assert f"<p>a sample of {verdict['rows']} of 8 rows</p>" in (folder / "report.html").read_text()
+    with monkeypatch.context() as patch:  # a sample too large to be judged at once, on a cluster
+        patch.setattr(quality, "GATHERED_ROWS", 1)
+        patch.setattr(quality, "is_on_this_machine", lambda: False)
+        check(line.job(plan))
+    assert {**json.loads((folder / "target.json").read_text()), "expectations": []} == verdict | {"expectations": []}
 
     for d in (0, 1):
         for t in (0, 1):

@@ -35,7 +35,7 @@ def test_every_row_is_in_a_part_and_rows_that_are_alike_are_in_the_same(
     files: list[list[tuple[str, str | None, int]]], parts: int, cut_rows: int, alike: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(row_parts, "_CUT_ROWS", cut_rows)
+        patch.setattr(row_parts, "CUT_ROWS", cut_rows)
         found = [one.to_pylist() for one in in_parts(Path(folder) / "parts", map(coded, files), alike, parts)]
     assert all(found)
     assert len(found) <= parts
