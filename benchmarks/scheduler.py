@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +24,7 @@ from statistics import median
 
 from sqlalchemy import Engine, create_engine, text
 
+from benchmarks.copy import execute
 from benchmarks.document import keep, machine
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
@@ -84,12 +85,6 @@ class Measured:
         for task in self.tasks:
             yield task.name, (task.begin - before).total_seconds(), (task.end - task.begin).total_seconds()
             before = task.end
-
-
-def execute(server: MariaDb, *statements: str) -> None:
-    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def make_tables(source: MariaDb, target: MariaDb) -> None:

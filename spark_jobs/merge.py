@@ -51,6 +51,7 @@ from cdc_core.model.staged import (
     TRUNCATE,
     TS,
     UPDATE,
+    renamed_in_bookkeeping,
 )
 from cdc_core.model.version import ORIGIN_BYTES, origin_name
 from cdc_core.stage.intact import require_intact
@@ -249,13 +250,8 @@ def _literal(columns: T.StructType, schema: TableSchema) -> Column:
 def _other_names(columns: T.StructType, schema: TableSchema) -> Column | None:
     """A map of the names in the bookkeeping that the definition spells in another letter case than the unified columns;
     None if there are none."""
-    found = {
-        mark + column.name: mark + field.name
-        for column in schema.columns
-        for field in columns
-        for mark in ("", BEFORE_MARK)
-        if column.name != field.name and column.name.lower() == field.name.lower()
-    }
+    unified = {field.name.lower(): field.name for field in columns}
+    found = renamed_in_bookkeeping((one.name, unified.get(one.name.lower(), one.name)) for one in schema.columns)
     return F.create_map(*[F.lit(name) for pair in found.items() for name in pair]) if found else None
 
 

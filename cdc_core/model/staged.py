@@ -76,6 +76,12 @@ def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:
     return json.dumps(names, ensure_ascii=False, separators=(",", ":")) if names else None
 
 
+def renamed_in_bookkeeping(columns: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """New names by old ones, as `_cdc_literal` and `_cdc_absent` have them, for values and for values before. columns:
+    the old and the new name of each; those that keep theirs are left out."""
+    return {mark + old: mark + new for old, new in columns if old != new for mark in ("", BEFORE_MARK)}
+
+
 def lacking(rows: pa.RecordBatch) -> tuple[pa.Array, list[frozenset[str]]]:
     """(index of each row's set, null for a whole row; the sets of names that `_cdc_absent` has among these rows)."""
     at = rows.schema.get_field_index(ABSENT)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, LITERAL
+from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, LITERAL, renamed_in_bookkeeping
 
 SOURCE_TABLE = "_cdc_source_table"
 """The name of the change's table on its source."""
@@ -170,7 +170,7 @@ def _noted_as(spelled: Mapping[str, str], emptied: Mapping[str, int]) -> dict[st
     if emptied:
         entries = f"list_filter({entries}, lambda _cdc_entry: NOT ({_is_former('_cdc_entry.key', emptied)}))"
         names = f"list_filter({names}, lambda _cdc_name: NOT ({_is_former('_cdc_name', emptied)}))"
-    others = {mark + mine: mark + name for mine, name in spelled.items() if mine != name for mark in ("", BEFORE_MARK)}
+    others = renamed_in_bookkeeping(spelled.items())
     if others:
         cases = " ".join(f"WHEN {text(mine)} THEN {text(name)}" for mine, name in others.items())
         key = f"CASE _cdc_entry.key {cases} ELSE _cdc_entry.key END"

@@ -21,11 +21,11 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     ABSENT,
     BEFORE,
-    BEFORE_MARK,
     BOOKKEEPING,
     LITERAL,
     LiteralEntries,
     absent_text,
+    renamed_in_bookkeeping,
     row_field,
 )
 from cdc_core.stage.as_of import AsOf
@@ -172,12 +172,7 @@ def align(rows: pa.Table, target: pa.Schema) -> pa.Table:
     """Staged rows of one definition under a unified schema."""
     columns = []
     own = {name.lower(): name for name in rows.column_names}
-    others = {
-        mark + mine: mark + field.name
-        for field in target
-        if (mine := own.get(field.name.lower(), field.name)) != field.name
-        for mark in ("", BEFORE_MARK)
-    }
+    others = renamed_in_bookkeeping((own.get(field.name.lower(), field.name), field.name) for field in target)
     for field in target:
         if field.name == BEFORE:
             columns.append(_align_before(rows.column(BEFORE), field.type))

@@ -14,6 +14,11 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.cli import cutover as cli
+from cdc_core.cli.output import CliOutput
+from cdc_core.cutover.moving import cutover_lease
+from cdc_core.cutover.work import Work
+from cdc_core.meta import Lease
 from tests.databases import drop_database
 
 PIPELINE = """
@@ -174,6 +179,19 @@ class Shop:
         done = self.lockstep("cutover", *arguments, code=code)
         document: dict[str, Any] = json.loads(done.out)
         return document
+
+    @contextmanager
+    def in_this_process(
+        self, monkeypatch: pytest.MonkeyPatch, target: str | None = None
+    ) -> Iterator[tuple[Work, Lease]]:
+        """What `lockstep cutover` of shop.yaml works with, and its lease."""
+        monkeypatch.setenv("SOURCE", self.source.url)
+        monkeypatch.setenv("TARGET", self.target.url)
+        with (
+            cli._work(str(self.folder / "shop.yaml"), self.folder, target, CliOutput(as_json=True)) as work,
+            cutover_lease(work) as lease,
+        ):
+            yield work, lease
 
     def old(self, table: str) -> dict[int, int]:
         return self._rows(self.source, [f"{self.name}.{table}"])

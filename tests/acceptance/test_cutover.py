@@ -17,11 +17,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.cli import cutover as cli
-from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine
 from cdc_core.cutover.gates import open_gates
-from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import (
@@ -419,8 +416,6 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
     """The locks end too early, and another extractor stages the write before the cutover looks."""
     with shop(lockstep, mysql9, mariadb_target) as made:
         made.behave(more="attempts: 1")
-        monkeypatch.setenv("SOURCE", mysql9.url)
-        monkeypatch.setenv("TARGET", mariadb_target.url)
         lockstep("run", "shop.yaml")
         fence = hold.raise_fences
 
@@ -436,8 +431,7 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
 
         monkeypatch.setattr(hold, "raise_fences", too_late)
         with (
-            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
+            made.in_this_process(monkeypatch) as (work, lease),
             pytest.raises(RetryLater, match="1 changes were made after"),
         ):
             machine.run(work, lease)

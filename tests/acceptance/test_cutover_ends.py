@@ -8,11 +8,8 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.cli import cutover as cli
-from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine, moving, readiness
 from cdc_core.cutover.gates import gated_tables, open_gates
-from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
@@ -114,8 +111,6 @@ def test_the_application_is_released_when_the_budget_is_over_whatever_hangs(
     lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     with shop(lockstep, *servers) as made:
-        monkeypatch.setenv("SOURCE", made.source.url)
-        monkeypatch.setenv("TARGET", made.target.url)
         stops_by(made, "true", "hook_s: 30", budget_s=10)
         lockstep("run", "shop.yaml")
         hung: list[str] = []
@@ -143,8 +138,7 @@ def test_the_application_is_released_when_the_budget_is_over_whatever_hangs(
             else:
                 monkeypatch.setattr(Meta, "move_cutover", slow_move)
             with (
-                cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-                cutover_lease(work) as lease,
+                made.in_this_process(monkeypatch) as (work, lease),
                 pytest.raises(RetryLater, match=r"longer than cutover\.budget_s") as caught,
             ):
                 machine.run(work, lease)
@@ -197,8 +191,6 @@ def test_a_move_whose_answer_was_lost_is_undone_too(
 ) -> None:
     """Meta has written down that the command is called, and its connection was lost."""
     with shop(lockstep, *servers) as made:
-        monkeypatch.setenv("SOURCE", made.source.url)
-        monkeypatch.setenv("TARGET", made.target.url)
         made.behave(more="attempts: 1")
         lockstep("run", "shop.yaml")
         move, interrupted = Meta.move_cutover, list[bool]()
@@ -212,8 +204,7 @@ def test_a_move_whose_answer_was_lost_is_undone_too(
 
         monkeypatch.setattr(Meta, "move_cutover", lost)
         with (
-            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
+            made.in_this_process(monkeypatch) as (work, lease),
             pytest.raises(KeyboardInterrupt),
         ):
             machine.run(work, lease)
@@ -323,13 +314,10 @@ def test_nobody_is_led_away_from_tables_that_the_application_has_left(
         assert made.cutover("status", "shop.yaml")["state"] == "COMPLETE"
 
         # Gates that another cutover closes at the same time are seen after those of this one.
-        monkeypatch.setenv("SOURCE", made.source.url)
-        monkeypatch.setenv("TARGET", made.target.url)
         for module in (moving, readiness):
             monkeypatch.setattr(module, "require_not_left", lambda *_: None)
         with (
-            cli._work(str(path), made.folder, second[2], CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
+            made.in_this_process(monkeypatch, second[2]) as (work, lease),
             pytest.raises(Refused) as caught,
         ):
             machine.run(work, lease)
@@ -346,15 +334,10 @@ def test_a_cutover_that_was_paused_while_another_process_has_finished_it_leaves_
     lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shop(lockstep, *servers) as made:
-        monkeypatch.setenv("SOURCE", made.source.url)
-        monkeypatch.setenv("TARGET", made.target.url)
         made.behave(more="attempts: 1")
         lockstep("run", "shop.yaml")
         chase = machine.chase
-        with (
-            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
-        ):
+        with made.in_this_process(monkeypatch) as (work, lease):
 
             def paused(*arguments: Any) -> Any:
                 found = chase(*arguments)
@@ -377,8 +360,6 @@ def test_a_rehearsal_that_was_stopped_is_resumed_as_a_rehearsal(
     lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shop(lockstep, *servers) as made:
-        monkeypatch.setenv("SOURCE", made.source.url)
-        monkeypatch.setenv("TARGET", made.target.url)
         made.behave(more="attempts: 1")
         lockstep("run", "shop.yaml")
 
@@ -387,8 +368,7 @@ def test_a_rehearsal_that_was_stopped_is_resumed_as_a_rehearsal(
 
         monkeypatch.setattr(machine, "chase", stopped)
         with (
-            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
+            made.in_this_process(monkeypatch) as (work, lease),
             pytest.raises(KeyboardInterrupt),
         ):
             machine.run(work, lease, rehearse=True)

@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli import cutover as cli
 from cdc_core.cli import cutover_status
 from cdc_core.cli.cutover_status import way_back_document
-from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine
-from cdc_core.cutover.moving import cutover_lease
 from cdc_core.meta import Meta
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
 
@@ -159,8 +156,6 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
     lockstep: Any, mysql9: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with shop(lockstep, mysql9, mariadb_target) as made:
-        monkeypatch.setenv("SOURCE", mysql9.url)
-        monkeypatch.setenv("TARGET", mariadb_target.url)
         visits = f"{made.name}.visits"
         execute(mysql9, f"CREATE TABLE {visits} (id INT AUTO_INCREMENT PRIMARY KEY)")
         path = made.folder / "shop.yaml"
@@ -176,10 +171,7 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
             execute(mysql9, f"INSERT INTO {visits} VALUES ()")
 
         monkeypatch.setattr(hold, "raise_fences", visited)
-        with (
-            cli._work(str(path), made.folder, None, CliOutput(as_json=True)) as work,
-            cutover_lease(work) as lease,
-        ):
+        with made.in_this_process(monkeypatch) as (work, lease):
             assert machine.run(work, lease).state == "WATCH"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.model.merged import KEY_CHAIN, merged_schema
@@ -152,3 +153,11 @@ def _types(schema: pa.Schema) -> dict[str, str]:
     """Types by column, without what Parquet says of the items of a list."""
     noise = re.compile(r" not null| \('\w+'\)")
     return {field.name: noise.sub("", str(field.type)).replace("element:", "item:") for field in schema}
+
+
+def merge_by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves merging to one of its ways ("in memory", "in parts" or "spark"), and to none of those before it."""
+    if way != "in memory":
+        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
+    if way == "spark":
+        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from cdc_core.model.position import MAX_OFFSET
 from cdc_core.stage.layout import CompactedName, compacted_path
 from tests.history_model import Change
-from tests.spark.staged_changes import Stage, table_schema
+from tests.spark.staged_changes import Stage, merge_by, table_schema
 from tests.spark.test_merge import merged
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -28,10 +28,7 @@ BATCHES = 6
 
 @pytest.fixture(params=["in memory", "in parts", "spark"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param != "in memory":
-        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
-    if request.param == "spark":
-        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
+    merge_by(request.param, monkeypatch)
     return str(request.param)
 
 

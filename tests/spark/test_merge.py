@@ -27,7 +27,7 @@ from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.session import open_session
 from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners
-from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
+from tests.spark.staged_changes import Stage, merge_by, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -36,10 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 @pytest.fixture(params=["in memory", "in parts", "spark"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How tables are merged: all ways keep every rule below."""
-    if request.param != "in memory":
-        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
-    if request.param == "spark":
-        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
+    merge_by(request.param, monkeypatch)
     return str(request.param)
 
 

@@ -27,7 +27,7 @@ from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from tests.history_model import BEFORE, Change
-from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
+from tests.spark.staged_changes import Stage, merge_by, require_merged_columns, table_schema
 from tests.spark.test_merge import pipeline
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
@@ -106,10 +106,8 @@ def changes(draw: st.DrawFn, kinds: Sequence[str], partial: bool) -> list[Change
 def outcome(job: Job, way: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What a way of merging leaves: rows, columns and counts, or an error."""
     with monkeypatch.context() as patch:
-        if way == "spark":
-            patch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
-            patch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
-        else:
+        merge_by(way, patch)
+        if way != "spark":
             patch.setattr("spark_jobs.merge.merge_table", None)
             patch.setattr(small_tables, "PART_ROWS", 2)
         try:
