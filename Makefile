@@ -189,6 +189,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

@@ -30,6 +30,7 @@ from cdc_core.windows import to_us
 from cdc_core.words import counted
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, holder_name, is_dry_run, run_name
 from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.specs import COPY
@@ -87,26 +88,7 @@ def _wanted(
     return chosen(meta, source, [table for table in tables if table not in done])
 
 
-class _Killable:
-    """A task that holds leases while it works."""
-
-    _working = False
-
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        self._working = True
-        try:
-            yield
-        finally:
-            self._working = False
-
-    def on_kill(self) -> None:
-        """As ExtractSensor.on_kill: leaves after the chunk that is being read, and releases the leases."""
-        if self._working:
-            raise SystemExit(143)
-
-
-class CopyPlanOperator(_Killable, BaseOperator):
+class CopyPlanOperator(Leaving, BaseOperator):
     """Extracts each source up to now, and lists what will be copied. XCom: {sources: {name: tables}, tables, rows}."""
 
     ui_color = "#e8eefb"
@@ -150,7 +132,7 @@ class CopyPlanOperator(_Killable, BaseOperator):
         }
 
 
-class PipelineSensor(_Killable, BaseSensorOperator):
+class PipelineSensor(Leaving, BaseSensorOperator):
     """A task of a pipeline file in mode reschedule: between pokes the worker slot is free."""
 
     def __init__(self, *, file: str, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.run_context import abandoned_of, accepted_of, holder_name, is_dry_run, window_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ DRAIN_S = 120.0
 """Longest time in one poke. Between pokes Airflow checks the sensor's own timeout; reading continues meanwhile."""
 
 
-class ExtractSensor(BaseSensorOperator):
+class ExtractSensor(Leaving, BaseSensorOperator):
     """Drains one source of a pipeline file.
 
     XCom: {source, rows, batches, files, events, position, watermark_us}; counts are those of the last process.
@@ -57,12 +58,14 @@ class ExtractSensor(BaseSensorOperator):
         self._drained: DrainResult | None = None
 
     def execute(self, context: Context) -> Any:
-        try:
-            return super().execute(context)
-        finally:
-            self._close()
+        with self.working():
+            try:
+                return super().execute(context)
+            finally:
+                self._close()
 
     def poke(self, context: Context) -> PokeReturnValue:
+        self.leave_if_told()
         with as_airflow_failures(f"extract {self.source}"):
             try:
                 return self._poke(context)
@@ -164,14 +167,6 @@ class ExtractSensor(BaseSensorOperator):
         from lockstep_airflow import lineage
 
         return lineage.of_extract(self.file, self.source, task_instance.get_template_context())
-
-    def on_kill(self) -> None:
-        """Airflow calls this from its signal handler and then lets the task continue: exit, releasing the lease.
-
-        SystemExit unwinds to `execute`, which closes; what was not durable is read again by the next try.
-        """
-        if self._extractor is not None:
-            raise SystemExit(143)
 
 
 def _counts(source: str, result: DrainResult) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
         lockstep("verify", "shop.yaml")
 
 
+@pytest.mark.matrix
 @FROM_MARIADB
 @pytest.mark.timeout(900)
 def test_a_stage_that_is_started_over_with_a_log_that_was_reset_does_not_pass_for_old_changes(

@@ -153,6 +153,7 @@ def _came_to(made: Shop, state: str, verb: str) -> bool:
     return False
 
 
+@pytest.mark.matrix
 @FROM_MARIADB
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tests.forked_commands import ROOT, ForkedCommands
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 def test_a_way_back_that_has_run_writes_nothing_to_the_old_tables_unless_the_application_was_switched(
@@ -168,6 +169,7 @@ def struck(
     return log.read_text()
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("signal", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.matrix)])
@@ -292,6 +294,7 @@ def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_
         assert made.cutover("abort", "shop.yaml", "--target", first)["state"] == "ROLLED_BACK"
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 def test_nobody_is_led_away_from_tables_that_the_application_has_left(
@@ -328,6 +331,7 @@ def test_nobody_is_led_away_from_tables_that_the_application_has_left(
         assert [phase for phase, *_ in made.called()] == ["switch"]
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 def test_a_cutover_that_was_paused_while_another_process_has_finished_it_leaves_the_way_back_in(
@@ -385,6 +389,7 @@ SECOND = """
 """
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(600)
 def test_transactions_that_do_not_end_are_ended_if_the_policy_says_so(lockstep: Any, servers: tuple[Any, Any]) -> None:

@@ -58,6 +58,7 @@ def follow(made: Shop, section: str, only: Callable[[str], bool] = lambda line: 
     return answers
 
 
+@pytest.mark.matrix
 @LAYOUTS
 @pytest.mark.timeout(1800)
 def test_the_story_from_one_database_to_shards_to_more_shards_and_back_once(

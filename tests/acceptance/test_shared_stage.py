@@ -32,7 +32,10 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("staged", [True, False], ids=["with batches", "with a start only"])
+@pytest.mark.parametrize(
+    "staged",
+    [pytest.param(True, id="with batches"), pytest.param(False, id="with a start only", marks=pytest.mark.matrix)],
+)
 def test_a_pipeline_takes_and_removes_nothing_of_another_ones_chain(pair: Any, lockstep: Any, staged: bool) -> None:
     if staged:
         pair.execute("INSERT INTO first VALUES (1), (2)")

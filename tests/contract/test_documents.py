@@ -65,7 +65,7 @@ def test_every_module_and_name_that_the_table_of_rules_cites_is_in_the_code() ->
 def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
     wrong = []
     for document in (*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
-        for shown, target in re.findall(r"\[?([^\[\]]*)\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+        for shown, target in re.findall(r"(?:\[([^\[\]]*))?\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
             name, _, anchor = target.partition("#")
             if shown.endswith(".md") and Path(shown).name != Path(name).name:
                 wrong.append(f"{document.name}: {shown} is not {name}")

@@ -372,15 +372,8 @@ def test_after_a_kill_the_same_commands_end_equal(
     ends_equal_after(case, line_of(commands, case, source, target, bucket, tmp_path))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case, id=case.id + AT_ENDPOINT, marks=pytest.mark.crash_sample if case.sample else pytest.mark.matrix
-        )
-        for case in at_endpoint()
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.id + AT_ENDPOINT) for case in at_endpoint()])
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)

@@ -87,7 +87,7 @@ class Followers:
 @pytest.mark.parametrize(
     ("kills", "server"),
     [
-        pytest.param(3, "mysql9", marks=pytest.mark.crash_sample),
+        pytest.param(2, "mysql9", marks=pytest.mark.crash_sample),
         pytest.param(50, "mysql9", marks=pytest.mark.matrix),
         pytest.param(50, "mariadb", marks=pytest.mark.matrix),
     ],

@@ -145,22 +145,16 @@ def repair_all(run: Any, lockstep: Any, pipeline: Pipeline) -> None:
     lockstep("verify", "kills.yaml", "--restart")
 
 
-@pytest.mark.parametrize(
-    ("kills", "server"),
-    [
-        pytest.param(2, "mysql9", marks=pytest.mark.crash_sample),
-        pytest.param(MANY, "mysql9", marks=pytest.mark.matrix),
-        pytest.param(MANY, "mariadb", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("server", ["mysql9", "mariadb"])
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
 def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
-    server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
+    server: str, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     source = request.getfixturevalue(server)
-    chance = random.Random(f"{kills} {SEED}")
+    chance = random.Random(f"{MANY} {SEED}")
     environ = {**os.environ, "SOURCE": source.url}
     lockstep = partial(succeed, commands, tmp_path, environ)
     run = partial(commands.run, directory=tmp_path, environ=environ)
@@ -177,7 +171,7 @@ def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
         with busy(source, range(3), pause_s=0.2), closing(processes):
             done = changes = 0
             steps = itertools.cycle(("find", "repair", "verify", "repair", "repair"))
-            while done < kills:
+            while done < MANY:
                 processes.start("extract", "--follow", "kills.yaml")
                 patiently(spoil, cursor, chance)
                 if chance.random() < 0.5:

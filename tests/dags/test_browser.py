@@ -183,6 +183,7 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
     assert len(visit.airflow.runs("cdc_shop")) == 1
 
 
+@pytest.mark.matrix
 def test_a_copy_of_the_tables_that_one_names_is_started_from_the_page(log_in: Callable[[str], Visit]) -> None:
     visit = log_in("operator")
     visit.open_lockstep()
@@ -294,6 +295,7 @@ def test_a_page_of_another_site_can_start_nothing_for_who_is_logged_in(log_in: C
     assert visit.airflow.runs(REPLAY) == before
 
 
+@pytest.mark.matrix
 def test_the_page_keeps_itself_fresh_and_what_is_open_stays_open(log_in: Callable[[str], Visit]) -> None:
     visit = log_in("looker")
     visit.open_lockstep()

@@ -171,23 +171,23 @@ def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
 
 
 @pytest.mark.parametrize("kind", [CopySensor, StageCopySensor])
-def test_a_dry_run_asks_nobody_and_a_termination_leaves_only_while_something_is_open(
+def test_a_dry_run_asks_nobody_and_a_termination_leaves(
     world: World, file: str, context: Any, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = sensor(kind, file)
     with pytest.raises(AirflowSkipException):
         task.poke({**context, "params": {"dry_run": True}})
     assert world.asked == []
-    task.on_kill()
 
     def killed(*_: Any, **__: Any) -> None:
         task.on_kill()
 
     monkeypatch.setattr(steps, "read_tables", killed)
     monkeypatch.setattr(steps, "stage_read", killed)
-    with pytest.raises(SystemExit):
-        task.poke(context)
-    task.on_kill()
+    for _ in range(2):  # again, as if Python had dropped the first one
+        with pytest.raises(SystemExit):
+            task.poke(context)
+        task.on_kill()
 
 
 def not_found(status: int, *, here: bool) -> Exception:

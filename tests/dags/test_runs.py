@@ -42,6 +42,7 @@ def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
     assert files_with(password, run.home) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_changed_a_moment_ago(
     line: Callable[..., Line], source_database: Any, pipelines: Path

@@ -616,6 +616,7 @@ def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source_and_r
     assert [run.states() for run in runs] == [skipped] * DAYS
 
 
+@pytest.mark.matrix
 def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_is_killed(line: Line) -> None:
     """The second run of it finds nothing to copy, and neither does the copy when it is cleared."""
     line.airflow.wait_for_dag("cdc_older_snapshot")

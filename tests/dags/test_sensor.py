@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -170,18 +170,33 @@ def test_an_error_closes_the_extractor(
     assert extraction.events == ["open", "drain", "close"]
 
 
-def test_a_termination_leaves_by_way_of_closing_and_only_while_something_is_open(
-    extraction: Extraction, sensor: Any, context: Any
+@pytest.mark.parametrize("swallowed", [False, True], ids=["", "swallowed"])
+def test_a_termination_leaves_by_way_of_closing(
+    extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch, swallowed: bool
 ) -> None:
+    """Python drops what a signal handler raises in a finalizer: the next poke leaves then."""
+    task = sensor("poke")
+
+    def terminated(self: Any, **_: Any) -> DrainResult:
+        extraction.events.append("drain")
+        with suppress(SystemExit) if swallowed else nullcontext():
+            task.on_kill()
+        return DrainResult(False, StagingTotals(), POSITION, 99)
+
+    monkeypatch.setattr(cdc_core.extract.Extractor, "drain", terminated)
+    with pytest.raises(SystemExit) as left:
+        task.execute(context)
+    assert left.value.code == 143
+    assert extraction.events == ["open", "drain", "close"]
+    task.on_kill()  # nothing is open
+
+
+def test_after_a_termination_nothing_is_opened(extraction: Extraction, sensor: Any, context: Any) -> None:
     task = sensor("poke")
     task.on_kill()
-    extraction.answers = [False]
-    task.poke(context)
     with pytest.raises(SystemExit):
-        task.on_kill()
-    task._close()
-    task.on_kill()
-    assert extraction.events == ["open", "drain", "close"]
+        task.execute(context)
+    assert extraction.events == []
 
 
 def test_a_dry_run_and_a_staged_window_do_not_open_the_source(

@@ -158,6 +158,7 @@ def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any
     assert sum(batch.rows for batch in line.chain) == ROWS + 2
 
 
+@pytest.mark.matrix
 def test_rows_that_are_not_captured_take_no_memory_however_large(line: Line) -> None:
     line.origin.execute("SET GLOBAL max_allowed_packet = 1 << 30")
     with line.origin.session() as run:

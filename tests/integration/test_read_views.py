@@ -174,7 +174,7 @@ def test_a_view_shows_all_that_was_logged_before_its_low(origin: Origin) -> None
     compare_views(origin, "keyed", ("plain", "prepared", "one phase"), 300, exact=False)
 
 
-@pytest.mark.parametrize(("kinds", "views"), [(("plain",), 150), (("plain", "prepared", "one phase"), 4)])
+@pytest.mark.parametrize(("kinds", "views"), [(("plain",), 60), (("plain", "prepared", "one phase"), 4)])
 def test_an_exact_view_shows_the_table_at_one_place_of_the_log(
     origin: Origin, kinds: tuple[str, ...], views: int
 ) -> None:
