@@ -92,7 +92,15 @@ class Destination:
         """The shard of each row; all of them have their shard key."""
         if self.rule.sharding is None:
             return np.zeros(rows.num_rows, dtype=np.int64)
-        return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding)
+        return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding, self._shard_key_scale)
+
+    @property
+    def _shard_key_scale(self) -> int | None:
+        """Fractional digits of a shard key that the target has as DECIMAL: a source may have fewer, or get more."""
+        assert self.rule.sharding is not None
+        name = self.rule.sharding.key.lower()
+        kinds = [shard.facts.by_name[name].type for shard in self.shards if name in shard.facts.by_name]
+        return max((kind.scale or 0 for kind in kinds if kind.base == "decimal"), default=None)
 
 
 def open_destination(

@@ -53,6 +53,12 @@ def test_hash_is_the_servers_crc32_of_the_text() -> None:
 @pytest.mark.parametrize("values", [pa.array(["1"]), pa.array([1.0]), pa.array([Decimal("1.5")])])
 def test_mod_refuses_what_is_no_integer(values: pa.Array) -> None:
     with pytest.raises(Refused) as caught:
+@pytest.mark.parametrize("text", ["0.00000000", "0.00000001", "-0.00000010", "0.00000100", "-123.00000000"])
+def test_hash_takes_small_decimals_without_an_exponent(text: str) -> None:
+    sharding = Sharding(key="id", function="hash", databases=16, tables=64)
+    assert shards_of(pa.array([Decimal(text)], pa.decimal128(20, 8)), sharding)[0] == zlib.crc32(text.encode()) % 1024
+
+
         shards_of(values, MOD)
     assert caught.value.code == "target.shard_key"
 
