@@ -30,6 +30,7 @@ from cdc_core.target.facts import (
     loaded_columns,
     require_grants,
     require_server,
+    require_shown_names,
     table_facts,
     table_problems,
 )
@@ -385,6 +386,8 @@ def _inspect(
     number = places[0].connection
     connection = survey.connection(number)
     mariadb = is_mariadb(connection)
+    if not _collect(problems, require_shown_names, connection, [place.name for place in places]):
+        return
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         known = survey.database(number, database)
