@@ -185,6 +185,15 @@ def check_tables(
                 "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
                 "count equal rows (no_key: rows)",
             )
+        for column in one.schema.columns if one.schema is not None else ():
+            if column.type.base == "set" and "" in column.type.labels:
+                what = "rows whose keys" if column.key_part is not None else "values that"
+                findings.warn(
+                    subject,
+                    f"{one.name}.{column.name} is a SET with the label '', which texts do not show where it comes "
+                    f"first: {what} differ in it alone are one and the same at a target",
+                    "give the label a text, or expect a difference",
+                )
     lacking = _warn_of_rows(source, connection, tables, covered, findings, subject)
     looked_up = pipeline.reverse_query is not None
     if looked_up:

@@ -262,7 +262,7 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal. answer: what a person knows of the hook. Raises
-    UsageError (cutover.nothing_open, cutover.no_question), and as `run`."""
+    UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
     known = open_cutover(work)
     if answer is None:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
@@ -272,6 +272,15 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
             where=work.pipeline.pipeline,
             code="cutover.no_question",
             remedy="leave --answer out",
+        )
+    if answer is Answer.NOT_SWITCHED and known.details.get("answer") == Answer.SWITCHED:
+        # What the application has written to the new tables since would be lost.
+        raise UsageError(
+            "The command has said that it has switched the application.",
+            where=f"cutover {known.cutover_id}",
+            code="cutover.answered",
+            remedy="leave --answer out, which ends this cutover as switched; then `lockstep cutover back` leads the "
+            "application back, and no write is lost",
         )
     moving = Moving(work, lease, known)
     if answer is Answer.SWITCHED:

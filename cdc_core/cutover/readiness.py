@@ -29,7 +29,7 @@ from cdc_core.cutover.blockers import find_blockers
 from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.source.facts import replica_channels
+from cdc_core.source.facts import replica_channels, written_beside
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
@@ -106,6 +106,14 @@ def look(
 
 def _primary(session: Any, reference: str, findings: Findings) -> None:
     """Locks stop the writes of the server that takes them."""
+    cluster = written_beside(session)
+    if cluster:
+        findings.warn(
+            reference,
+            f"the server is in {cluster}: locks here do not stop writes at its other servers. What is written there "
+            "after the final position is found afterwards, and nothing is switched then",
+            "let the application write to this server alone before the cutover begins, or stop it by cutover.stop_with",
+        )
     try:
         channels = replica_channels(session, mariadb=is_mariadb(session))
     except pymysql.err.OperationalError as error:

@@ -159,6 +159,8 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
     same = former is not None and (former.script, former.direction) == (text, direction)
     if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
         problems.append(_open(former, work.target))
+    if former is not None and former.state == OPEN and (same or _takes_back(former, text, direction)):
+        problems += _layout_problems(work, former)
     decided = []
     for logical in dict.fromkeys(one.logical for one in statements):
         mine = tuple(one for one in statements if one.logical == logical)
@@ -180,6 +182,24 @@ def _open(former: Rollout, target: Target) -> Refused:
         code="ddl.open",
         remedy="end it by `lockstep ddl resume`, or take it back by `lockstep ddl down` with the same file",
     )
+
+
+def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
+    """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
+    begun: dict[str, set[int]] = {}
+    for one in work.meta.rollout_shards(rollout.rollout_id):
+        begun.setdefault(one.logical, set()).add(one.shard)
+    for logical, former in begun.items():
+        now = {one.shard for one in shard_tables(work.target, logical)}
+        if now != former:
+            yield Refused(
+                f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}, "
+                f"and the pipeline file now names {len(now):,}.",
+                where=f"targets.{work.target.name}.tables.{logical}.sharding",
+                code="ddl.layout",
+                remedy="restore the former sharding, and end what was begun: `lockstep ddl resume`, or `lockstep ddl "
+                "down` with the same file",
+            )
 
 
 def _decided(

@@ -338,6 +338,22 @@ def replica_channels(connection: pymysql.Connection, *, mariadb: bool) -> list[d
 
 
 @answers("source")
+@_understood
+def written_beside(connection: pymysql.Connection) -> str:
+    """The cluster whose other servers take writes, too, which this one gets without a lock; "" for none."""
+    rows = query(
+        connection,
+        "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('wsrep_on', 'group_replication_single_primary_mode')",
+    )
+    value = {str(name).lower(): str(text).upper() for name, text in rows}
+    if value.get("wsrep_on", "OFF") in ("ON", "1"):
+        return "a Galera cluster"
+    if value.get("group_replication_single_primary_mode", "ON") in ("OFF", "0"):
+        return "a group with several primaries (Group Replication)"
+    return ""
+
+
+@answers("source")
 def applies_replicated(connection: pymysql.Connection) -> bool:
     """Whether it is a replica whose SQL thread runs: what it lacks may still come."""
     with connection.cursor(pymysql.cursors.DictCursor) as cursor:

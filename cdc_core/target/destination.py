@@ -30,6 +30,7 @@ from cdc_core.target.facts import (
     loaded_columns,
     require_grants,
     require_server,
+    require_shown_names,
     table_facts,
     table_problems,
 )
@@ -92,7 +93,15 @@ class Destination:
         """The shard of each row; all of them have their shard key."""
         if self.rule.sharding is None:
             return np.zeros(rows.num_rows, dtype=np.int64)
-        return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding)
+        return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding, self._shard_key_scale)
+
+    @property
+    def _shard_key_scale(self) -> int | None:
+        """Fractional digits of a shard key that the target has as DECIMAL: a source may have fewer, or get more."""
+        assert self.rule.sharding is not None
+        name = self.rule.sharding.key.lower()
+        kinds = [shard.facts.by_name[name].type for shard in self.shards if name in shard.facts.by_name]
+        return max((kind.scale or 0 for kind in kinds if kind.base == "decimal"), default=None)
 
 
 def open_destination(
@@ -377,6 +386,8 @@ def _inspect(
     number = places[0].connection
     connection = survey.connection(number)
     mariadb = is_mariadb(connection)
+    if not _collect(problems, require_shown_names, connection, [place.name for place in places]):
+        return
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         known = survey.database(number, database)

@@ -141,6 +141,25 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
     }
 
 
+def require_shown_names(connection: pymysql.Connection[Any], names: Iterable[str]) -> None:
+    """A server that keeps names in small letters takes others too, and never shows them: whatever is looked for by such
+    a name, such as gates and counters, seems not to be there. Raises Refused (target.name_case)."""
+    capital = sorted(name for name in names if name != name.lower())
+    if not capital:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@lower_case_table_names")
+        row = cursor.fetchone()
+    if row and int(row[0]) == 1:
+        raise Refused(
+            f"The server keeps names of tables and databases in small letters (lower_case_table_names = 1), and the "
+            f"rules name {capital[0]}.",
+            where=capital[0],
+            code="target.name_case",
+            remedy=f"name {capital[0].lower()} in `database` and `table` of the rule",
+        )
+
+
 def declared_text(declared: str, charset: str | None, collation: str | None) -> str:
     """Type, character set and collation as in a column's definition."""
     return declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")

@@ -29,7 +29,7 @@ from cdc_core.target.create import (
 )
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
-from cdc_core.target.facts import table_facts
+from cdc_core.target.facts import require_shown_names, table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
 from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_made, with_due
 from cdc_core.target.load import altering_session
@@ -118,7 +118,8 @@ def make_tables(
 ) -> list[MadeTable]:
     """Makes the tables of these logical tables. made: is called after each one.
 
-    Raises UsageError (target.template, target.connections), Refused (target.same_table), and what connecting raises.
+    Raises UsageError (target.template, target.connections), Refused (target.same_table, target.name_case), and what
+    connecting raises.
     """
     places = {logical: shard_tables(target, logical) for logical in wanted}
     if not actions.dry:
@@ -172,6 +173,7 @@ def _existing(connection: pymysql.Connection[Any], databases: Collection[str]) -
 def _on_server(
     connection: pymysql.Connection[Any], places: Sequence[tuple[str, ShardTable]], options: _Options
 ) -> None:
+    require_shown_names(connection, [place.name for _, place in places])
     _require_apart(connection, places, options.target)
     dialect = dialect_of(connection)
     plans: dict[str, PlannedTable | LockstepError] = {}

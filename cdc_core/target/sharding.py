@@ -6,7 +6,7 @@ Shards are numbered 0 .. databases * tables - 1, database-major: shard s is tabl
     mod    integers: key modulo the number of shards, always 0 or more (-1 of 8 shards is 7, as in Python;
            SQL's MOD(-1, 8) is -1). Anything but an integer is refused.
     hash   CRC32 of the key's text modulo the number of shards: `CRC32(key) % n` in SQL for integers, for text in
-           UTF-8, for binary strings and for decimals as the server prints them.
+           UTF-8, for binary strings and for decimals as the target prints them, with all fractional digits of its type.
     range  the number of bounds that the key is not below: integers, text in the order of its UTF-8 bytes, dates, times.
     python a user's function; each shard that it gives is checked to exist.
 
@@ -61,14 +61,15 @@ def shard_count(sharding: Sharding | None) -> int:
     return sharding.whole_count if sharding.former is None else sharding.whole_count // sharding.former.of
 
 
-def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
-    """The shard of each value of a column. Raises Refused for nulls and for types that the function does not take, and
-    DataAtRisk (target.foreign_row)."""
+def shards_of(values: pa.Array, sharding: Sharding, scale: int | None = None) -> npt.NDArray[np.int64]:
+    """The shard of each value of a column. scale: fractional digits of a DECIMAL column at the target; None: those of
+    the values. Raises Refused for nulls and for types that the function does not take, and DataAtRisk
+    (target.foreign_row)."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if values.null_count:
         raise _refused(sharding, "is null in a row")
-    shards = _in_whole_layout(values, sharding)
+    shards = _in_whole_layout(values, sharding, scale)
     former = sharding.former
     if former is None:
         return shards
@@ -86,7 +87,7 @@ def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
     return (shards - former.shard) // former.of
 
 
-def _in_whole_layout(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
+def _in_whole_layout(values: pa.Array, sharding: Sharding, scale: int | None) -> npt.NDArray[np.int64]:
     count = sharding.whole_count
     kind = values.type
     integer = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
@@ -104,9 +105,18 @@ def _in_whole_layout(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int
         return _by_function(values, sharding, count)
     if not (integer or _is_text(kind) or _is_binary(kind) or pa.types.is_decimal(kind)):
         raise _refused(sharding, f"is {kind}, but hash takes only integers, decimals, text and binary strings")
-    raw = values.cast(pa.string()) if not _is_binary(kind) else values
+    raw = values if _is_binary(kind) else _server_text(values, scale)
     sums = (zlib.crc32(item.encode() if isinstance(item, str) else item) % count for item in raw.to_pylist())
     return np.fromiter(sums, dtype=np.int64, count=len(raw))
+
+
+def _server_text(values: pa.Array, scale: int | None) -> pa.StringArray:
+    if scale is None and pa.types.is_decimal(values.type):
+        scale = values.type.scale
+    if not scale:
+        return values.cast(pa.string())
+    # Sources may have fewer digits than the target, and Arrow writes small numbers with an exponent.
+    return pa.array([f"{Decimal(value):.{scale}f}" for value in values.to_pylist()], pa.string())
 
 
 def _by_bounds(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
@@ -144,8 +154,15 @@ def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
     return cast("Callable[[pa.Array, int], Any]", found)
 
 
+_WITHOUT_UNSIGNED = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
+}  # fmt: skip
+"""Runs have these types, verification others: a function may not give the same shard for both."""
+
+
 def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArray[np.int64]:
     work = shard_function(sharding)
+    values = values.cast(_WITHOUT_UNSIGNED.get(values.type, values.type))
     try:
         shards = np.asarray(work(values, count))
     except Exception as error:  # the user's code may raise anything

@@ -169,3 +169,58 @@ def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_o
     finally:
         for server in (source, target):
             run_sql(server, "DROP DATABASE IF EXISTS altered")
+
+
+PRICES = r"""
+pipeline: prices
+sources: [{name: shop, connection: env:SHOP, server_id: 4711}]
+tables: {include: ['altered\..*'], on_unlogged_change: record}
+stage: {uri: "file://HERE/stage"}
+meta: {url: "sqlite:///HERE/meta.db"}
+targets:
+  - name: shards
+    connections: [env:COPY]
+    tables: {'*': {database: altered, table: '{table}_{t}', sharding: {key: k, function: hash, tables: 4}}}
+"""
+
+
+@pytest.mark.slow
+def test_a_decimal_shard_key_that_gets_more_digits_leaves_each_row_in_the_shard_that_the_target_computes(
+    mysql9: Any, mariadb_target: Any, lockstep: Any
+) -> None:
+    lockstep.environ |= {"SHOP": mysql9.url, "COPY": mariadb_target.url}
+    (lockstep.directory / "prices.yaml").write_text(PRICES.replace("HERE", str(lockstep.directory)))
+    keys = {"altered": [n / 4 for n in range(20)], "tiny": [f"{n}e-8" for n in range(20)]}
+    run_sql(mariadb_target, "SET GLOBAL local_infile = ON")
+    for server in (mysql9, mariadb_target):
+        run_sql(server, "CREATE DATABASE altered")
+    try:
+        for table, kind in (("altered", "DECIMAL(10,2)"), ("tiny", "DECIMAL(12,8)")):
+            run_sql(mysql9, f"CREATE TABLE altered.{table} (k {kind} PRIMARY KEY, n INT)")
+            there = kind if table == "tiny" else "DECIMAL(12,4)"
+            run_sql(
+                mariadb_target,
+                *(f"CREATE TABLE altered.{table}_{t} (k {there} PRIMARY KEY, n INT)" for t in range(4)),
+            )
+        lockstep("extract", "prices.yaml")  # begins here
+        for table, values in keys.items():
+            rows = ", ".join(f"({value}, 1)" for value in values)
+            run_sql(mysql9, f"INSERT INTO altered.{table} VALUES {rows}")
+        lockstep("run", "prices.yaml")
+        run_sql(
+            mysql9, "ALTER TABLE altered.altered MODIFY k DECIMAL(12,4)", "UPDATE altered.altered SET n = 2",
+            "UPDATE altered.tiny SET n = 2",
+        )  # fmt: skip
+        lockstep("run", "prices.yaml")
+        for table, values in keys.items():
+            found = [
+                (k, n, shard == t)
+                for t in range(4)
+                for k, n, shard in run_sql(mariadb_target, f"SELECT k, n, CRC32(k) % 4 FROM altered.{table}_{t}")
+            ]
+            assert len(found) == len(values), "a row is in two shards"
+            assert sorted(found) == run_sql(mysql9, f"SELECT k, n, TRUE FROM altered.{table} ORDER BY k")
+        assert lockstep("verify", "prices.yaml").document["equal"] is True
+    finally:
+        for server in (mysql9, mariadb_target):
+            run_sql(server, "DROP DATABASE altered")

@@ -268,6 +268,35 @@ def test_what_could_not_be_looked_up_when_a_person_answered_is_looked_up_before_
 
 @FROM_MYSQL
 @pytest.mark.timeout(600)
+def test_nobody_says_not_switched_where_the_command_has_said_that_it_has_switched(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends between the command's answer and what follows from it, and the application writes on."""
+    with shop(lockstep, *servers) as made:
+        made.behave(more="attempts: 1")
+        lockstep("run", "shop.yaml")
+
+        def killed(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(machine, "answered", killed)
+        with (
+            made.in_this_process(monkeypatch) as (work, lease),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            machine.run(work, lease)
+        assert (made.cutover("status", "shop.yaml")["state"], made.place_of_application()) == ("SWITCHING", "new")
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        error = made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=2)["error"]
+        assert (error["code"], "leave --answer out" in error["remedy"]) == ("cutover.answered", True)
+        made.refuses_late_writes()
+        assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
+        lockstep("run", "shop_back.yaml")
+        assert made.old("orders") == made.new("orders") == REST | {4: 4}
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
 def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_up(
     lockstep: Any, servers: tuple[Any, Any]
 ) -> None:

@@ -19,6 +19,7 @@ from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_no
 from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.source import facts
 from cdc_core.target.load import OWN_WRITES
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -519,6 +520,33 @@ def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.Mo
     finally:
         execute(server, leave)
     assert not [one for one in look([pair], None, BUDGET_S) if one.error]
+
+
+def test_a_server_beside_which_others_take_writes_is_named(
+    server: Any, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lock stops writes at another server of a cluster."""
+    place = ("env:MOVED", database)
+
+    def warned() -> list[str]:
+        found = look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None, BUDGET_S)
+        return [one.what for one in found if one.status == "warn" and "writes at its other servers" in one.what]
+
+    assert warned() == []
+    if isinstance(server, MySql):
+        execute(server, "INSTALL PLUGIN group_replication SONAME 'group_replication.so'")
+        try:
+            assert warned() == []
+            execute(server, "SET GLOBAL group_replication_single_primary_mode = OFF")
+            (group,) = warned()
+            assert "a group with several primaries" in group
+        finally:
+            execute(server, "UNINSTALL PLUGIN group_replication")
+    else:
+        assert execute(server, "SHOW GLOBAL VARIABLES LIKE 'wsrep_on'") == [("wsrep_on", "OFF")]
+    monkeypatch.setattr(facts, "query", lambda *_: (("wsrep_on", "ON"),))
+    (cluster,) = warned()
+    assert "a Galera cluster" in cluster
 
 
 def test_a_server_with_too_few_sessions_for_the_gates_is_found_in_both_directions(

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,35 @@ def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
     with raises("ddl.open"):
         shards.rolled("ALTER TABLE orders ADD COLUMN other INT")
     assert shards.rolled(wave=5).done
+    assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("tables", [2, 5], ids=["fewer shards", "more shards"])
+def test_what_was_begun_for_other_shards_is_neither_continued_nor_taken_back(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, tables: int
+) -> None:
+    """Shards that the pipeline file does not name any more would never be altered."""
+    with monkeypatch.context() as patch:
+        patch.setattr(rollouts, "_in_waves", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            shards.rolled()
+    for d in range(4):
+        shards.on(f"CREATE TABLE {shards.name}_{d}.orders_4 ({COLUMNS})")
+    rule = shards.work.target.tables["orders"]
+    assert rule.sharding is not None
+    edited = rule.model_copy(update={"sharding": rule.sharding.model_copy(update={"tables": tables})})
+    target = shards.work.target.model_copy(update={"tables": {"orders": edited}})
+    other = replace(shards, work=replace(shards.work, target=target))
+    for direction in ("up", "down"):
+        with raises("ddl.layout"):
+            other.rolled(direction=direction)
+    latest = shards.work.meta.latest_rollout("shop", "shards")
+    assert latest is not None
+    assert latest.state == OPEN
+    assert shards.rolled().done
+    for d in range(4):
+        shards.on(f"DROP TABLE {shards.name}_{d}.orders_4")
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
 
 

@@ -226,6 +226,26 @@ def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_
         origin.execute(f"DROP USER {user}")
 
 
+def test_check_names_sets_whose_texts_do_not_show_a_label(origin: Origin) -> None:
+    """Not even a statement that copies the column keeps it."""
+    origin.execute(
+        "CREATE TABLE t (s SET('a','') PRIMARY KEY, other SET('a','b'), e ENUM('a',''), more SET('','x'))",
+        "INSERT INTO t VALUES (0, 'a', 'a', 3), (2, 'a', 'a', 2)",
+        "CREATE TABLE u (s SET('a',''), more SET('','x'))",
+        "INSERT INTO u SELECT s, more FROM t",
+    )
+    for name in ("s", "more"):
+        text, number = f"CONCAT({name})", f"CAST({name} AS UNSIGNED)"
+        shown = query(origin.control, f"SELECT COUNT(DISTINCT {text}), COUNT(DISTINCT {number}) FROM {origin.name}.t")
+        kept = query(origin.control, f"SELECT COUNT(DISTINCT {number}) FROM {origin.name}.u")
+        assert (list(shown), list(kept)) == ([(1, 2)], [(1,)])
+    findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name), where="test")
+    check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
+    warned = [one.what for one in findings.made if "the label ''" in one.what]
+    assert [one.split()[0].partition(".")[2] for one in warned] == ["t.s", "t.more", "u.s", "u.more"]
+    assert ["rows whose keys" in one for one in warned] == [True, False, False, False]
+
+
 def test_engines_whose_rows_are_elsewhere_are_named() -> None:
     assert "keeps its rows elsewhere (CONNECT)" in engine_advice("CONNECT")
     assert [engine_advice(name) for name in ("InnoDB", "MyISAM", "Aria", "MEMORY", "")] == [""] * 5

@@ -305,6 +305,29 @@ def test_no_two_logical_tables_become_one(any_pair: Pair) -> None:
     assert pair.on_target(f"SHOW DATABASES LIKE '{pair.made}'") == []
 
 
+@pytest.mark.parametrize("names", ["database: MADE_Shop", "database: MADE, table: Orders"])
+def test_names_with_capitals_are_refused_where_the_server_shows_them_in_small_letters(
+    mariadb: MariaDb, names: str
+) -> None:
+    """Gates and counters of a table are looked for by its name, and would seem not to be there."""
+    options = {"lower-case-table-names": "1"}
+    with MariaDb.start(server_id=9, options=options) as caseless, pair_of(mariadb, caseless) as pair:
+        pair.on_source("CREATE TABLE orders (id INT PRIMARY KEY)")
+        schema = known_schema(pair.source, pair.database, "orders")
+        pipeline = pair.pipeline(tables=f"'*': {{{names}}}")
+        with pytest.raises(Refused) as caught:
+            pair.create(pipeline)
+        assert caught.value.code == "target.name_case"
+        pair.on_target("SET GLOBAL local_infile = ON")
+        for database in (pair.made, f"{pair.made}_Shop"):
+            pair.on_target(f"CREATE DATABASE {database}", f"CREATE TABLE {database}.Orders (id INT PRIMARY KEY)")
+        with pytest.raises(Refused) as caught:
+            open_destination(pipeline.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+        assert (caught.value.code, "in `database` and `table`" in caught.value.remedy) == ("target.name_case", True)
+        lower = pair.pipeline(tables=f"'*': {{{names.lower().replace('made', 'MADE')}}}")
+        open_destination(lower.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+
+
 def test_a_pipeline_makes_no_table_that_it_captures(mariadb: MariaDb) -> None:
     with pair_of(mariadb, mariadb) as pair:
         pair.on_source("CREATE TABLE a (id INT PRIMARY KEY)")

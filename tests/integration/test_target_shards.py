@@ -12,18 +12,22 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import Sharding, Target, TargetTable
+from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import SHARD_UNKNOWN
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.results import TableReader
 from cdc_core.target import load
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions, open_destination
 from cdc_core.target.load import LoadFile
 from cdc_core.target.prepare import lock_table
 from cdc_core.target.row_lookup import locate_rows
+from cdc_core.target.sharding import shards_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Winner, record_batch
+from tests.unit.binlog.reading import decoded, events_since, known_schema, mark
 
 TYPES = {"id": "bigint", "a": "int", "g": "int", "doc": "json"}
 COLUMNS = {name: parse_column_type(kind).arrow for name, kind in TYPES.items()}
@@ -169,3 +173,49 @@ def test_a_server_ends_the_session_of_a_paused_writer_and_the_next_one_opens_ano
         assert second is not first
         with second.cursor() as cursor:
             cursor.execute("SELECT 1")
+
+
+HASHED: dict[str, tuple[str, ...]] = {
+    "DECIMAL(20,8)": ("0", "0.00000001", "-0.0000001", "0.000001", "12.5", "-0.0"),
+    "DECIMAL(38,30)": ("0", "0.1", "-1e-30", "12345678"),
+    "DECIMAL(50,10)": ("0", "0.0000000001", "-1.5", "1e39"),
+    "DECIMAL(10,2) UNSIGNED": ("0", "0.01", "12345678.9"),
+    "BIGINT UNSIGNED": ("0", "9223372036854775808", "18446744073709551615"),
+    "BIGINT": ("-9223372036854775808", "-1", "9223372036854775807"),
+    "MEDIUMINT UNSIGNED": ("0", "16777215"),
+    "TINYINT": ("-128", "127"),
+    "VARCHAR(20) CHARACTER SET utf8mb4": ("'a'", "'A'", "'a '", "'ä☂'", "''"),
+    "CHAR(9) CHARACTER SET utf8mb4": ("'a'", "'b  '"),
+    "VARBINARY(9)": ("'a'", "X'00FF'", "''"),
+    "BINARY(4)": ("'a'", "X'FF00'", "''"),
+    "ENUM('x','','ä') CHARACTER SET utf8mb4": ("'x'", "''", "'ä'"),
+    "TIME(3)": ("'-01:02:03.4'", "'838:00:00'", "'0'"),
+}
+"""Types of shard keys, and values."""
+
+
+@pytest.mark.parametrize("server", ["mariadb", "mysql9"])
+def test_a_hash_is_what_the_server_computes_from_the_key_by_log_and_by_select(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    """An application finds the shard of a row by `CRC32(key) % shards` in SQL."""
+    from_server = request.getfixturevalue(server)
+    database = f"t_{uuid.uuid4().hex[:10]}"
+    sharding = Sharding(key="k", function="hash", databases=32, tables=32)
+    with from_server.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {database}")
+        for kind, values in HASHED.items():
+            cursor.execute(f"CREATE TABLE {database}.t (n INT PRIMARY KEY, k {kind} NOT NULL)")
+            since = mark(from_server)
+            rows = ", ".join(f"({n}, {value})" for n, value in enumerate(values))
+            cursor.execute(f"INSERT INTO {database}.t VALUES {rows}")
+            cursor.execute(f"SELECT CRC32(k) % 1024 FROM {database}.t ORDER BY n")
+            said = [number for (number,) in cursor.fetchall()]
+            schema = known_schema(from_server, database, "t")
+            _, logged = decoded(events_since(from_server, since), schema, mariadb=server == "mariadb")
+            with connect(parse_url(from_server.url, where="test"), where="test") as session:
+                (read,) = TableReader(session, schema).batches(f"FROM {database}.t ORDER BY n")
+            for found in (logged.after[1], read.column("k")):
+                assert shards_of(found, sharding).tolist() == said, kind
+            cursor.execute(f"DROP TABLE {database}.t")
+        cursor.execute(f"DROP DATABASE {database}")

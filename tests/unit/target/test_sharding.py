@@ -7,13 +7,16 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
+from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.config import Sharding, Target
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.target.sharding import shard_tables, shards_of
+from spark_jobs.columns import spark_type
 
 MOD = Sharding(key="id", databases=2, tables=4)
 HASH = Sharding(key="id", function="hash", databases=2, tables=4)
@@ -48,6 +51,12 @@ def test_hash_is_the_servers_crc32_of_the_text() -> None:
     assert shard_of(b"abc", HASH) == 891568578 % 8
     assert shards_of(pa.array([Decimal("1.50")], pa.decimal128(10, 2)), HASH)[0] == zlib.crc32(b"1.50") % 8
     assert shard_of("ä", HASH) == zlib.crc32("ä".encode()) % 8
+
+
+@pytest.mark.parametrize("text", ["0.00000000", "0.00000001", "-0.00000010", "0.00000100", "-123.00000000"])
+def test_hash_takes_small_decimals_without_an_exponent(text: str) -> None:
+    sharding = Sharding(key="id", function="hash", databases=16, tables=64)
+    assert shards_of(pa.array([Decimal(text)], pa.decimal128(20, 8)), sharding)[0] == zlib.crc32(text.encode()) % 1024
 
 
 @pytest.mark.parametrize("values", [pa.array(["1"]), pa.array([1.0]), pa.array([Decimal("1.5")])])
@@ -136,6 +145,10 @@ def failing(values: pa.Array, shards: int) -> Any:
     return 1 // 0
 
 
+def wrapping(values: pa.Array, shards: int) -> Any:
+    return [int(one) % shards for one in np.asarray(values) * 3]
+
+
 def own(name: str) -> Sharding:
     return Sharding(key="id", function="python", python=f"{__name__}:{name}", tables=4)
 
@@ -143,6 +156,15 @@ def own(name: str) -> Sharding:
 def test_a_function_of_ones_own_decides() -> None:
     assert shards_of(pa.array([10, 17, 23]), own("by_last_digit")).tolist() == [0, 3, 3]
     assert shards_of(pa.array([], pa.int64()), own("by_last_digit")).tolist() == []
+
+
+@pytest.mark.parametrize("unsigned", [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()])
+def test_a_function_sees_a_key_of_a_source_as_it_sees_that_of_a_run(unsigned: pa.DataType) -> None:
+    """A run has no unsigned integers, and verification reads the source: a narrower type may wrap."""
+    sharding = Sharding(key="id", function="python", python=f"{__name__}:wrapping", tables=1000)
+    values = pa.array([2**unsigned.bit_width - 1, 1], unsigned)
+    in_a_run = values.cast(to_arrow_type(spark_type(unsigned)))
+    assert shards_of(values, sharding).tolist() == shards_of(in_a_run, sharding).tolist()
 
 
 @pytest.mark.parametrize("name", ["one_too_many", "too_few", "fractions", "failing", "nowhere", "HASH"])
