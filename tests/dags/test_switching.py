@@ -3,7 +3,11 @@ test_approval has servers and an Airflow."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from cdc_core.errors import RetryLater
 from lockstep_airflow.switching import CutoverOperator
+from tests.dags.conftest import REPOSITORY
 
 
 @pytest.fixture
@@ -84,3 +89,53 @@ def test_each_task_asks_for_its_command(
     monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: seen.extend(arguments))
     execute(file, command, **params)
     assert [Path(one).stem if one.endswith(".yaml") else one for one in seen] == asked
+
+
+SLOW = """#!{python}
+import pathlib, signal, sys, time
+here, told = pathlib.Path({folder!r}), []
+signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+(here / "begun").touch()
+while not told:
+    time.sleep(0.05)
+while not (here / "killed").exists():
+    time.sleep(0.05)
+(here / "undone").touch()
+"""
+"""A command that undoes what it has made, once it is told to end, for longer than its task lives."""
+TASK = """
+import os, signal, sys
+from lockstep_airflow.switching import CutoverOperator
+os.setpgid(0, 0)
+task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", command="switch")
+signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+sys.executable = sys.argv[1]
+task._run(["cutover", "run", "shop.yaml"], os.environ)
+"""
+"""A task's process as Airflow has it: the leader of a group, with a handler that calls `on_kill` and returns."""
+
+
+def test_a_command_has_the_time_to_undo_itself_when_its_task_is_terminated(airflow_home: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW.format(python=sys.executable, folder=str(tmp_path)))
+    slow.chmod(0o755)
+    task = subprocess.Popen(
+        [sys.executable, "-c", TASK, str(slow)],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}"},
+    )
+    try:
+        until((tmp_path / "begun").exists)
+        os.killpg(task.pid, signal.SIGTERM)
+        time.sleep(0.5)  # Airflow waits for 5 s
+    finally:
+        os.killpg(task.pid, signal.SIGKILL)
+        task.wait()
+    (tmp_path / "killed").touch()
+    until((tmp_path / "undone").exists)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
