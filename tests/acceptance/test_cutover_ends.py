@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pymysql
@@ -213,6 +215,31 @@ def test_a_cutover_that_is_told_twice_to_end_lets_the_application_write_first(
         found = made.cutover("status", "shop.yaml")
         assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal")
         nothing_is_left(made)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_cutover_whose_notes_nobody_reads_any_more_keeps_the_answer_of_its_switch_command(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        switching, gone = made.folder / "switching", made.folder / "gone"
+        made.behave(f"touch {switching}; while [ ! -e {gone} ]; do sleep 0.1; done")
+        lockstep("run", "shop.yaml")
+        command = [sys.executable, "-m", "cdc_core.cli", "cutover", "run", "shop.yaml", "--json"]
+        cutover = subprocess.Popen(
+            command, cwd=made.folder, env={**made.lockstep.environment, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with cutover:
+            made.until(switching.exists)
+            assert cutover.stderr is not None
+            cutover.stderr.close()
+            gone.touch()
+            assert cutover.stdout is not None
+            said = json.loads(cutover.stdout.read())
+        assert (cutover.returncode, said["state"], made.place_of_application()) == (0, "WATCH", "new")
 
 
 @FROM_MYSQL
