@@ -9,6 +9,8 @@ from cdc_core import config
 from cdc_core.cli.output import duration, moment
 from cdc_core.cutover.states import HELD, OPEN, State
 from cdc_core.meta import Cutover, Meta, Status
+from cdc_core.meta.failures import RUN
+from cdc_core.meta.health import standing
 from cdc_core.verify.modes import Mode, found_since
 from cdc_core.windows import age_us, parse_moment, to_us
 from cdc_core.words import counted
@@ -59,7 +61,8 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
     behind_s, waiting = _behind(meta, status)
     lag_s = max(behind_s, *(one.lag_us / 1e6 for one in status.sources))
     age_s, doubt = _proven(status, oldest)
-    problem = status.failures[0].what if status.failures else ""
+    runs = standing(status)
+    problem = next((one.what for one in status.failures if one.task != RUN or one.subject in runs), "")
     ready = not doubt and not problem and lag_s < LATE_S
     why = [
         f"lag {duration(lag_s)}",

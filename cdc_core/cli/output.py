@@ -26,10 +26,18 @@ WIDE = 200
 """Width of a table that goes into a file or a pipe, neither of which has a width of its own."""
 
 
+class _Notes(Console):
+    """Of stderr. Rich ends a process whose reader has left: a note that nobody reads must not end what is noted."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 def _console(*, stderr: bool = False) -> Console:
     # Rich itself leaves bold and italics where NO_COLOR is set; a terminal without styles is what is asked for.
     plain = bool(os.environ.get("NO_COLOR"))
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False, color_system=None if plain else "auto")
+    kind = _Notes if stderr else Console
+    console = kind(stderr=stderr, highlight=False, soft_wrap=False, color_system=None if plain else "auto")
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
     return console

@@ -36,6 +36,7 @@ from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
 from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
+from cdc_core.cutover.uninterrupted import uninterrupted
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
@@ -129,9 +130,10 @@ def _stopped(moving: Moving) -> Iterator[Clock]:
     try:
         yield clock
     except BaseException as error:
-        clock.end()
-        why = str(error) if isinstance(error, Exception) else "it was interrupted by a signal"
-        moving.undo(why, **clock.noted())
+        with uninterrupted():
+            clock.end()
+            why = str(error) if isinstance(error, Exception) else "it was interrupted by a signal"
+            moving.undo(why, **clock.noted())
         raise
     clock.end()
 
@@ -219,8 +221,9 @@ def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
 
 
 def _not_switched(moving: Moving, why: str) -> None:
-    moving.freed()
-    moving.to(State.ROLLED_BACK, error=why, arming="", opened={})
+    with uninterrupted():
+        moving.freed()
+        moving.to(State.ROLLED_BACK, error=why, arming="", opened={})
 
 
 def _finished(moving: Moving) -> Cutover:

@@ -72,7 +72,7 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
 
 
 def _failed(status: Status, sources: Sequence[str], targets: Sequence[str]) -> Iterator[Problem]:
-    runs = _standing(status)
+    runs = standing(status)
     known = set()
     copying = [one.source for one in status.sources if any(each.state is not CopyState.COPIED for each in one.copies)]
     # Refused tables: see _noted.
@@ -95,13 +95,13 @@ def _failed(status: Status, sources: Sequence[str], targets: Sequence[str]) -> I
             )  # fmt: skip
 
 
-def _standing(status: Status) -> list[str]:
-    """Runs that failed, and after which no other run has committed."""
-    found = []
+def standing(status: Status) -> list[str]:
+    """Runs that failed, until their batches are committed. Once another run has taken these, or of a replay, which has
+    none: until another run has committed."""
+    found, committed = [], False
     for run in status.runs:
-        if run.state is RunState.COMMITTED:
-            break
-        if run.state is RunState.FAILED:
+        committed |= run.state is RunState.COMMITTED
+        if run.state is RunState.FAILED and (run.run_id in status.holding or not committed):
             found.append(run.run_id)
     return found
 

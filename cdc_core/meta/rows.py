@@ -352,3 +352,5 @@ class Status:
     ledgers: tuple[LedgerRow, ...]
     failures: tuple[Failure, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    holding: frozenset[str] = frozenset()
+    """Runs that have batches which one of the pipeline's targets has not committed."""

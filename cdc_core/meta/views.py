@@ -153,6 +153,8 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         .order_by(tables.apply_ledger.c.closed_us.desc(), tables.apply_ledger.c.run_id.desc())
         .limit(1)
     ).scalar_one_or_none()
+    held = and_(_record.c.pipeline == pipeline, _record.c.state.in_(runs.UNCONSUMED), _record.c.target.in_(targets))
+    holding = connection.execute(select(_record.c.run_id).distinct().where(held)).scalars()
     return Status(
         pipeline=pipeline,
         now_us=now,
@@ -163,6 +165,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         ledgers=() if latest is None else runs.ledger(connection, latest),
         failures=failed,
         verifications=verifications.find(connection, pipeline),
+        holding=frozenset(holding),
     )
 
 

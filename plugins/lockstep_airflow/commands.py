@@ -1,7 +1,8 @@
 """Tasks that run a command of `lockstep` as a process of its own, and end as that ends.
 
 What the command notes goes to the log of the task, its document to XCom. It is sent SIGTERM if the task's process ends,
-however that ends.
+however that ends. It has a session of its own: Airflow kills a task's process group 5 s after it has told it to end,
+and a command that undoes what it has made may need longer.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ class CommandOperator(BaseOperator):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
 
     def on_kill(self) -> None:
+        self._told = True
         if self._process is not None:
             self._process.terminate()
 
@@ -44,8 +47,10 @@ class CommandOperator(BaseOperator):
         with tempfile.TemporaryFile() as said:
             self._process = subprocess.Popen(
                 command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.PIPE,
-                preexec_fn=die_with_parent,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
+            if self._told:  # while it was started
+                self._process.terminate()
             with self._process as process:
                 assert process.stderr is not None
                 for line in process.stderr:

@@ -95,9 +95,16 @@ class PlanOperator(_PipelineOperator, SkipMixin):
                 if not dry:
                     self._keep(meta, pipeline.pipeline, error)
                 raise
+            none = [target for target, batches in planned["targets"].items() if not batches]
+            left = self._left(context, pipeline, meta, none)
         for target, batches in planned["targets"].items():
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
+            elif left.get(target):
+                log.warning(
+                    "%s: a run of this name has committed it before, and takes nothing more; %d batches that were "
+                    "staged since are left to the next run", target, left[target],
+                )  # fmt: skip
             else:
                 log.info("%s: nothing to apply, every staged batch in range is already consumed", target)
         idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
@@ -108,6 +115,16 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             log.info("Skipped: %s.", ", ".join(idle))
             self._skip(context, planned, [task for target in idle for task in self.target_tasks[target]])
         return planned
+
+    def _left(self, context: Context, pipeline: Pipeline, meta: Meta, targets: Sequence[str]) -> dict[str, int]:
+        """How many batches in reach these targets have not consumed, although the run has none for them."""
+        if not targets:
+            return {}
+        window = window_of(context, pipeline)
+        bounds = None if window.open else (window.start_us, window.end_us)
+        sources = [source.name for source in pipeline.sources]
+        view = meta.plan_view(run_name(context, pipeline), sources, targets, bounds)
+        return {target: len(view.pending[target]) for target in view.closed}
 
     def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
         """Records why nothing could be planned, until a plan succeeds."""
@@ -169,6 +186,10 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
 class ReplayPlanOperator(PlanOperator):
     """Registers a replay: what the trigger form names, for one target. XCom as PlanOperator's."""
+
+    def _left(self, context: Context, pipeline: Pipeline, meta: Meta, targets: Sequence[str]) -> dict[str, int]:
+        """A replay leaves nothing to others."""
+        return {}
 
     def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
         """A replay is started by hand: a failure to plan it says nothing about the pipeline."""
@@ -326,6 +347,8 @@ class _RunOperator(_PipelineOperator):
             run_id = run_name(context, pipeline)
             try:
                 plan = load(meta, store, run_id)
+                if not any(one.batches for one in plan.targets if self.target in ("", one.target)):
+                    raise AirflowSkipException(self._nothing)
                 require_layouts(meta, pipeline, plan)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
@@ -345,10 +368,16 @@ class _RunOperator(_PipelineOperator):
 
     def _skip_without_batches(self, context: Context) -> None:
         """A task that is cleared by hand, for a target that had nothing in this run, ends as skipped."""
-        planned = context["ti"].xcom_pull(task_ids=self.plan_task) or {}
+        planned = context["ti"].xcom_pull(task_ids=self.plan_task)
+        if planned is None:
+            return  # The plan task was marked, or Airflow has removed what it answered: the plan itself is asked.
         targets = planned.get("targets", {})
         if planned.get("dry_run") or not (targets.get(self.target) if self.target else any(targets.values())):
-            raise AirflowSkipException(f"This run has no batches for {self.target or 'any target'}.")
+            raise AirflowSkipException(self._nothing)
+
+    @property
+    def _nothing(self) -> str:
+        return f"This run has no batches for {self.target or 'any target'}."
 
 
 class SparkJobOperator(_RunOperator):

@@ -33,6 +33,7 @@ from lockstep_airflow.window import (
     WINDOW_START,
     RunWindow,
     chosen_targets,
+    interval_of,
     means_now,
     moment_us,
     run_window,
@@ -47,14 +48,21 @@ if TYPE_CHECKING:
     from cdc_core.stage.objects import ObjectStore
 
 MAX_RUN_NAME = 200
+TRIGGERED = ("manual", "operator_triggered")
+"""Types of DAG runs that somebody has triggered: by the form, REST or command line, or by TriggerDagRunOperator, which
+fills in the current time as the logical date, too."""
 
 
 def window_of(context: Context, pipeline: Pipeline) -> RunWindow:
     """The window of the DAG run. Raises UsageError (airflow.window)."""
     run, asked = context["dag_run"], asked_at(context)
-    interval = context.get("data_interval_start"), context.get("data_interval_end")
-    if run.run_type == "manual" and means_now(run.logical_date, asked, pipeline.windows):
-        interval = None, None
+    start, end = context.get("data_interval_start"), context.get("data_interval_end")
+    interval: tuple[datetime | None, datetime | None] = start, end
+    if run.run_type in TRIGGERED:
+        if means_now(run.logical_date, asked, pipeline.windows):
+            interval = None, None
+        elif run.logical_date is not None and start is not None and end is not None:
+            interval = interval_of(run.logical_date, (start, end), asked, pipeline.windows)
     return run_window(_params(context), *interval, asked)
 
 

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, RetryLater, UsageError
 from cdc_core.model.coverage import lacks
-from cdc_core.windows import CLOCK_TOLERANCE_US
+from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, to_us
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.run_context import abandoned_of, accepted_of, holder_name, is_dry_run, window_of
+from lockstep_airflow.window import WINDOW_END
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult, Extractor
     from lockstep_airflow.lineage import Lineage
+    from lockstep_airflow.window import RunWindow
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +97,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         if is_dry_run(context):
             log.info("%s: a dry run reads nothing from the source", self.source)
             return PokeReturnValue(True, {"source": self.source, "dry_run": True})
+        self._require_in_time(window)
         if self._extractor is None:
             staged = self._staged_already(pipeline, window.end_us)
             if staged is not None:
@@ -122,6 +126,17 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         for table, coverage in result.partial.items():
             log.warning("%s: partial: %s", self.source, lacks(table, self.source, coverage))
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
+
+    def _require_in_time(self, window: RunWindow) -> None:
+        """Raises UsageError (airflow.window): the DAG has one run at a time, which would keep all others waiting."""
+        if window.end_us > to_us(datetime.now(UTC)) + round(self.timeout * MICROSECONDS):
+            raise UsageError(
+                f"The window {window} ends later than this task waits for, which is {self.timeout / 3600:g} h "
+                "(airflow.timeout_s).",
+                where=f"param {WINDOW_END}",
+                code="airflow.window",
+                remedy=f"trigger again with an earlier {WINDOW_END}, or without: for everything up to now",
+            )
 
     def _staged_already(self, pipeline: Pipeline, until_us: int) -> dict[str, Any] | None:
         """A watermark that is ahead of the clock came of a clock that was wrong, and says nothing."""

@@ -3,12 +3,13 @@
     plan ─► rehearse ─► approve ─► switch
 
 A command makes runs and verifications as `lockstep run` and `lockstep verify` do. Whatever is killed, the next try
-continues the cutover that is open, or ends it and begins another: the command says which. Only `switch` calls the
-command that leads the application to another place, after somebody has approved.
+continues the cutover that is open. Only `switch` calls the command that leads the application to another place, after
+somebody has approved; where the cutover that this was for has ended meanwhile, a retry begins no other.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,17 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
 from cdc_core.errors import RetryLater
+from cdc_core.windows import CLOCK_TOLERANCE_US, to_us
 from lockstep_airflow.commands import CommandOperator
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.run_context import asked_at
 from lockstep_airflow.window import DIRECTION, REHEARSE, TARGET
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from cdc_core.config import Pipeline
 
 THERE, BACK = "there", "back"
 FINAL = frozenset({"cutover.rolled_back"})
@@ -52,6 +57,9 @@ class CutoverOperator(CommandOperator):
             raise AirflowSkipException("The form asks for no rehearsal.")
         with as_airflow_failures(f"cutover: {self.command}", final=FINAL):
             pipeline = config.load(Path(self.file))
+            ti = context["ti"]
+            if self.command == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
+                _require_not_ended(config.load(Path(self.back_file)) if back else pipeline, asked_at(context))
             return self._run(self._arguments(back, params.get(TARGET)), environment(pipeline))
 
     def _arguments(self, back: bool, target: str | None) -> list[str]:
@@ -69,4 +77,24 @@ class CutoverOperator(CommandOperator):
             code="cutover.ended",
             remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended the "
             "command",
+        )
+
+
+def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
+    """Raises RetryLater (cutover.rolled_back) if a cutover that was begun since then has been rolled back, by somebody
+    (`lockstep cutover abort`) or by a try whose answer was lost; or has led the application back meanwhile."""
+    from cdc_core.cutover.states import State
+    from cdc_core.meta import Meta
+
+    with Meta.open(pipeline.meta.url) as meta:
+        known = meta.latest_cutover(pipeline.pipeline)
+    if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
+        return
+    if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):
+        raise RetryLater(
+            f"The cutover that was approved has ended since: it is {known.state}"
+            f"{f' ({known.error})' if known.error else ''}.",
+            where=f"cutover {known.cutover_id}",
+            code="cutover.rolled_back",
+            remedy="nothing was begun; to begin another one, clear the run from its approve task on",
         )

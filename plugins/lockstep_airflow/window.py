@@ -93,6 +93,23 @@ def means_now(logical_date: datetime | None, asked_at: datetime, windows: Window
     return date_us != start_us and (asked_us < end_us or asked_us - date_us <= FORM_OPEN_US)
 
 
+def interval_of(
+    logical_date: datetime, interval: tuple[datetime, datetime], asked_at: datetime, windows: Windows
+) -> tuple[datetime, datetime]:
+    """The interval of a run triggered with a logical date of the past: the last one that ends at or before that date.
+
+    Airflow's form and REST interface give it to the run. Its command line and TriggerDagRunOperator give the last one
+    before the trigger, whatever the date is; where that one begins at the date, it may have been asked for.
+    """
+    start, end = interval
+    given_us = to_us(start), to_us(end)
+    date_us, last_end_us = to_us(logical_date), windows.containing(to_us(asked_at))[0]
+    if given_us != windows.containing(last_end_us - 1) or date_us >= given_us[1] or date_us == given_us[0]:
+        return interval
+    start_us, end_us = windows.containing(windows.containing(date_us)[0] - 1)
+    return from_us(start_us), from_us(end_us)
+
+
 def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
     """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError (airflow.targets)."""
     asked = tuple(params.get(TARGETS) or known)

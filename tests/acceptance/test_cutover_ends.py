@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from typing import Any
 
 import pymysql
@@ -63,13 +67,14 @@ def test_a_way_back_that_has_run_writes_nothing_to_the_old_tables_unless_the_app
 STOPPING = """#!/bin/sh
 echo "$LOCKSTEP_CUTOVER_PHASE" >> {folder}/told
 [ $LOCKSTEP_CUTOVER_PHASE = release ] || {behaviour}
+[ $LOCKSTEP_CUTOVER_PHASE = stop ] || {release}
 """
 
 
-def stops_by(made: Shop, behaviour: str, more: str, budget_s: int) -> None:
-    """behaviour: of the command that stops the application."""
+def stops_by(made: Shop, behaviour: str, more: str, budget_s: int, release: str = "true") -> None:
+    """behaviour: of the command that stops the application. release: of the one that lets it continue."""
     path = made.folder / "stop.sh"
-    path.write_text(STOPPING.format(folder=made.folder, behaviour=behaviour))
+    path.write_text(STOPPING.format(folder=made.folder, behaviour=behaviour, release=release))
     path.chmod(0o755)
     made.behave(more=f"attempts: 1, stop_with: {path}, {more}", budget_s=budget_s)
 
@@ -183,6 +188,58 @@ def test_a_cutover_that_is_interrupted_before_its_switch_command_undoes_itself(
         found = made.cutover("status", "shop.yaml")
         assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal"), said
         nothing_is_left(made)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
+def test_a_cutover_that_is_told_twice_to_end_lets_the_application_write_first(
+    lockstep: Any, commands: ForkedCommands, servers: tuple[Any, Any], number: str
+) -> None:
+    """As Airflow tells it: at once, and when the task's process ends."""
+    with shop(lockstep, *servers) as made:
+        released = made.folder / "released"
+        stops_by(made, "sleep 60", "hook_s: 120", budget_s=100, release=f"{{ sleep 3; touch {released}; }}")
+        lockstep("run", "shop.yaml")
+        log, environ = made.folder / "twice.log", made.lockstep.environment
+        started = commands.start("cutover", "run", "shop.yaml", "--json", directory=made.folder, environ=environ,
+                                 log=log)  # fmt: skip
+        for phases in (["stop"], ["stop", "release"]):
+            made.until(lambda phases=phases: (made.folder / "told").exists() and told(made) == phases)
+            os.kill(started.pid, getattr(signal, number))
+        made.until(lambda: started.ended)
+        started.kill()
+        assert released.exists(), log.read_text()
+        assert '"cli.interrupted"' in log.read_text()
+        found = made.cutover("status", "shop.yaml")
+        assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal")
+        nothing_is_left(made)
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_cutover_whose_notes_nobody_reads_any_more_keeps_the_answer_of_its_switch_command(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        switching, gone = made.folder / "switching", made.folder / "gone"
+        made.behave(f"touch {switching}; while [ ! -e {gone} ]; do sleep 0.1; done")
+        lockstep("run", "shop.yaml")
+        command = [sys.executable, "-m", "cdc_core.cli", "cutover", "run", "shop.yaml", "--json"]
+        cutover = subprocess.Popen(
+            command, cwd=made.folder, env={**made.lockstep.environment, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        with cutover:
+            made.until(switching.exists)
+            assert cutover.stderr is not None
+            cutover.stderr.close()
+            gone.touch()
+            assert cutover.stdout is not None
+            said = json.loads(cutover.stdout.read())
+        assert (cutover.returncode, said["state"], made.place_of_application()) == (0, "WATCH", "new")
 
 
 @FROM_MYSQL

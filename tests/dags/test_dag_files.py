@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from examples.shop.airflow_env import REPOSITORY
 
 HEAVY = (
@@ -44,6 +46,33 @@ with create_session() as session:
     dags = {dag.dag_id: [dag.has_import_errors, dag.is_stale] for dag in session.scalars(select(DagModel))}
     errors = {error.filename: error.stacktrace for error in session.scalars(select(ParseImportError))}
 print("RESULT " + json.dumps({"dags": dags, "errors": errors}))
+"""
+
+TRIGGER = """
+import json, sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.utils.session import create_session
+from airflow.utils.types import DagRunTriggeredByType, DagRunType
+from cdc_core import config
+from lockstep_airflow.run_context import window_of
+pipeline = config.load(Path(sys.argv[1]))
+
+def window(kind, by, date):
+    with create_session() as session:
+        run = trigger_dag("cdc_shop", triggered_by=by, run_type=kind, logical_date=date, replace_microseconds=False,
+                          session=session)
+        interval = {"data_interval_start": run.data_interval_start, "data_interval_end": run.data_interval_end}
+        return str(window_of({"dag_run": run, "params": {}, **interval}, pipeline)), run.run_after.isoformat()
+
+now, day = datetime.now(UTC), datetime(2026, 1, 15, 12, 30, tzinfo=UTC)
+by_hand = DagRunType.MANUAL, DagRunTriggeredByType.CLI
+by_dag = DagRunType.OPERATOR_TRIGGERED, DagRunTriggeredByType.OPERATOR
+print("RESULT " + json.dumps({
+    "command": window(*by_hand, None), "operator": window(*by_dag, now),
+    "command with a date": window(*by_hand, day), "operator with a date": window(*by_dag, day + timedelta(days=1)),
+}))
 """
 
 
@@ -103,6 +132,22 @@ def test_a_broken_file_breaks_only_its_own_dag_and_says_what_where_and_what_to_d
     twice.unlink()
     taken.unlink()
     assert result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))["errors"] == {}
+
+
+@pytest.mark.matrix
+def test_a_run_triggered_by_the_command_line_or_by_another_dag_has_the_window_of_one_by_the_form(
+    write_pipeline: Callable[..., Path], python: Callable[..., Any]
+) -> None:
+    """Airflow gives such runs the last interval before the trigger, and TriggerDagRunOperator a date that nobody has
+    chosen."""
+    file = write_pipeline("shop")
+    result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))
+    found = result(python(TRIGGER, str(file)))
+    for name in ("command", "operator"):
+        window, asked = found[name]
+        assert window == f"[the beginning, {asked})"
+    assert found["command with a date"][0] == "[2026-01-15T11:00:00+00:00, 2026-01-15T12:00:00+00:00)"
+    assert found["operator with a date"][0] == "[2026-01-16T11:00:00+00:00, 2026-01-16T12:00:00+00:00)"
 
 
 def test_the_plugin_is_loaded_once_also_when_the_plugins_folder_is_named(python: Callable[..., Any]) -> None:

@@ -1,22 +1,31 @@
-"""Which runs look old changes up in the sources before they are planned. Looking up is a stand-in here."""
+"""What a run is about: its window by how it was triggered, whether it looks old changes up in the sources before it is
+planned, and what it says if it takes nothing. Looking up is a stand-in here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
 
 from cdc_core import config
 from cdc_core.apply import plan as planning
 from cdc_core.meta import Meta
 from cdc_core.repair import reverse_query
 from cdc_core.repair.reverse_query import Queried
-from cdc_core.windows import parse_moment
+from cdc_core.windows import parse_moment, to_us
 from lockstep_airflow import operators
 from lockstep_airflow.operators import PlanOperator
+from lockstep_airflow.pipelines import dags_of
+from lockstep_airflow.run_context import window_of
+from lockstep_airflow.window import RunWindow
+from tests.made_batches import manifest
+from tests.unit.apply.made_line import Line
 
 NOW = parse_moment("2026-01-01T00:00:00Z")
 
@@ -56,3 +65,86 @@ def test_only_a_run_without_a_window_asks_the_source_and_before_it_is_planned(
     assert plan(file) == ["look up", "plan"]
     assert plan(file, window_end="2025-12-31T00:00:00Z") == ["plan"]
     assert plan(other) == ["plan"]
+
+
+@pytest.mark.parametrize("kind", ["manual", "operator_triggered"])
+def test_a_run_that_is_triggered_without_a_date_goes_up_to_now_also_by_another_dag(
+    write_pipeline: Callable[..., Path], kind: str
+) -> None:
+    """TriggerDagRunOperator fills the current time in, and Airflow the last interval."""
+    pipeline = config.load(write_pipeline("shop"))
+    three, four, five, asked = (
+        datetime.fromisoformat(f"2026-01-01T{time}Z") for time in ("03:00:00", "04:00:00", "05:00:00", "05:12:07")
+    )
+
+    def window(logical_date: datetime | None) -> RunWindow:
+        run = SimpleNamespace(run_type=kind, logical_date=logical_date, run_after=asked, start_date=asked)
+        context: Any = {"dag_run": run, "params": {}, "data_interval_start": four, "data_interval_end": five}
+        return window_of(context, pipeline)
+
+    assert window(asked) == window(None) == RunWindow(0, to_us(asked), open=True)
+    assert window(four.replace(minute=30)) == RunWindow(to_us(three), to_us(four))
+
+
+def test_a_run_of_a_name_that_was_committed_before_says_what_it_leaves(
+    write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a DAG run that was deleted and triggered again under its name."""
+    file = write_pipeline("shop")
+    for name in ("SOURCE_DB", "TARGET_DB"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
+    parsed = config.load(file)
+    root = Path(parsed.stage.uri.removeprefix("file://")).parent
+    line = Line.open(root, **json.loads(parsed.model_dump_json()))
+    staged = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}
+    line.stage(manifest(0, **staged))
+    line.done("shop-again")
+    line.stage(manifest(1, **staged))
+    run = SimpleNamespace(
+        dag_id="cdc_shop", run_id="again", run_type="manual", logical_date=None, run_after=NOW, start_date=None
+    )
+    ti = SimpleNamespace(dag_id="cdc_shop", run_id="again", task_id="plan", map_index=-1, try_number=1,
+                         xcom_push=lambda key, value: None)  # fmt: skip
+    task, context = dags_of(file.parent)["cdc_shop"].get_task("plan"), {"dag_run": run, "ti": ti, "params": {}}
+    with caplog.at_level("INFO"), pytest.raises(DownstreamTasksSkipped):
+        task.execute(context)
+    assert "takes nothing more; 1 batches that were staged since are left to the next run" in caplog.text
+    assert "already consumed" not in caplog.text
+    line.done("next")
+    caplog.clear()
+    with caplog.at_level("INFO"), pytest.raises(DownstreamTasksSkipped):
+        task.execute(context)
+    assert "every staged batch in range is already consumed" in caplog.text
+    line.meta.close()
+
+
+def test_a_task_whose_plan_task_says_nothing_asks_the_plan_and_not_only_whether_it_said_something(
+    write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its XCom is gone where the plan task was marked as successful, or Airflow's database was cleaned. A run must not
+    end green as if it had no batches."""
+    file = write_pipeline("shop")
+    for name in ("SOURCE_DB", "TARGET_DB"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
+    parsed = config.load(file)
+    root = Path(parsed.stage.uri.removeprefix("file://")).parent
+    line = Line.open(root, **json.loads(parsed.model_dump_json()))
+    staged = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}
+    line.stage(manifest(0, **staged))
+    task = dags_of(file.parent)["cdc_shop"].get_task("to_main.commit")
+
+    def commits(run_id: str) -> Any:
+        run = SimpleNamespace(dag_id="cdc_shop", run_id=run_id, run_type="manual", logical_date=None, run_after=NOW)
+        ti = SimpleNamespace(dag_id="cdc_shop", run_id=run_id, xcom_pull=lambda task_ids: None)
+        return task.execute({"dag_run": run, "ti": ti, "params": {}})
+
+    with pytest.raises(AirflowFailException, match=r"meta\.not_planned"):
+        commits("unplanned")
+    line.plan("shop-planned")
+    with pytest.raises(AirflowFailException, match=r"commit\.counts_missing"):
+        commits("planned")
+    line.done("shop-next")
+    line.plan("shop-idle")
+    with pytest.raises(AirflowSkipException, match="no batches for main"):
+        commits("idle")
+    line.meta.close()

@@ -177,6 +177,23 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
 
 @pytest.mark.matrix
 @pytest.mark.slow
+def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
+    line: Callable[..., Line], source_database: Any
+) -> None:
+    """It must not end green with nothing applied, as a run without batches does."""
+    target = '  - {name: main, connections: ["airflow:marked"], tables: {"*": {}}}'
+    run = line("marked", more=f"targets:\n{target}\nspark: {{connection: spark_default}}")
+    fill(source_database, 0)
+    assert run.start(now(), marked="plan").wait(timeout=240) != 0, run.output[-6000:]
+    assert "meta.not_planned" in run.output
+    states = run.states()
+    assert (states["plan"], states["merge"], states["to_main.commit"]) == (["success"], ["failed"], ["upstream_failed"])
+    run.run(now())
+    assert run.states()["to_main.commit"] == ["success"]
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.spark
 def test_a_verification_that_repairs_ends_equal_and_fails_at_once_by_what_it_must_not_overwrite(
     line: Callable[..., Line], source_database: Any, mariadb_target: Any

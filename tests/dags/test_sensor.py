@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +210,21 @@ def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
         meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
     assert task.poke(context).xcom_value["already_staged"] is True
     assert extraction.holders == []
+
+
+def test_a_window_that_ends_after_the_time_that_the_task_waits_for_is_refused_at_once(
+    extraction: Extraction, sensor: Any, context: Any
+) -> None:
+    """Else a wrong year in the form keeps all other runs waiting for hours."""
+    task = sensor("poke")
+    task.timeout = 3600.0
+    context["params"] = {"window_end": str(datetime.now(UTC) + timedelta(hours=2))}
+    with pytest.raises(AirflowFailException, match=r"which is 1 h.*\n.*\n.*\n.*airflow\.window"):
+        task.poke(context)
+    assert extraction.events == []
+    extraction.answers = [False]
+    context["params"] = {"window_end": str(datetime.now(UTC) + timedelta(minutes=50))}
+    assert not task.poke(context).is_done
 
 
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])

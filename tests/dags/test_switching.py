@@ -3,16 +3,25 @@ test_approval has servers and an Airflow."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
+from cdc_core import config
 from cdc_core.errors import RetryLater
+from cdc_core.meta import Cutover, Meta
 from lockstep_airflow.switching import CutoverOperator
+from tests.dags.conftest import REPOSITORY
 
 
 @pytest.fixture
@@ -25,13 +34,16 @@ def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 def operator(file: Path, command: str) -> CutoverOperator:
-    return CutoverOperator(
-        task_id=command, file=str(file), back_file=str(file.with_name("shop_back.yaml")), command=command
-    )
+    back_file = str(file.with_name("shop_back.yaml"))
+    return CutoverOperator(task_id=command, file=str(file), back_file=back_file, command=command, retries=5)
 
 
-def execute(file: Path, command: str, **params: Any) -> Any:
-    return operator(file, command).execute({"params": params})  # type: ignore[typeddict-item]
+def execute(file: Path, command: str, *, tries: int = 1, **params: Any) -> Any:
+    """tries: which one of the task it is; of each clear, six are made."""
+    ti = SimpleNamespace(try_number=tries, max_tries=5 if tries < 7 else 11)
+    run = SimpleNamespace(run_after=datetime.now(UTC), start_date=None)
+    context: Any = {"params": params, "ti": ti, "dag_run": run}
+    return operator(file, command).execute(context)
 
 
 def test_what_the_command_says_is_what_the_task_says(file: Path) -> None:
@@ -68,6 +80,29 @@ def test_a_cutover_that_was_rolled_back_is_not_tried_again(file: Path, monkeypat
         execute(file, "switch")
 
 
+def test_a_retry_begins_no_cutover_after_the_one_that_was_approved_has_ended(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an application is led away after somebody has said `lockstep cutover abort`, because the task was killed."""
+    run = list[Any]()
+    monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: run.append(arguments))
+    with Meta.open(config.load(file).meta.url, upgrade=True) as meta:
+        execute(file, "switch", tries=2)  # killed before it has begun one
+        lease = meta.acquire_lease("cutover:x", "shop", "test", 600)
+        rehearsed = meta.begin_cutover(lease, Cutover("c0", "shop", "shop_back", "PREPARED"), ())
+        meta.move_cutover(lease, rehearsed, "ROLLED_BACK", {"rehearsal": True})
+        execute(file, "switch", tries=2)
+        begun = meta.begin_cutover(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ["ROLLED_BACK"])
+        execute(file, "switch", tries=2)  # continues it
+        meta.move_cutover(lease, begun, "ROLLED_BACK", {}, "aborted")
+        assert len(run) == 3
+        with pytest.raises(AirflowFailException, match=r"it is ROLLED_BACK \(aborted\)(.|\n)*it is not tried again"):
+            execute(file, "switch", tries=2)
+        assert len(run) == 3
+        execute(file, "switch", tries=7)  # cleared: somebody asks for it
+        assert len(run) == 4
+
+
 @pytest.mark.parametrize(
     ("command", "params", "asked"),
     [
@@ -84,3 +119,53 @@ def test_each_task_asks_for_its_command(
     monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: seen.extend(arguments))
     execute(file, command, **params)
     assert [Path(one).stem if one.endswith(".yaml") else one for one in seen] == asked
+
+
+SLOW = """#!{python}
+import pathlib, signal, sys, time
+here, told = pathlib.Path({folder!r}), []
+signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+(here / "begun").touch()
+while not told:
+    time.sleep(0.05)
+while not (here / "killed").exists():
+    time.sleep(0.05)
+(here / "undone").touch()
+"""
+"""A command that undoes what it has made, once it is told to end, for longer than its task lives."""
+TASK = """
+import os, signal, sys
+from lockstep_airflow.switching import CutoverOperator
+os.setpgid(0, 0)
+task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", command="switch")
+signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+sys.executable = sys.argv[1]
+task._run(["cutover", "run", "shop.yaml"], os.environ)
+"""
+"""A task's process as Airflow has it: the leader of a group, with a handler that calls `on_kill` and returns."""
+
+
+def test_a_command_has_the_time_to_undo_itself_when_its_task_is_terminated(airflow_home: Path, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(SLOW.format(python=sys.executable, folder=str(tmp_path)))
+    slow.chmod(0o755)
+    task = subprocess.Popen(
+        [sys.executable, "-c", TASK, str(slow)],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}"},
+    )
+    try:
+        until((tmp_path / "begun").exists)
+        os.killpg(task.pid, signal.SIGTERM)
+        time.sleep(0.5)  # Airflow waits for 5 s
+    finally:
+        os.killpg(task.pid, signal.SIGKILL)
+        task.wait()
+    (tmp_path / "killed").touch()
+    until((tmp_path / "undone").exists)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

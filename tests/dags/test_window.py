@@ -8,9 +8,9 @@ import pytest
 
 from cdc_core.errors import UsageError
 from cdc_core.windows import Windows, to_us
-from lockstep_airflow.window import RunWindow, chosen_targets, means_now, run_window
+from lockstep_airflow.window import RunWindow, chosen_targets, interval_of, means_now, run_window
 
-FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (4, 5, 6))
+THREE, FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (3, 4, 5, 6))
 
 
 def test_the_data_interval_is_the_window_of_a_scheduled_run() -> None:
@@ -52,6 +52,30 @@ def test_the_logical_date_that_the_trigger_form_fills_in_means_now(
     logical_date: datetime | None, asked_at: datetime, windows: Windows, now: bool
 ) -> None:
     assert means_now(logical_date, asked_at, windows) is now
+
+
+@pytest.mark.parametrize(
+    ("logical_date", "given", "asked_at", "interval"),
+    [
+        # By Airflow's command line: the last interval before the trigger.
+        (FOUR.replace(minute=30), (FIVE, SIX), SIX.replace(minute=10), (THREE, FOUR)),
+        (FOUR, (FIVE, SIX), SIX, (THREE, FOUR)),
+        (FIVE.replace(minute=30), (FIVE, SIX), SIX.replace(minute=10), (FOUR, FIVE)),
+        # By the form: the last one that ends at or before the date.
+        (FOUR.replace(minute=30), (THREE, FOUR), SIX.replace(minute=10), (THREE, FOUR)),
+        (SIX, (FIVE, SIX), SIX.replace(minute=10), (FIVE, SIX)),
+        # By the REST interface, which takes any.
+        (THREE, (FOUR, FIVE), SIX.replace(minute=10), (FOUR, FIVE)),
+        (FIVE, (FIVE, SIX), SIX.replace(minute=10), (FIVE, SIX)),
+    ],
+)
+def test_a_logical_date_of_the_past_means_the_last_interval_before_it_however_the_run_was_triggered(
+    logical_date: datetime,
+    given: tuple[datetime, datetime],
+    asked_at: datetime,
+    interval: tuple[datetime, datetime],
+) -> None:
+    assert interval_of(logical_date, given, asked_at, HOURLY) == interval
 
 
 def test_an_interval_without_length_counts_as_none() -> None:

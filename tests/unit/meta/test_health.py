@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc_core.cli.cutover_status import way_back_document
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta import TableCopy, copier_of
+from cdc_core.meta import Cutover, TableCopy, copier_of
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.schema import TableSchema
@@ -95,6 +96,30 @@ def test_a_failed_run_whose_batches_another_has_committed_is_over(line: Line) ->
     line.meta.failed("line", "run", "first", error(Refused, "target.grants"))
     line.done("second")
     assert seen(line) == []
+
+
+def test_a_failed_run_is_said_as_long_as_it_has_batches_whatever_other_runs_commit(line: Line) -> None:
+    """Of other targets, of earlier windows, or of nothing at all."""
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    run = line.plan("first")
+    line.meta.record_failure("first", "it broke")
+    line.done("a backfill", (START_US - HOUR_US, START_US))
+    assert seen(line) == [("failed", "run first")]
+    line.apply(run)
+    line.commit(run)
+    assert seen(line) == []
+
+
+def test_an_error_of_a_run_whose_batches_another_has_committed_keeps_no_way_back_from_being_ready(line: Line) -> None:
+    """Each run has a name of its own: nothing clears the error of one that failed."""
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.plan("first")
+    line.meta.record_failure("first", "it broke")
+    line.meta.failed("line", "run", "first", error(RetryLater, "connection.unreachable"))
+    cutover = Cutover("c1", "there", "line", "WATCH")
+    assert "last error: It broke." in way_back_document(line.meta, cutover, "24h")["said"]
+    line.done("second")
+    assert "last error" not in way_back_document(line.meta, cutover, "24h")["said"]
 
 
 def test_a_source_and_a_target_are_late_by_the_intervals_that_have_ended(line: Line) -> None:
