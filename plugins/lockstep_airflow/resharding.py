@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Refused, RetryLater
 from lockstep_airflow.commands import CommandOperator
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
@@ -44,6 +44,9 @@ class ReshardOperator(CommandOperator):
         connections = list(params.get(CONNECTIONS) or ())
         if self.command == "verify":
             filled = context["ti"].xcom_pull(task_ids=FILL)
+            if filled is None:
+                with as_airflow_failures("reshard: verify"):
+                    raise _not_filled()
             if "successor" in filled:
                 raise AirflowSkipException(
                     f"The application writes to the shards: the DAGs of {filled['successor']} move them from here on."
@@ -69,3 +72,12 @@ class ReshardOperator(CommandOperator):
             code="reshard.ended",
             remedy="nothing is lost: the next try continues; look there for what ended the command",
         )
+
+
+def _not_filled() -> Refused:
+    return Refused(
+        f"The task {FILL} has not said which target it has filled: it was marked, or Airflow has removed its XCom.",
+        where=f"task {FILL}",
+        code="reshard.not_filled",
+        remedy=f"nothing was verified; clear the task {FILL}, which finds what is done, and this one with it",
+    )

@@ -61,6 +61,11 @@ def test_after_a_cutover_the_pipeline_of_the_shards_is_the_one_that_is_verified(
         executed(tmp_path / "shop.yaml", "verify", {"new_target": "shards_4x4", "successor": "shop_4x4"})
 
 
+def test_without_an_answer_of_fill_nothing_is_verified_and_nothing_is_tried_again(tmp_path: Path) -> None:
+    with pytest.raises(AirflowFailException, match=r"reshard\.not_filled"):
+        executed(tmp_path / "shop.yaml", "verify", None)
+
+
 def test_what_the_command_says_is_what_the_task_says(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AirflowFailException, match=r"reshard\.no_base"):
         executed(made.file, "plan", layout="4x4")
