@@ -23,6 +23,7 @@ from cdc_core.config import Columns
 from cdc_core.connections import variable_of
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.block import TableRows
+from cdc_core.model.decimals import without_exponents
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE_MARK, absent_text
 from cdc_core.sink.images import Images
@@ -132,7 +133,10 @@ def _usable(schema: TableSchema, kept: tuple[Column, ...]) -> tuple[Column, ...]
 
 
 def _bytes(values: pa.Array) -> pa.BinaryArray:
-    return values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
+    if pa.types.is_binary(values.type):
+        return values
+    text = values.cast(pa.string())
+    return (without_exponents(text) if pa.types.is_decimal(values.type) else text).cast(pa.binary())
 
 
 def _with_texts(values: pa.BinaryArray, row: npt.NDArray[np.int64], text: pa.StringArray) -> pa.BinaryArray:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cdc_core.model.decimals import without_exponents
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.model.staged import LITERAL, LiteralEntries
 from cdc_core.target.text import column_text, escaped
@@ -120,9 +120,4 @@ def _without_zeros(text: pa.StringArray) -> pa.StringArray:
 
 
 def _numbers(text: pa.StringArray) -> pa.StringArray:
-    # Arrow writes small numbers with an exponent, as no server does.
-    small = pc.fill_null(pc.match_substring(text, "E"), False)
-    if pc.any(small).as_py():
-        plain = [f"{Decimal(one):f}" for one in text.filter(small).to_pylist()]
-        text = pc.replace_with_mask(text, small, pa.array(plain, pa.string()))
-    return pc.replace_substring_regex(_without_zeros(text), r"^-0$", "0")
+    return pc.replace_substring_regex(_without_zeros(without_exponents(text)), r"^-0$", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from hashlib import sha256
@@ -77,6 +78,16 @@ def test_a_masked_value_is_the_hash_of_salt_and_text_and_null_stays_null() -> No
     shape = rule.shape(PEOPLE)
     assert shape.key == ("id",)
     assert str(shape.column("email").type) == "char(64)"
+
+
+@pytest.mark.parametrize("text", ["0.00000000", "0.00000001", "-0.00000010", "1.50000000"])
+def test_a_masked_decimal_is_hashed_with_all_of_its_digits(text: str) -> None:
+    """Arrow prints 0E-8, 1E-8 and -1.0E-7."""
+    wide = parse_column_type("decimal(20,8)")
+    columns = tuple(replace(one, type=wide) if one.name == "pay" else one for one in PEOPLE.columns)
+    image = ROW | {"pay": Decimal(text)}
+    (row,) = rows(capture(mask="pay"), Change(replace(PEOPLE, columns=columns), "u", image, image))
+    assert row["pay"] == row["_before"]["pay"] == hashed(text)
 
 
 def test_the_exact_text_of_a_masked_value_is_hashed_too_and_does_not_go_on() -> None:
