@@ -86,20 +86,28 @@ def test_a_run_that_is_triggered_without_a_date_goes_up_to_now_also_by_another_d
     assert window(four.replace(minute=30)) == RunWindow(to_us(three), to_us(four))
 
 
-def test_a_run_of_a_name_that_was_committed_before_says_what_it_leaves(
-    write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As of a DAG run that was deleted and triggered again under its name."""
-    file = write_pipeline("shop")
+STAGED: dict[str, Any] = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}
+
+
+def staged_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
+    """The pipeline of a file, with one batch that nobody has applied."""
     for name in ("SOURCE_DB", "TARGET_DB"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
     parsed = config.load(file)
     root = Path(parsed.stage.uri.removeprefix("file://")).parent
     line = Line.open(root, **json.loads(parsed.model_dump_json()))
-    staged = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}
-    line.stage(manifest(0, **staged))
+    line.stage(manifest(0, **STAGED))
+    return line
+
+
+def test_a_run_of_a_name_that_was_committed_before_says_what_it_leaves(
+    write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a DAG run that was deleted and triggered again under its name."""
+    file = write_pipeline("shop")
+    line = staged_line(file, monkeypatch)
     line.done("shop-again")
-    line.stage(manifest(1, **staged))
+    line.stage(manifest(1, **STAGED))
     run = SimpleNamespace(
         dag_id="cdc_shop", run_id="again", run_type="manual", logical_date=None, run_after=NOW, start_date=None
     )
@@ -124,13 +132,7 @@ def test_a_task_whose_plan_task_says_nothing_asks_the_plan_and_not_only_whether_
     """Its XCom is gone where the plan task was marked as successful, or Airflow's database was cleaned. A run must not
     end green as if it had no batches."""
     file = write_pipeline("shop")
-    for name in ("SOURCE_DB", "TARGET_DB"):
-        monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
-    parsed = config.load(file)
-    root = Path(parsed.stage.uri.removeprefix("file://")).parent
-    line = Line.open(root, **json.loads(parsed.model_dump_json()))
-    staged = {"source": "shop_db", "pipeline": "shop", "tables": {"shop.orders": 3}}
-    line.stage(manifest(0, **staged))
+    line = staged_line(file, monkeypatch)
     task = dags_of(file.parent)["cdc_shop"].get_task("to_main.commit")
 
     def commits(run_id: str) -> Any:
