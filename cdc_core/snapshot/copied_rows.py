@@ -51,15 +51,9 @@ class CopiedAt:
             SEQ: pa.array(np.full(n, self.place.seq - 1)),
             GTID: pa.nulls(n, pa.string()),
             LITERAL: rows.column(LITERAL),
-            # What the log would not carry either, so that a copied row and a logged one say the same.
-            ABSENT: _coded(absent_text(column.name for column in schema.columns if not column.logged), n),
+            ABSENT: _coded(None, n),
         }
-        values = [
-            rows.column(column.name).cast(arrow.field(column.name).type)
-            if column.logged
-            else pa.nulls(n, arrow.field(column.name).type)
-            for column in schema.columns
-        ]
+        values = [rows.column(column.name).cast(arrow.field(column.name).type) for column in schema.columns]
         before = pa.nulls(n, arrow.field(BEFORE).type)
         return pa.RecordBatch.from_arrays([*values, before, *(notes[one.name] for one in BOOKKEEPING)], schema=arrow)
 

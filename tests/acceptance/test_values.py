@@ -68,3 +68,42 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
         finally:
             cursor.execute("DROP DATABASE bend_source")
             cursor.execute("DROP DATABASE bend_target")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_virtual_column_of_mariadb_is_copied_into_a_plain_column(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
+    lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
+    with (
+        mariadb.connect(autocommit=True) as connection,
+        mysql9.connect(autocommit=True) as target,
+        connection.cursor() as cursor,
+        target.cursor() as there,
+    ):
+
+        def equal() -> bool:
+            cursor.execute("SELECT * FROM computed.t ORDER BY id")
+            there.execute("SELECT id, a, v, s FROM computed.t ORDER BY id")
+            return list(cursor.fetchall()) == list(there.fetchall())
+
+        cursor.execute("CREATE DATABASE computed")
+        try:
+            there.execute("SET GLOBAL local_infile = ON")
+            cursor.execute(
+                "CREATE TABLE computed.t (id INT PRIMARY KEY, a INT, v INT AS (a + 2) VIRTUAL, s INT AS (a + 3) STORED)"
+            )
+            cursor.execute("INSERT INTO computed.t (id, a) VALUES (1, 1), (2, 2), (3, 3)")
+            lockstep("init", "computed", "--source", "env:SHOP", "--include", r"computed\..*", "--target", "env:COPY")
+            lockstep("run", "computed.yaml")
+            assert equal()
+            cursor.execute("UPDATE computed.t SET a = 7 WHERE id = 2")
+            cursor.execute("DELETE FROM computed.t WHERE id = 3")
+            cursor.execute("INSERT INTO computed.t (id, a) VALUES (4, 4)")
+            lockstep("run", "computed.yaml")
+            assert equal()
+            lockstep("snapshot", "computed.yaml", "computed.t")
+            lockstep("run", "computed.yaml")
+            assert equal()
+        finally:
+            cursor.execute("DROP DATABASE computed")
+            there.execute("DROP DATABASE IF EXISTS computed")

@@ -460,6 +460,7 @@ KEYS = {
     "TIME(2)": ["'-838:59:59'", "'-00:00:00.01'", "'00:00:00'", "'100:00:00.5'"],
     "ENUM('z','a','é','it''s')": ["'z'", "'a'", "'é'", "'it''s'"],
     "SET('x','y','z')": ["''", "'x'", "'x,z'", "'z'"],
+    f"SET({','.join(map(repr, map(str, range(53))))})": ["'52'", "'0,52'", "'1,52'", "'0,1,51,52'", "''"],
     "CHAR(6) CHARACTER SET latin1 COLLATE latin1_german1_ci": ["'b'", "'ä'", "'ß'", "''", "'z '", "'Zz'"],
     "VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin": ["'a'", "'A'", "'\\\\'", "'a '", "'''\"'", "'😀'", "''"],
     "VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci": ["'a'", "'b'", "'ß'", "'😀'", "'Zz'", "''"],
