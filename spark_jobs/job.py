@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.layouts import require_planned
-from cdc_core.apply.plan import keys_apart
+from cdc_core.apply.plan import keys_apart, rows_lacking_values
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
@@ -183,7 +183,7 @@ class Job:
             key=table.key,
             ready=True,
             writing=writing,
-            partial=table.absent_rows > 0,
+            partial=rows_lacking_values(table) > 0,
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
         )

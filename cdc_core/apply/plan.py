@@ -349,9 +349,10 @@ def _merge_table(
     rule = target.table(table)
     assert rule is not None  # otherwise its files would not be here
     found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys)
-    if found.absent_rows and rule.on_row_error == "quarantine":
+    lacking = rows_lacking_values(found)
+    if lacking and rule.on_row_error == "quarantine":
         raise Refused(
-            f"{found.absent_rows} changes of {table!r} do not have all of their values: each depends on the one before "
+            f"{lacking} changes of {table!r} do not have all of their values: each depends on the one before "
             "it, so none may be set aside.",
             where=f"targets.{target.name}.tables.{table}.on_row_error",
             code="plan.absent_values",
@@ -369,6 +370,12 @@ def _merge_table(
                 remedy="leave out shared_keys for the table: rows with the same key then stop the run",
             )
     return found
+
+
+def rows_lacking_values(table: MergeTable) -> int:
+    """Changes whose values the log did not all carry. A copy has all values of its rows, and the deletes of a repair
+    need no more than their key."""
+    return sum(file.absent_rows for file in table.files if not parse_copied(file.path))
 
 
 def _in_use(files: Sequence[PlannedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:

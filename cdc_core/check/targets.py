@@ -11,7 +11,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.lost_writes import require_kept
-from cdc_core.apply.plan import key_of, keys_apart
+from cdc_core.apply.plan import key_of, keys_apart, rows_lacking_values
 from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
@@ -94,7 +94,7 @@ def require_target(
                     schemas,
                     key=table.key,
                     ready=False,
-                    partial=table.absent_rows > 0,
+                    partial=rows_lacking_values(table) > 0,
                     shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
                     pipeline=pipeline.pipeline,
                     environ=environ,
