@@ -55,7 +55,11 @@ def repair(
         bool, typer.Option("--stage-only", help="Stage the source's rows, and leave applying them to the next run.")
     ] = False,
     authoritative: Annotated[
-        bool, typer.Option("--authoritative", help="Also replace rows that somebody else wrote with a newer version.")
+        bool,
+        typer.Option(
+            "--authoritative",
+            help="Also replace rows that somebody else wrote with a newer version or a greater freshness column.",
+        ),
     ] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -68,12 +72,13 @@ def repair(
       lockstep repair shop
       lockstep repair shop shop.orders --finding 0f3a9c21b7d4
 
-    Takes the findings of the newest evidence about each table, looks these rows up in the source by key, stages them
-    as copied rows (a row that the source does not have as a delete), applies what is staged by an ordinary run with
-    its ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target
-    row whose version is newer than everything that is staged was written by somebody else, and stays, unless
-    --authoritative says that the source counts. repair.max_rows_per_day limits what a repair may stage. Exit code 0:
-    the rows are equal; 4: some still differ; 75: some could not be judged yet; 3: a table cannot be repaired.
+    Takes the findings of the newest evidence about each table, looks these rows up in the source by key, stages them as
+    copied rows (a row that the source does not have as a delete), applies what is staged by an ordinary run with its
+    ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target row
+    whose version is newer than everything that is staged was written by somebody else, and stays, as does one whose
+    freshness column is greater, unless --authoritative says that the source counts. repair.max_rows_per_day limits what
+    a repair may stage. Exit code 0: the rows are equal; 4: some still differ; 75: some could not be judged yet; 3: a
+    table cannot be repaired.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -176,7 +181,7 @@ def _answer(
         output.note("the next run applies them: `lockstep run`")
     for what, count in (
         ("removed from shards to which they do not belong", done.removed),
-        ("with a newer version were replaced: --authoritative", done.forgotten),
+        ("of the target gave way: --authoritative", done.forgotten),
     ):
         if count:
             output.note(f"{counted(count, 'row')} {what}")

@@ -55,8 +55,8 @@ class Result:
     after:     the same once the run had ended; None where nothing was applied.
     batches:   ids of the batches that were staged. rows, deletes: in them.
     newer:     by logical table, keys that were left alone, because the target's version is newer than anything staged.
-    forgotten: such rows whose versions were forgotten, so that the source's rows count. removed: rows that were in a
-               shard to which their routes do not lead.
+    forgotten: rows that gave way, so that the source's count: such ones, and with a freshness column all that differed.
+    removed:   rows that were in a shard to which their routes do not lead.
     claimed:   by logical table and key, what was staged.
     left_out:  by logical table, how many of the named rows no condition finds: their keys have an ENUM's error value.
     refused:   by logical table, why none of its rows could be repaired.
@@ -97,7 +97,7 @@ class Result:
                 where=", ".join(left),
                 code="repair.still_different",
                 remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
-                "greater value counts), and for somebody who writes to the target",
+                "greater value counts, but with --authoritative), and for somebody who writes to the target",
             )
         return left_out
 
@@ -232,7 +232,8 @@ def _repaired(
     authoritative: bool,
 ) -> Result:
     """The result without what is known only after the run."""
-    foreign = {one.shape.logical: _foreign(job, one) for one in wanted}
+    there = {one.shape.logical: held(one.shape, one.keys) for one in wanted}
+    foreign = {one.shape.logical: _foreign(job, one, there[one.shape.logical]) for one in wanted}
     newer: dict[str, tuple[str, ...]] = {}
     if not authoritative:
         newer = {table: tuple(dict.fromkeys(one.key for one in rows)) for table, rows in foreign.items() if rows}
@@ -251,7 +252,10 @@ def _repaired(
     forgotten = 0
     if apply is not None and authoritative:
         for one in wanted:
-            forgotten += sum(_give_way(one.shape, row) for row in foreign[one.shape.logical])
+            name = one.shape.logical
+            fresh = one.shape.destination.rule.freshness is not None
+            rows = [row for row in there[name] if row in foreign[name] or (fresh and row.row is not None)]
+            forgotten += sum(_give_way(one.shape, row) for row in rows)
     if apply is not None and made.batches:
         apply()
     return Result(
@@ -302,9 +306,8 @@ def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:
             )
 
 
-def _foreign(job: Job, one: Wanted[Shape]) -> list[Held]:
-    """What the target has under the keys with a version that no staged change can have."""
-    there = held(one.shape, one.keys)
+def _foreign(job: Job, one: Wanted[Shape], there: Sequence[Held]) -> list[Held]:
+    """What of the target's rows has a version that no staged change can have."""
     ends = []
     for source in {source.name for source, _ in one.feeding}:
         staged = job.meta.checkpoint(source)  # read after the versions: what was staged meanwhile is known

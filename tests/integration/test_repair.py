@@ -247,6 +247,30 @@ def test_a_row_with_a_newer_version_is_replaced_only_if_the_source_is_authoritat
 
 
 @FIRST_MYSQL
+def test_a_row_that_is_fresher_than_the_source_is_replaced_only_if_the_source_is_authoritative(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified(", freshness: at")
+    numbers(run, 6)
+    line = Repaired(run, commands)
+    run.source("INSERT INTO number VALUES (9, 'new', NULL)")
+    line.ok("run")
+    run.target(
+        "UPDATE number SET v = 'fault', at = at + INTERVAL 1 HOUR WHERE id IN (3, 9)",
+        "UPDATE number SET v = 'fault' WHERE id = 4",
+        "INSERT INTO number (id, v, at) VALUES (7, 'surplus', '2100-01-01')",
+    )
+    assert line("verify").code == 4
+    kept = line("repair")
+    assert (kept.code, kept.document["error"]["code"]) == (4, "repair.still_different")
+    different = set(line.rows("number", columns="id, v, at")) ^ set(at_source(run, "number"))
+    assert {row[0] for row in different} == {3}
+    repaired = line.ok("repair", "--authoritative")
+    assert (repaired["equal"], repaired["rows"]) == (True, 1)
+    assert line.rows("number", columns="id, v, at") == sorted(at_source(run, "number"))
+
+
+@FIRST_MYSQL
 def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified: Callable[..., Verified]) -> None:
     run = verified()
     numbers(run)
