@@ -168,7 +168,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 **common,
             )
         case TaskKind.APPROVE:
-            return ApprovalOperator(subject=_SUBJECT, body=_BODY, trigger_rule="none_failed", **common)
+            return ApprovalOperator(subject=_subject(spec), body=_BODY, trigger_rule="none_failed", **common)
         case TaskKind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
@@ -447,7 +447,12 @@ def _cutover_params(spec: DagSpec) -> dict[str, Param]:
     return params
 
 
-_SUBJECT = f"Switch the application {{{{ 'back' if params.{DIRECTION} == '{BACK}' else 'to the target' }}}}?"
+def _subject(spec: DagSpec) -> str:
+    target = spec.targets[0] if len(spec.targets) == 1 else f"{{{{ params.{TARGET} }}}}"
+    where = f"{{% if params.{DIRECTION} == '{BACK}' %}}back{{% else %}}to the target {target}{{% endif %}}"
+    return f"Switch the application {where}?"
+
+
 _BODY = (
     f"{{% set rehearsed = ti.xcom_pull(task_ids='{REHEARSE_TASK}') %}}"
     "{% if rehearsed %}The rehearsal stopped writes for **{{ '%.1f' | format(rehearsed.stopped_s) }} s**, and proved "

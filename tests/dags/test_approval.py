@@ -92,7 +92,7 @@ def test_an_application_is_switched_after_somebody_has_approved(moved: Moved) ->
     airflow.trigger("cdc_moved").wait()
     rejected = airflow.trigger("cdc_moved_cutover")
     asked = rejected.answer("approve", "Reject")
-    assert "Switch the application to the target?" in asked
+    assert "Switch the application to the target shards?" in asked
     assert "The rehearsal stopped writes for **" in asked
     rejected.wait()
     assert (rejected.states()["switch"], moved.place) == ("skipped", OLD)
