@@ -97,7 +97,7 @@ class Result:
                 where=", ".join(left),
                 code="repair.still_different",
                 remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
-                "greater value counts, but with --authoritative), and for somebody who writes to the target",
+                "greater value counts, unless --authoritative is given), and for somebody who writes to the target",
             )
         return left_out
 
