@@ -81,7 +81,9 @@ def open_intact(store: ObjectStore, part: StagedBytes) -> Iterator[BinaryIO]:
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
     if store.local_path(part.path) is not None:
-        require_intact(store, [part])
+        error = damage(store, part)
+        if error is not None:
+            raise error
         with store.open_input(part.path) as file:
             yield file
         return

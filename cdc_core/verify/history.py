@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +40,8 @@ from cdc_core.verify.canonical import row_texts
 from cdc_core.verify.comparison import EVENT_COLUMNS
 from cdc_core.verify.shape import Shape
 
-_ROWS = 65_536
+_ROWS, _FILES = 65_536, 64
+"""That are read at once, at most: many small files cost more by their number than by their rows."""
 _NEVER = (1 << 63) - 1
 """After all order keys."""
 
@@ -98,13 +101,54 @@ def events(
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
     pending = (seq for event in found for seq, is_consumed in event.batches.items() if not is_consumed)
     consumed_before = min(pending, default=_NEVER)
-    for event in sorted(found, key=lambda one: one.part.part.max_seq, reverse=True):
+    left = sorted(found, key=lambda one: one.part.part.max_seq, reverse=True)
+    at_once = 1
+    while left:
         known = known_from(consumed_before) if alone else None
-        if known is not None and event.part.part.max_seq < known:
+        if known is not None and left[0].part.part.max_seq < known:
             break
-        with open_intact(store, event.part.part) as file:
+        some = _first(left, at_once)
+        for event, batch in _read(store, some):
+            yield from _of_batch(batch, shape, event, wanted)
+        left, at_once = left[len(some) :], min(2 * at_once, _FILES)
+
+
+def _first(files: Sequence[_Event], most: int) -> Sequence[_Event]:
+    """The first of them, at least one, with no more rows than may be read at once."""
+    rows = itertools.accumulate(one.part.part.rows for one in files[:most])
+    return files[: max(1, sum(so_far <= _ROWS for so_far in rows))]
+
+
+def _read(store: ObjectStore, files: Sequence[_Event]) -> Iterator[tuple[_Event, pa.RecordBatch]]:
+    """Their rows, those of one definition together. Raises DataAtRisk (stage.missing, stage.damaged)."""
+    if len(files) == 1:
+        with open_intact(store, files[0].part.part) as file:
             for batch in pq.ParquetFile(file).iter_batches(_ROWS):
-                yield from _of_batch(batch, shape, event, wanted)
+                yield files[0], batch
+        return
+    alike: dict[Any, list[tuple[_Event, pa.Table]]] = {}
+    for one in files:
+        with open_intact(store, one.part.part) as file:
+            table = pq.ParquetFile(file).read(use_threads=False)
+        alike.setdefault((one.part.source, one.part.part.schema_id, one.high_seq, table.schema), []).append(
+            (one, table)
+        )
+    for group in alike.values():
+        event = _joined([one for one, _ in group])
+        for batch in pa.concat_tables([table for _, table in group]).combine_chunks().to_batches():
+            yield event, batch
+
+
+def _joined(events: Sequence[_Event]) -> _Event:
+    """Of the rows of several parts with one definition."""
+    first, parts = events[0], [one.part.part for one in events]
+    part = replace(
+        first.part.part,
+        absent_rows=sum(one.absent_rows for one in parts),
+        key_changes=sum(one.key_changes for one in parts),
+    )
+    batches = sorted(pair for one in events for pair in one.batches.items())
+    return replace(first, part=replace(first.part, part=part), batches=dict(batches))
 
 
 def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Array | None) -> Iterator[pa.Table]:
