@@ -87,6 +87,11 @@ def stage_due(
             dropped.append((copy.table, why))
         elif copy.complete and mine:
             high = max(one.chunk.high for one in mine)
+            if not copy.schema.key and _copied_at(coverage.get(copy.table), place.position):
+                # A target counts such rows, and has the changes up to a mark: it would take both copies for one.
+                log.warning("%s: %s was copied at %s: the next copy waits until something is logged", source,
+                            copy.table, place.position)  # fmt: skip
+                high = replace(place.position, offset=place.position.offset + 1)
             if high <= place.position:
                 at_place = mine if copy.schema.key else _moved_on(pipeline, store, lease, place, copy, mine)
                 if at_place:
@@ -218,6 +223,11 @@ def _outdated(
     if not coverage.how.whole:
         return f"changes were missed at {coverage.place} ({coverage.how.value}), after the copy had begun"
     return f"the table is whole since {coverage.place} ({coverage.how.value})"
+
+
+def _copied_at(coverage: TableCoverage | None, place: Position) -> bool:
+    """Whether the last copy of a table is at this place."""
+    return coverage is not None and coverage.how is How.COPIED and coverage.seq == place.seq - 1
 
 
 def _renews(coverage: TableCoverage | None) -> bool:

@@ -699,6 +699,26 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
     assert in_stage(line, "heap") == at_source(line, "heap")
 
 
+@ONE_SERVER
+def test_a_table_without_a_key_is_not_copied_twice_at_one_place(make_line: Callable[..., Line]) -> None:
+    """A target, which has the changes up to a mark, would leave out the second copy."""
+    line = make_line()
+    line.origin.execute("CREATE TABLE heap (n INT)", "INSERT INTO heap VALUES (1), (1)", "CREATE TABLE bare (n INT)")
+    line = make_line()
+    line.drain()
+    table = f"{line.origin.name}.heap"
+    read(line, ["heap"])
+    assert stage(line).tables == (table,)
+    read(line, ["heap"])
+    waits = stage(line)
+    assert (waits.tables, waits.dropped, waits.waiting is None) == ((), (), False)
+    line.origin.execute("INSERT INTO bare VALUES (1)")
+    line.drain()
+    assert stage(line).tables == (table,)
+    first, second = (one for one in line.chain if one.copied)
+    assert first.begin.position < second.begin.position
+
+
 @pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
 def test_a_virtual_column_that_not_all_images_have_tells_no_rows_without_a_key_apart(
     make_line: Callable[..., Line],
