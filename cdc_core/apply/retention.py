@@ -303,13 +303,13 @@ def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
 
 
 def _needed_by_claims(manifests: list[Manifest], ready: list[Manifest]) -> str:
-    """Leaves out what the log brought since rows were looked up that stay: without a later delete, such a row would be
+    """Leaves out what the log brought since rows were read that stay: without a later delete, such a row would be
     there again. Why the next batch stays then. ready: the first of the manifests."""
-    begins = [chunk.low for manifest in manifests[len(ready) :] if manifest.by_key for chunk in manifest.chunks]
+    begins = [chunk.low for manifest in manifests[len(ready) :] for chunk in manifest.chunks]
     if not begins or not ready or ready[-1].end.position <= min(begins):
         return ""
     ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
-    return f"rows that were looked up at {min(begins)} are staged at a later place"
+    return f"rows that were read at {min(begins)} are staged at a later place"
 
 
 def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:

@@ -77,25 +77,27 @@ def test_age_counts_from_the_end_of_a_batchs_window(line: Line) -> None:
     assert staged(line) == list(IDS[2:])
 
 
-def looked_up_at(low: int, place: int) -> Manifest:
-    """A row that was looked up where B[low] begins, to be staged where B[place] begins."""
+def read_at(low: int, place: int, *, by_key: bool = True) -> Manifest:
+    """Rows that were looked up, or copied, where B[low] begins, to be staged where B[place] begins."""
     begin = B[place].begin
-    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, B[low].begin.position, begin.position, 1, (), by_key=True)
+    seen, high = B[low].begin.position, begin.position
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, seen, high, 1, (), by_key=by_key)
     return replace(B[place], end=begin, parts=(), events=0, transactions=0, chunks=(chunk,))
 
 
-def test_a_purge_leaves_what_the_log_brought_since_rows_were_looked_up_that_stay(line: Line) -> None:
+@pytest.mark.parametrize("by_key", [True, False])
+def test_a_purge_leaves_what_the_log_brought_since_rows_were_read_that_stay(line: Line, by_key: bool) -> None:
     # B[2] or B[3] may delete the row.
-    line.stage(looked_up_at(2, 4))
+    line.stage(read_at(2, 4, by_key=by_key))
     line.done("first")
     before_b4 = B[3].window_end_us
     done = purge(line, before_b4)
-    assert "looked up" in done.sources[0].held_by
+    assert "rows that were read" in done.sources[0].held_by
     assert (done.sources[0].batches, done.sources[0].horizon and done.sources[0].horizon.position) == (
         2,
         B[2].begin.position,
     )
-    assert purge(line, B[4].window_end_us).sources[0].batches == 4  # with the rows that were looked up
+    assert purge(line, B[4].window_end_us).sources[0].batches == 4  # with the rows that were read
     assert staged(line) == [IDS[5]]
 
 
@@ -104,7 +106,7 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
     line: Line, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     line.done("first")
-    moving, claimed = line.meta.purge, looked_up_at(2, 5)
+    moving, claimed = line.meta.purge, read_at(2, 5)
 
     def meanwhile(*args: Any, **options: Any) -> int:
         copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
@@ -124,9 +126,9 @@ def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_
     line.done("first")
     purge(line, B[3].window_end_us)
     copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
-    error = refusal(lambda: line.meta.decide_copied(copier, looked_up_at(3, 5), ()))
+    error = refusal(lambda: line.meta.decide_copied(copier, read_at(3, 5), ()))
     assert (type(error), error.code, line.meta.decided_copied("shop")) == (RetryLater, "snapshot.moved", ())
-    line.meta.decide_copied(copier, looked_up_at(4, 5), ())
+    line.meta.decide_copied(copier, read_at(4, 5), ())
 
 
 def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
