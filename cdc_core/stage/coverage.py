@@ -7,7 +7,7 @@ requested moment; a table of which nothing is known is partial.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest
@@ -49,6 +49,9 @@ def missing_of(
                     for one in sorted(feeds)
                     if not _whole(covered[source].get(one), end_seq, as_of)
                 ]
+        for table, line in _repeated(chain, covered[source]):
+            if table in found and line not in found[table]:
+                found[table].append(line)
     if as_of is not None:
         for source, chain in every.items():
             later = coverage_of(store, source, chain)
@@ -131,6 +134,24 @@ def _feeding(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) ->
         for part in manifest.parts:
             found[part.table].add(manifest.schemas[part.schema_id].name)
     return found
+
+
+def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> Iterator[tuple[str, str]]:
+    """Logical tables with changes that may be staged twice, of rows without a key by which to find the repeats; and
+    what to say of them. What is older than the last copy of a table does not count."""
+    bridge: Manifest | None = None
+    for manifest in chain:
+        bridge = manifest if manifest.again_until else bridge
+        if bridge is None or manifest.copied or manifest.begin.position.seq >= bridge.again_until:
+            continue
+        for part in manifest.parts:
+            schema = manifest.schemas[part.schema_id]
+            known = covered.get(schema.name)
+            if not schema.key and not (known is not None and known.whole and known.seq >= part.max_seq):
+                yield part.table, (
+                    f"changes of {schema.name}, which has no key, may be staged twice: {bridge.source} continued on "
+                    f"another server at {bridge.end.position}"
+                )
 
 
 def _whole(coverage: TableCoverage | None, end_seq: int, as_of: AsOf | None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import DataAtRisk, RetryLater
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
@@ -109,6 +109,26 @@ def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, l
     line.drain()
     line.assert_equals(pair.replica)
     assert len(line.notes) == 1
+
+
+@pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
+def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again(pair: Pair, line: Line) -> None:
+    run(pair.primary, "CREATE TABLE bare (n INT)", database=pair.name)
+    run(pair.primary, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
+    line.drain()
+    chain = list(manifests.chain(line.store, "shop"))
+    assert table_state(line.store, chain, "bare").num_rows == 2
+    pair.caught_up()
+    pair.primary.kill()
+    pair.promote()
+    run(pair.replica, "INSERT INTO bare VALUES (3)", database=pair.name)
+    write(pair.replica, pair.name, 1, 3)
+    line.drain()
+    chain = list(manifests.chain(line.store, "shop"))
+    with pytest.raises(Refused) as caught:
+        table_state(line.store, chain, "bare")
+    assert (caught.value.code, "may be staged twice" in caught.value.what) == ("stage.partial", True)
+    line.assert_equals(pair.replica)
 
 
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
