@@ -148,10 +148,8 @@ def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -
             schema = manifest.schemas[part.schema_id]
             known = covered.get(schema.name)
             if not schema.key and not (known is not None and known.whole and known.seq >= part.max_seq):
-                yield part.table, (
-                    f"changes of {schema.name}, which has no key, may be staged twice: {bridge.source} continued on "
-                    f"another server at {bridge.end.position}"
-                )
+                where = f"{bridge.source} continued on another server at {bridge.end.position}"
+                yield part.table, f"changes of {schema.name}, which has no key, may be staged twice: {where}"
 
 
 def _whole(coverage: TableCoverage | None, end_seq: int, as_of: AsOf | None) -> bool:
