@@ -214,6 +214,22 @@ def test_a_key_that_changed_its_case_alone_is_still_there(verified: Callable[...
 
 
 @FIRST_MARIADB
+def test_no_delete_is_staged_by_a_key_by_which_a_target_does_not_know_its_rows(
+    verified: Callable[..., Verified],
+) -> None:
+    run = configured(verified(", key: [email]"))
+    run.source("CREATE TABLE person (id INT PRIMARY KEY, email VARCHAR(20) NOT NULL)",
+               "INSERT INTO person VALUES (1, 'a'), (2, 'b')")  # fmt: skip
+    run.load("person")
+    run.source("UPDATE person SET email = 'c' WHERE id = 1", "DELETE FROM person WHERE id = 2")
+    run.drain()
+    done = queried(run)
+    assert (done.keys, done.deletes, done.error) == (0, 0, None), done
+    assert "other columns (email)" in done.left_out["person"]
+    assert claimed(run) == []
+
+
+@FIRST_MARIADB
 def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     verified: Callable[..., Verified],
 ) -> None:
