@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from cdc_core.apply import replay
+from cdc_core.apply.lost_writes import LostWrites, first_batches
 from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError
-from cdc_core.meta import RecordState, RunState
+from cdc_core.meta import ClosedWrite, RecordState, RunState
 from cdc_core.model.run import RunPlan, WriteCounts
 from tests.made_batches import HOUR_US, START_US, manifest, schema
 from tests.refusals import refusal
@@ -65,6 +66,13 @@ def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line
     found = Selection("t", first={"shop": here.begin.seq})
     assert [found.takes(one) for one in (earlier, copied, here)] == [False, True, True]
     assert not found.takes(replace(earlier, end=earlier.begin))
+
+
+def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line: Line) -> None:
+    copied = f"{IDS[3]}+000000000007"
+    write = ClosedWrite("lost", {"0": 4}, {"0": 9}, {"shop": (copied, IDS[4])})
+    begin = first_batches([LostWrites("shop.orders", "0", (write,), False, None)])
+    assert places(line.pipeline, begin, "--from") == places(line.pipeline, [IDS[3]], "--from")
 
 
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
