@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Chains", "Rows", "Stage", "StagedFile", "Table", "open", "read_chains", "recorded_ends"]
+__all__ = [
+    "Chains",
+    "Rows",
+    "Stage",
+    "StagedFile",
+    "Table",
+    "open",
+    "read_chains",
+    "recorded_ends",
+    "recorded_manifests",
+]
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +142,14 @@ def recorded_ends(
     except LockstepError as error:
         note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
         return None
+
+
+def recorded_manifests(pipeline: config.Pipeline, names: Sequence[str]) -> dict[str, list[str]]:
+    """The paths of the manifests that are recorded of each source. Raises what opening meta raises."""
+    from cdc_core.meta import Meta
+
+    with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
+        return {name: [batch.manifest for batch in meta.batches(name)] for name in names}
 
 
 class Stage:

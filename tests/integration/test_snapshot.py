@@ -575,7 +575,12 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
         with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(DataAtRisk) as lost:
             manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches("shop")])
         assert lost.value.code == "stage.missing"
+        with Meta.open(line.pipeline.meta.url) as meta:
+            known = [one.manifest for one in meta.batches("shop")]
+        (found,) = manifests.verify(line.store, "shop", known=known)
+        assert (found.code, found.path) == ("stage.missing", manifest.path)
         line.store.put(manifest.path, data)
+        assert manifests.verify(line.store, "shop", known=known) == []
 
 
 @ONE_SERVER
