@@ -278,7 +278,8 @@ class Table:
     def as_of(self, moment: Moment, *, key: Sequence[str] | None = None, partial: bool = False) -> Rows:
         """The table as it was at a moment; else as `now`.
 
-        A time takes the changes that were committed at or before it, a position those of transactions before it.
+        A time takes the changes that were committed at or before it, but none of a window that begins at it or later; a
+        position those of transactions before it.
         Raises UsageError (stage.moment, stage.as_of_sources), Refused (stage.as_of) where that is not staged yet.
         Reading raises Refused (stage.as_of_before) too, where everything staged came later.
         """
