@@ -42,7 +42,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
-__all__ = ["Chains", "Rows", "Stage", "StagedFile", "Table", "open", "read_chains", "recorded_ends"]
+__all__ = [
+    "Chains",
+    "Rows",
+    "Stage",
+    "StagedFile",
+    "Table",
+    "open",
+    "read_chains",
+    "recorded_ends",
+    "recorded_manifests",
+]
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +142,14 @@ def recorded_ends(
     except LockstepError as error:
         note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
         return None
+
+
+def recorded_manifests(pipeline: config.Pipeline, names: Sequence[str]) -> dict[str, list[str]]:
+    """The paths of the manifests that are recorded of each source. Raises what opening meta raises."""
+    from cdc_core.meta import Meta
+
+    with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
+        return {name: [batch.manifest for batch in meta.batches(name)] for name in names}
 
 
 class Stage:
@@ -260,7 +278,8 @@ class Table:
     def as_of(self, moment: Moment, *, key: Sequence[str] | None = None, partial: bool = False) -> Rows:
         """The table as it was at a moment; else as `now`.
 
-        A time takes the changes that were committed at or before it, a position those of transactions before it.
+        A time takes the changes that were committed at or before it, but none of a window that begins at it or later; a
+        position those of transactions before it.
         Raises UsageError (stage.moment, stage.as_of_sources), Refused (stage.as_of) where that is not staged yet.
         Reading raises Refused (stage.as_of_before) too, where everything staged came later.
         """

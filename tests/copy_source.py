@@ -253,4 +253,4 @@ class SearchedLog(Search):
     def begins(self, file: str) -> Iterator[Begin]:
         for one in self._server.log:
             if one.kind != "rotate" and one.begin >= Position(0, file, 4):
-                yield Begin(one.begin, one.ts_us, one.gtid)
+                yield Begin(one.begin, one.ts_us, one.gtid, one.ts_us)

@@ -110,13 +110,14 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
 
 
 def first_batches(lost: Iterable[LostWrites]) -> list[str]:
-    """By source, the batch from which a replay must begin; [] for all that is staged."""
+    """By source, the place from which a replay must begin, as the batch of the log there; [] for all that is staged."""
     first: dict[str, str] = {}
     for one in lost:
         if one.everything:
             return []
         for write in one.writes:
             for source, (begin, _) in write.spans.items():
+                begin = begin.partition("+")[0]  # copied rows are taken with their place
                 first[source] = min(begin, first.get(source, begin))
     return [first[source] for source in sorted(first)]
 

@@ -1,4 +1,5 @@
-"""Changes that may be staged twice: those after a failover by time (source.failover), up to a known position.
+"""Changes that may be staged twice: those after a failover by time, or to a server that has logged transactions in
+another order (source.failover), up to a known position.
 
 Where rows have a key, the guard finds the second copy by its version, and it changes nothing. Rows without a key would
 be counted twice: no run takes them.
@@ -37,8 +38,8 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
                 if batch.begin.timeline == bridge.end.timeline and batch.begin.seq < until:
                     raise Refused(
                         f"The batch {batch.batch_id} may repeat changes of {keyless[batch.batch_id]!r} that were "
-                        f"staged before {bridge.end}, where reading continued on another server by time; the table "
-                        "has no key by which to find such repeats.",
+                        f"staged before {bridge.end}, where reading continued on another server; the table has no key "
+                        "by which to find such repeats.",
                         where=plan.run_id,
                         code="plan.overlap",
                         remedy="leave the table out of the target's tables until these batches are committed; copy the "

@@ -23,7 +23,15 @@ from dataclasses import dataclass, field, replace
 from cdc_core.apply import lost_writes
 from cdc_core.apply.layouts import planned_layouts
 from cdc_core.apply.overlap import require_counted_once
-from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of
+from cdc_core.apply.plan import (
+    check_run_id,
+    composed,
+    load,
+    require_chain,
+    require_staged,
+    rows_lacking_values,
+    schemas_of,
+)
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
@@ -262,7 +270,10 @@ def _require_tables(made: RunPlan, selection: Selection) -> None:
 def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> None:
     """Raises Refused (replay.absent_values, replay.no_key)."""
     tables = {
-        table.table: table for one in made.merge_sets for table in one.tables if table.absent_rows or not table.key
+        table.table: table
+        for one in made.merge_sets
+        for table in one.tables
+        if rows_lacking_values(table) or not table.key
     }
     if not tables:
         return

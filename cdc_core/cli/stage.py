@@ -277,8 +277,8 @@ def verify(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify that the manifests form one chain without gaps, up to the position in the meta database, and that every
-    file they list exists.
+    """Verify that the manifests form one chain without gaps, up to the position in the meta database, that every
+    batch recorded there has its manifest, and that every file they list exists.
 
     \b
       lockstep stage verify shop
@@ -288,7 +288,7 @@ def verify(
     """
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
-    from cdc_core.staged import recorded_ends
+    from cdc_core.staged import recorded_ends, recorded_manifests
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -298,7 +298,12 @@ def verify(
     output = CliOutput(as_json)
     recorded = recorded_ends(parsed, names, output.note)
     ends = {name: end.position for name, end in (recorded or {}).items() if end is not None}
-    problems = [(name, problem) for name in names for problem in look(store, name, deep=deep, recorded=ends.get(name))]
+    known = recorded_manifests(parsed, names) if recorded is not None else {}
+    problems = [
+        (name, problem)
+        for name in names
+        for problem in look(store, name, deep=deep, recorded=ends.get(name), known=known.get(name, ()))
+    ]
     document = {
         "pipeline": parsed.pipeline,
         "ok": not problems,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import Field, model_validator
 
 from cdc_core.config.capture import CaptureRules, Route
@@ -103,6 +105,12 @@ class Pipeline(Model):
         """Whether rows of the source table `name` and of others count as one in the target, the newest of them."""
         rule = self.target(target).table(logical)
         return rule is not None and rule.shared_keys == "newest" and not self.feeds_alone(name, logical)
+
+    def other_key(self, logical: str, key: Collection[str]) -> tuple[str, ...]:
+        """The columns by which the rules of a target identify the rows of a logical table, if they are not those of
+        this key; () if no target has others."""
+        rules = [rule for target in self.targets if (rule := target.table(logical)) is not None]
+        return next((rule.key for rule in rules if rule.key and set(rule.key) != set(key)), ())
 
     def source(self, name: str) -> Source:
         return next(source for source in self.sources if source.name == name)

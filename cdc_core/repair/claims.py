@@ -276,9 +276,10 @@ def _durable(
     gone, texts = wanted.gone(missing, shaped) if missing else (None, [])
     if not (one.rows or texts):
         return None
-    if texts and set(shaped.key) != set(shape.key):
+    other = shape.key if set(shaped.key) != set(shape.key) else job.pipeline.other_key(shape.logical, shaped.key)
+    if texts and other:  # every target gets the delete, which has the source's key alone
         raise Refused(
-            f"Rows of {shape.logical} are identified by {', '.join(shape.key)} at the target, and by "
+            f"Rows of {shape.logical} are identified by {', '.join(other)} at a target, and by "
             f"{', '.join(shaped.key) or 'no key'} in {one.schema.name}, so that no delete can be staged of a row that "
             "only the target has.",
             where=shape.logical,

@@ -241,6 +241,8 @@ def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Change
         return "its key is masked"
     if any(pipeline.counts_newest(target.name, logical, schema.name) for target in pipeline.targets):
         return "the newest of several rows with its key counts, and nothing tells how old a row is that is looked up"
+    if other := pipeline.other_key(logical, schema.key):
+        return f"a target identifies its rows by other columns ({', '.join(other)})"
     if any(column.type.base not in LOOKED_UP for column in key_columns(schema)):
         return "its key is of a type by which rows are not looked up"
     if known is not None and key_columns(known.definition) != key_columns(schema):

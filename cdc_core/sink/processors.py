@@ -68,6 +68,9 @@ class Process:
         images.require_carried(names, part, f"the processor {self.rule.use}")
         after = self._made(images.after, pc.not_equal(images.notes[OP], TRUNCATE).to_numpy(False), part.schema)
         before = self._made(images.before, images.updated.to_numpy(False), part.schema)
+        for name in part.schema.key:
+            if _changes(name, images.after, after) or _changes(name, images.before, before):
+                raise self._wrong(part.schema, f"it changes the column {name}, which is part of the key")
         if before.schema != after.schema:
             raise self._wrong(part.schema, "it returns other columns for the rows before updates")
         schema = self._shape(part.schema, after.schema)
@@ -124,6 +127,13 @@ class Process:
             code="sink.processor",
             remedy="fix the function, or narrow its `match`; nothing of these rows was staged",
         )
+
+
+def _changes(name: str, given: Mapping[str, pa.Array], made: pa.RecordBatch) -> bool:
+    """Whether the values of a column are others. By a key that the source does not have, rows that are looked up there
+    (repair, reverse_query) would be taken for gone. Another type is not looked up."""
+    at = made.schema.get_field_index(name)
+    return at >= 0 and made.column(at).type == given[name].type and not made.column(at).equals(given[name])
 
 
 def _without_spent_literals(images: Images, schema: TableSchema) -> Images:

@@ -53,7 +53,8 @@ def copied_since(meta: Meta, store: ObjectStore, source: str, moment_us: int) ->
     for batch in meta.batches(source):
         if batch.created_us >= moment_us and batch.copied:
             path = batch_path(batch.batch_id)
-            found.update(chunk.table for chunk in manifests.parse(store.get(path), path, store.uri).chunks)
+            chunks = manifests.parse(store.get(path), path, store.uri).chunks
+            found.update(chunk.table for chunk in chunks if not chunk.by_key)  # single rows are no copy of their table
     return frozenset(found)
 
 

@@ -1,8 +1,9 @@
 """Continuing in another log: at the position after everything that was read from the previous server.
 
-By GTIDs where the checkpoint has them: exact. Otherwise by time: from `rewind_s` before the last transaction read, so
-that some transactions come again, under a newer order key, which changes nothing where rows have a key. It must keep
-true that no change is left out: a server that lacks what was read, or whose log begins too late, stops the source.
+By GTIDs where the checkpoint has them: exact, unless this server has logged transactions in another order. Otherwise by
+time: from `rewind_s` before the last transaction read. Transactions that come again have a newer order key, which
+changes nothing where rows have a key. It must keep true that no change is left out: a server that lacks what was read,
+or whose log begins too late, stops the source.
 Then an operator can give up what was not read (`after_loss`), and every table is copied again.
 """
 
@@ -53,14 +54,14 @@ def fail_over(
     if not files:
         raise log_off()
     search = Search(source, control, server, files, known)
-    wanted, again_until = GtidSet.parse(stored.gtid_set), 0
+    wanted = GtidSet.parse(stored.gtid_set)
     if wanted.domains if known.mariadb else wanted.intervals and known.gtid_mode == "ON":
-        found, how = _by_gtid(search, source, stored, wanted), "by GTID, without overlap"
+        found, how, last = _by_gtid(search, source, stored, wanted)
     elif len(source.connections) > 1:
         found, how, last = _by_time(search, source, stored)
-        again_until = replace(last, timeline=_next_timeline(source, stored)).seq + 1 if last is not None else 0
     else:
         raise _other_server(source, stored, known)
+    again_until = replace(last, timeline=_next_timeline(source, stored)).seq + 1 if last is not None else 0
     start = _under_next_timeline(source, found, stored)
     note = (
         f"source {source.name} was read at server {stored.server} up to {stored.position} and continues at server "
@@ -102,7 +103,10 @@ def _next_timeline(source: Source, stored: Checkpoint) -> int:
     return max(stored.position.timeline + 1, source.timeline)
 
 
-def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet) -> Checkpoint:
+def _by_gtid(
+    search: Search, source: Source, stored: Checkpoint, wanted: GtidSet
+) -> tuple[Checkpoint, str, Position | None]:
+    """Where to continue, a description of it, and the last transaction that comes again."""
     known, control = search.known, search.control
     lacking = wanted.minus(GtidSet.parse(gtid_executed(control)))
     if lacking:
@@ -121,7 +125,30 @@ def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet
     if known.mariadb:
         _require_same_history(search, begin, wanted, source, stored)
     found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
-    return found if known.mariadb else replace(found, gtid_set=str(wanted.union(GtidSet.parse(found.gtid_set))))
+    again, last = _logged_later(search, found, wanted)
+    words = (
+        f"by GTID: {again} transaction{'' if again == 1 else 's'} read before will come again, because this server has "
+        "logged its transactions in another order"
+    )
+    if not known.mariadb:
+        found = replace(found, gtid_set=str(wanted.union(GtidSet.parse(found.gtid_set))))
+    return found, "by GTID, without overlap" if last is None else words, last
+
+
+def _logged_later(search: Search, found: Checkpoint, wanted: GtidSet) -> tuple[int, Position | None]:
+    """How many transactions of a set come after a place, and the last of them.
+
+    A standby that applies transactions in parallel may log them in another order than its primary: MariaDB those of
+    several domains, MySQL without replica_preserve_commit_order.
+    """
+    left, again, last = wanted.minus(GtidSet.parse(found.gtid_set)), 0, None
+    for one in search.begins(found.position.file) if left else ():
+        if one.position >= found.position and one.gtid and wanted.has(one.gtid):
+            again, last = again + 1, one.position
+            left = left.minus(GtidSet.parse(one.gtid))
+            if not left:
+                break
+    return again, last
 
 
 def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: Source, stored: Checkpoint) -> None:
@@ -148,7 +175,8 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     found = search.first(file, lambda one: one.commit_ts_us >= moment_us)
     again, last = 0, None
     for one in search.begins(found.position.file):
-        if one.commit_ts_us > stored.watermark_us:
+        # By the time of the first server: a standby commits later, and what was read is as old as it is there.
+        if one.original_ts_us > stored.watermark_us + round(source.rewind_s * MICROSECONDS):
             break
         if one.position >= found.position:
             again, last = again + 1, one.position

@@ -148,11 +148,13 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction's first event. gtids: the GTIDs executed before it."""
+    """A transaction's first event. commit_ts_us: when this server committed it; original_ts_us: when the first server
+    did, which is the same where the log does not say."""
 
     position: Position
     commit_ts_us: int
     gtid: str
+    original_ts_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,13 +365,14 @@ def _with(previous: str, gtids: list[str]) -> str:
 def _begin_of(event: Event) -> Begin | None:
     code = event.header.type
     if code == EventType.MARIADB_GTID:
-        gtid, moment_us = parse_mariadb_gtid(event).text, 0
+        gtid, moment_us, original_us = parse_mariadb_gtid(event).text, 0, 0
     elif code in _MYSQL_GTIDS:
         named = parse_gtid(event)
-        gtid, moment_us = named.text, named.immediate_commit_ts_us
+        gtid, moment_us, original_us = named.text, named.immediate_commit_ts_us, named.original_commit_ts_us
     else:
         return None
-    return Begin(Position(0, event.file, event.start), moment_us or event.header.timestamp * 1_000_000, gtid)
+    moment_us = moment_us or event.header.timestamp * 1_000_000
+    return Begin(Position(0, event.file, event.start), moment_us, gtid, original_us or moment_us)
 
 
 def _all_events(reader: LogReader) -> Iterator[Event]:

@@ -1,7 +1,9 @@
 """A moment of the past as the staged files know it: a time, or a position in the one source's log.
 
-A time takes the changes that were committed at or before it; a position those of the transactions that begin before it.
-Keeps true: a moment that is not staged completely is refused, because its answer would still change.
+A time takes the changes that were committed at or before it, in windows that begin before it; a position those of the
+transactions that begin before it. Keeps true: a moment that is not staged completely is refused, because its answer
+would still change. So a time at which a window begins takes nothing of that window: the source is staged completely up
+to there while changes of the same second, or late ones, are still to come.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ class AsOf:
         return pc.field(TS) <= pa.scalar(self.time_us, pa.timestamp("us", tz="UTC"))
 
     def later(self, manifests: Iterable[Manifest]) -> dict[str, list[int]]:
-        """By source, the order keys where batches begin whose windows begin after the time, in order: what they have
-        came later, whatever its own time is. Readers of files with rows of several batches leave it out."""
+        """By source, the order keys where batches begin whose windows do not begin before the time, in order: what they
+        have came later, whatever its own time is. Readers of files with rows of several batches leave it out."""
         found: dict[str, list[int]] = {}
         for one in manifests:
-            if self.time_us is not None and one.window_start_us > self.time_us and not one.copied:
+            if self.time_us is not None and one.window_start_us >= self.time_us and not one.copied:
                 found.setdefault(one.source, []).append(one.begin.position.seq)
         return {source: sorted(places) for source, places in found.items()}
 
@@ -77,7 +79,7 @@ class AsOf:
                 one
                 for one in manifests
                 if time_us is not None
-                and one.window_start_us <= time_us
+                and one.window_start_us < time_us
                 # Rows that were looked up may be of any moment before the batch: whether the table is whole does not
                 # depend on them, so that nothing else keeps them from an earlier state.
                 and not (one.by_key and one.end.watermark_us > time_us)

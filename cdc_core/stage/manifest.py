@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -233,23 +233,36 @@ def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) ->
 
 
 def verify(
-    store: ObjectStore, source: str, *, deep: bool = False, recorded: Position | None = None
+    store: ObjectStore,
+    source: str,
+    *,
+    deep: bool = False,
+    recorded: Position | None = None,
+    known: Collection[str] = (),
 ) -> list[ChainProblem]:
     """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too.
 
-    recorded: up to where meta had them before. What a purge removes meanwhile is not a problem.
+    recorded: up to where meta had them before; known: the manifests that it had, by their paths: without those of
+    copied rows the chain has no gap. What a purge removes meanwhile is not a problem.
     """
     while True:
         horizon = horizons.read(store, source)
-        problems = _problems(store, source, deep=deep, recorded=recorded)
+        problems = _problems(store, source, deep=deep, recorded=recorded, known=known)
         if not problems or horizons.read(store, source) == horizon:
             return problems
         log.info("source %s: the horizon has moved while its batches were verified: once more", source)
 
 
-def _problems(store: ObjectStore, source: str, *, deep: bool, recorded: Position | None) -> list[ChainProblem]:
+def _problems(
+    store: ObjectStore, source: str, *, deep: bool, recorded: Position | None, known: Collection[str]
+) -> list[ChainProblem]:
     """See `verify`."""
     infos, end, problems = _extent(store, source)
+    first = "" if end is None else first_at(source, end)
+    for path in sorted(set(known) - {info.path for info in infos}):
+        if path >= first:
+            what = "The meta database has a batch whose manifest is not in the stage."
+            problems.append(ChainProblem("stage.missing", path, what))
     files = _Files(store, deep)
     ranges, broken = _ranges(store, source)
     problems += broken

@@ -21,8 +21,10 @@ SourceTable = tuple[str, str]
 def needed_parts(
     parts: Sequence[StagedPart], manifests: Iterable[Manifest], table: str, as_of: AsOf | None
 ) -> list[StagedPart]:
-    """Those of the parts of a logical table that its state needs, in the same order. manifests: those of the parts."""
-    emptied = _emptied(manifests, table, as_of)
+    """Those of the parts of a logical table that its state needs, in the same order. manifests: those of the parts, and
+    perhaps later ones."""
+    # A copy is staged after the place of its `t`: until then the older rows are all that there is.
+    emptied = _emptied(manifests if as_of is None else as_of.cut(list(manifests)), table, as_of)
     return [one for one in parts if one.part.max_seq >= emptied.get((one.source, one.schema.name), 0)]
 
 

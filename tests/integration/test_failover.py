@@ -15,7 +15,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.replicated import PATIENCE_S, Pair, run, start, write
@@ -129,6 +129,70 @@ def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again
         table_state(line.store, chain, "bare")
     assert (caught.value.code, "may be staged twice" in caught.value.what) == ("stage.partial", True)
     line.assert_equals(pair.replica)
+
+
+def come_again(line: Line, table: str) -> dict[int, int]:
+    """Order keys of inserted rows that were staged before, at the other server, by their ids."""
+    rows = changes(line.store, list(manifests.chain(line.store, "shop")), table).to_pylist()
+    inserted = [(row["id"], row["_cdc_seq"]) for row in rows if row["_cdc_op"] == "c"]
+    first = dict(reversed(inserted))
+    return {number: seq for number, seq in inserted if seq != first[number]}
+
+
+def again_until(line: Line) -> int:
+    (bridge,) = [batch for batch in manifests.chain(line.store, "shop") if batch.notes]
+    return bridge.again_until
+
+
+@pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
+def test_what_a_standby_has_logged_in_another_order_is_known_to_come_again(pair: Pair, line: Line) -> None:
+    """As it does where it applies transactions in parallel: those of a domain, or that do not touch the same rows."""
+    mariadb = pair.flavor == "mariadb"
+    run(pair.primary, "CREATE TABLE slow (id INT PRIMARY KEY)", database=pair.name)
+    words = ("SLAVE", "slave_parallel_threads = 4") if mariadb else ("REPLICA", "replica_preserve_commit_order = OFF")
+    run(pair.replica, f"STOP {words[0]}", f"SET GLOBAL {words[1]}", f"START {words[0]}")
+    write(pair.primary, pair.name, 1, 3)
+    pair.caught_up()  # a replica applies nothing in parallel before its first transaction
+    with pair.replica.connect(pair.name) as connection, connection.cursor() as cursor:
+        cursor.execute("LOCK TABLES slow READ")
+        domain = ("SET SESSION gtid_domain_id = 1",) if mariadb else ()
+        run(pair.primary, *domain, "INSERT INTO slow VALUES (1)", database=pair.name)
+        line.drain()
+        write(pair.primary, pair.name, 4, 3)
+        pair.caught_up()
+    eventually = time.monotonic() + PATIENCE_S
+    while not run(pair.replica, "SELECT * FROM slow", database=pair.name):
+        assert time.monotonic() < eventually
+        time.sleep(0.05)
+    pair.primary.kill()
+    pair.promote()
+    write(pair.replica, pair.name, 7, 3)
+    line.drain()
+    line.assert_equals(pair.replica)
+    again = come_again(line, "slow")
+    assert again.keys() == {1}
+    assert again[1] < again_until(line)
+    assert "1 transaction read before will come again" in line.notes[0]
+
+
+@pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
+def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line: Line) -> None:
+    write(pair.primary, pair.name, 1, 3)
+    pair.caught_up()
+    run(pair.replica, "STOP REPLICA SQL_THREAD")
+    write(pair.primary, pair.name, 4, 3)
+    line.drain()
+    time.sleep(3)  # more than rewind_s
+    run(pair.replica, "START REPLICA SQL_THREAD")
+    pair.caught_up()
+    pair.primary.kill()
+    pair.promote()
+    write(pair.replica, pair.name, 7, 3)
+    line.drain()
+    line.assert_equals(pair.replica)
+    again = come_again(line, "t")
+    assert again.keys() >= {4, 5, 6}
+    assert max(again.values()) < again_until(line)
 
 
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)

@@ -549,6 +549,21 @@ def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_co
 
 
 @FIRST_MARIADB
+def test_no_delete_is_staged_that_another_target_could_not_apply(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    other = f"{{name: other, connections: [env:TARGET], tables: {{person: {{database: {run.place}, table: other, "
+    run.line.again(**{"}}}]": "}}}, " + other + "key: [email]}}}]"})
+    run.source("CREATE TABLE person (id INT PRIMARY KEY, email VARCHAR(20) NOT NULL)",
+               "INSERT INTO person VALUES (1, 'a'), (2, 'b')")  # fmt: skip
+    run.load("person")
+    run.target("INSERT INTO person VALUES (3, 'surplus')")
+    with pytest.raises(Refused) as refused:
+        repaired(run, "person")
+    assert refused.value.code == "repair.key_differs"
+    assert not any(batch.copied for batch in run.line.chain)
+
+
+@FIRST_MARIADB
 def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[..., Verified]) -> None:
     run = verified()
     numbers(run, 5)

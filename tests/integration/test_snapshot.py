@@ -399,6 +399,28 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
 
 
 @ONE_SERVER
+def test_a_state_as_of_a_moment_while_a_whole_table_is_copied_again_has_the_rows_from_before(
+    make_line: Callable[..., Line],
+) -> None:
+    line = make_line()
+    line.drain()
+    line.origin.execute(TABLES["number"], "INSERT INTO number VALUES (1, 1, 'old'), (2, 2, 'old')")
+    line.drain()
+    read(line, ["number"])
+    line.origin.execute("UPDATE number SET v = 3 WHERE id = 2")
+    line.drain()
+    within = AsOf(position=line.chain[-1].end.position)
+    line.origin.execute("INSERT INTO number VALUES (3, 3, 'later')")
+    line.drain()
+    before = table_state(line.store, line.chain, "number", as_of=within).to_pylist()
+    assert [(row["id"], row["v"]) for row in before] == [(1, 1), (2, 3)]
+    assert stage(line).tables
+    assert any(part.ops.get("t") for part in line.chain[-1].parts)
+    assert table_state(line.store, line.chain, "number", as_of=within).to_pylist() == before
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+@ONE_SERVER
 def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     make_line: Callable[..., Line], small_chunks: None
 ) -> None:
@@ -553,7 +575,12 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
         with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(DataAtRisk) as lost:
             manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches("shop")])
         assert lost.value.code == "stage.missing"
+        with Meta.open(line.pipeline.meta.url) as meta:
+            known = [one.manifest for one in meta.batches("shop")]
+        (found,) = manifests.verify(line.store, "shop", known=known)
+        assert (found.code, found.path) == ("stage.missing", manifest.path)
         line.store.put(manifest.path, data)
+        assert manifests.verify(line.store, "shop", known=known) == []
 
 
 @ONE_SERVER

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from cdc_core.apply import replay
+from cdc_core.apply.lost_writes import LostWrites, first_batches
 from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError
-from cdc_core.meta import RecordState, RunState
+from cdc_core.meta import ClosedWrite, RecordState, RunState
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.run import RunPlan, WriteCounts
+from cdc_core.stage.layout import CopiedName, copied_path
 from tests.made_batches import HOUR_US, START_US, manifest, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
@@ -65,6 +68,25 @@ def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line
     found = Selection("t", first={"shop": here.begin.seq})
     assert [found.takes(one) for one in (earlier, copied, here)] == [False, True, True]
     assert not found.takes(replace(earlier, end=earlier.begin))
+
+
+def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line: Line) -> None:
+    copied = f"{IDS[3]}+000000000007"
+    write = ClosedWrite("lost", {"0": 4}, {"0": 9}, {"shop": (copied, IDS[4])})
+    begin = first_batches([LostWrites("shop.orders", "0", (write,), False, None)])
+    assert places(line.pipeline, begin, "--from") == places(line.pipeline, [IDS[3]], "--from")
+
+
+def test_deletes_of_a_repair_are_replayed_without_what_came_before_them(line: Line) -> None:
+    """They have their key alone, and need no more."""
+    at = manifest(6, tables={"shop.orders": 1}, absent_rows=1)
+    path = copied_path("shop.orders", CopiedName("shop", 1, 1, 0))
+    place = at.begin.position
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, place, place, 1, (path,), by_key=True)
+    parts = (replace(at.parts[0], path=path, ops={"d": 1}),)
+    repair = replace(at, end=at.begin, parts=parts, events=0, transactions=0, chunks=(chunk,))
+    line.stage(repair)
+    assert taken(plan(line, "r", "new", batches=frozenset([repair.batch_id]))) == (repair.batch_id,)
 
 
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:

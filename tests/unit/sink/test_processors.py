@@ -52,6 +52,7 @@ def broken(rows: pa.RecordBatch, table: str) -> pa.RecordBatch:
 WRONG: dict[str, Callable[..., Any]] = {
     "fewer rows": lambda rows, table: rows.slice(1),
     "the key": lambda rows, table: rows.select(["name"]),
+    "another key": lambda rows, table: rows.set_column(0, "id", pc.negate(rows["id"])),
     "twice": lambda rows, table: rows.append_column("name", rows["name"]),
     "no batch": lambda rows, table: rows.to_pydict(),
     "raised ValueError at test_processors.py:": broken,

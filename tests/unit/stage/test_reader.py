@@ -603,6 +603,18 @@ def test_the_state_at_a_moment_is_what_the_changes_before_it_leave(store, schema
         assert {row[name]: row["note"] for row in rows} == states[number]
 
 
+def test_what_a_window_brings_changes_no_state_as_of_its_begin(store):
+    hour_us = 3_600_000_000
+    transactions = [Made([insert(2, "at")], ts=hour_us), Made([insert(3, "late")], ts=hour_us // 2)]
+    first, second = stage(store, [Made([insert(1, "before")], ts=hour_us - 1)], transactions)
+    second = replace(second, window_start_us=hour_us, window_end_us=2 * hour_us)
+    until = AsOf(time_us=hour_us)
+    for known in ([first], [first, second]):
+        assert rows(table_state(store, known, "shop.orders", as_of=until), "id") == [(1,)]
+    since = pa.Table.from_batches(change_batches(store, [first, second], "shop.orders", since=until))
+    assert rows(since, "id") == [(2,), (3,)]
+
+
 def test_definitions_are_those_of_the_moment(store):
     wider = TableSchema("shop", "orders", (*ORDERS.columns, Column("more", ColumnType("int"))))
     later = Change(wider, "c", {"id": 2, "note": "n", "more": 7})
