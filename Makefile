@@ -83,10 +83,14 @@ ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 	@$(PY) -m examples.sandbox fetch mariadb postgres
 	@$(PY) -m examples.shop.ui
 
-# pytest's closing line is the last output: nothing may be printed after it.
-test: servers ## the tests, on real servers (PYTEST_ARGS=... for a part)
+# What the tests need beside `servers`, where this machine allows it.
+trees: setup
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m examples.sandbox.setup_browser --if-possible
+
+# pytest's closing line is the last output: nothing may be printed after it.
+test: setup ## the tests, on real servers (PYTEST_ARGS=... for a part)
+	@$(MAKE) --no-print-directory --jobs 2 servers trees
 	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 test-all: ## test, and what is marked `matrix`: every crash, and what only repeats a case elsewhere
@@ -189,6 +193,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers trees mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

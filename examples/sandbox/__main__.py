@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from examples.sandbox.artifacts import S3PROXY, fetch, fetch_spark_s3
@@ -27,8 +28,9 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        for name in arguments[1:] or FETCH:
-            FETCH[name]()
+        with ThreadPoolExecutor(thread_name_prefix="fetch") as pool:
+            for fetched in [pool.submit(FETCH[name]) for name in arguments[1:] or FETCH]:
+                fetched.result()
     except SandboxError as error:
         print(error, file=sys.stderr)
         return 1
