@@ -1019,7 +1019,8 @@ def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_li
     assert line.chain[-1] is not copied
     with Meta.open(line.pipeline.meta.url) as meta:
         (done,) = purge(meta, line.store, line.pipeline, cutoff_us=1 << 61).sources
-    if copied.batch_id in {one.batch_id for one in line.chain}:  # then what the log brought since it was read stays, too
+    # Where the copy stays, what the log brought since it was read does, too.
+    if copied.batch_id in {one.batch_id for one in line.chain}:
         assert "rows that were read" in done.held_by
         assert in_stage(line, "number") == at_source(line, "number")
     for v in (-3, -4):
