@@ -16,6 +16,7 @@ What the log has brought by then decides about a copy, which began where its las
         before the copy began                        counts, and takes the place of the older rows (renewal)
         since                                        is dropped: a chunk may have been read before them
     left out or isolated by now                      is dropped: changes are being missed
+    copied at the same place, without a key          is dropped: targets know copies of such tables by their places
     the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
 """
 
@@ -43,6 +44,11 @@ from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
+
+_SAME_PLACE = (
+    "the source has logged nothing since the last copy of this table, which has no key, so that a target would take "
+    "both for one; write something there first, or FLUSH BINARY LOGS"
+)
 
 Route = Callable[[str, str], tuple[str, ...]]
 
@@ -77,30 +83,29 @@ def stage_due(
     dropped: list[tuple[str, str]] = []
     due: list[tuple[TableCopy, list[ReadChunk]]] = []
     waiting: Position | None = None
+
+    def drop(table: str, why: str) -> None:
+        log.warning("%s: the copy of %s is dropped: %s", source, table, why)
+        meta.drop_copy(lease, source, table)
+        dropped.append((table, why))
+
     for copy in meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
+        known = coverage.get(copy.table)
         captured = _captured(capture, copy.schema)
-        why = _outdated(copy, mine, coverage.get(copy.table), place.position, purged_seq, captured=captured)
+        why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
         if why:
-            log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
-            meta.drop_copy(lease, source, copy.table)
-            dropped.append((copy.table, why))
+            drop(copy.table, why)
         elif copy.complete and mine:
             high = max(one.chunk.high for one in mine)
-            if not copy.schema.key and _copied_at(coverage.get(copy.table), place.position):
-                # A target counts such rows, and has the changes up to a mark: it would take both copies for one.
-                log.warning("%s: %s was copied at %s: the next copy waits until something is logged", source,
-                            copy.table, place.position)  # fmt: skip
-                high = replace(place.position, offset=place.position.offset + 1)
-            if high <= place.position:
-                at_place = mine if copy.schema.key else _moved_on(pipeline, store, lease, place, copy, mine)
-                if at_place:
-                    due.append((copy, at_place))
-                else:
-                    meta.drop_copy(lease, source, copy.table)
-                    dropped.append((copy.table, "the table was redefined since it was read"))
-            else:
+            if high > place.position:
                 waiting = high if waiting is None else max(waiting, high)
+            elif not copy.schema.key and _copied_at(known, place.position):
+                drop(copy.table, _SAME_PLACE)
+            elif at_place := mine if copy.schema.key else _moved_on(pipeline, store, lease, place, copy, mine):
+                due.append((copy, at_place))
+            else:
+                drop(copy.table, "the table was redefined since it was read")
     made = []
     for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, capture):
         counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
