@@ -54,7 +54,7 @@ def copied_since(meta: Meta, store: ObjectStore, source: str, moment_us: int) ->
         if batch.created_us >= moment_us and batch.copied:
             path = batch_path(batch.batch_id)
             chunks = manifests.parse(store.get(path), path, store.uri).chunks
-            found.update(chunk.table for chunk in chunks if not chunk.by_key)  # single rows are no copy of their table
+            found.update(chunk.table for chunk in chunks if not chunk.by_key)  # single rows are not a copy
     return frozenset(found)
 
 
