@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
 
+    from cdc_core.meta import Meta
+
 __all__ = [
     "Chains",
     "Rows",
@@ -55,6 +57,8 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _ANSWER_S = 10.0
 """How long to wait for meta before the stage is read without it."""
@@ -134,22 +138,28 @@ def recorded_ends(
     pipeline: config.Pipeline, names: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, Checkpoint | None] | None:
     """The recorded end of each source; None, after a note, where meta does not answer."""
+    return _recorded(pipeline, note, lambda meta: {name: meta.checkpoint(name) for name in names})
+
+
+def recorded_manifests(
+    pipeline: config.Pipeline, names: Sequence[str], note: Callable[[str], None]
+) -> dict[str, tuple[Checkpoint | None, list[str]]] | None:
+    """The recorded end of each source, and the paths of its recorded manifests; else as `recorded_ends`."""
+    return _recorded(
+        pipeline, note,
+        lambda meta: {name: (meta.checkpoint(name), [one.manifest for one in meta.batches(name)]) for name in names},
+    )  # fmt: skip
+
+
+def _recorded(pipeline: config.Pipeline, note: Callable[[str], None], ask: Callable[[Meta], T]) -> T | None:
     from cdc_core.meta import Meta
 
     try:
         with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
-            return {name: meta.checkpoint(name) for name in names}
+            return ask(meta)
     except LockstepError as error:
         note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
         return None
-
-
-def recorded_manifests(pipeline: config.Pipeline, names: Sequence[str]) -> dict[str, list[str]]:
-    """The paths of the manifests that are recorded of each source. Raises what opening meta raises."""
-    from cdc_core.meta import Meta
-
-    with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
-        return {name: [batch.manifest for batch in meta.batches(name)] for name in names}
 
 
 class Stage:

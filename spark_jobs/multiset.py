@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.model.batch import at_place
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.position import seq_of_name
 from cdc_core.model.run import MergeTable
@@ -49,7 +50,7 @@ def last_batches(table: MergeTable) -> dict[str, int]:
     """By source, where the last batch of the run that has changes of the table begins."""
     last: dict[str, int] = {}
     for file in table.files:
-        source, _, place = file.batch_id.partition("+")[0].rpartition("/")
+        source, _, place = at_place(file.batch_id).rpartition("/")
         seq = seq_of_name(place) - (parse_copied(file.path) is not None)
         last[source] = max(seq, last.get(source, seq))
     return last

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from cdc_core.meta import Meta
+from cdc_core.model.batch import at_place
 from cdc_core.model.run import RunPlan
 
 
@@ -34,7 +35,7 @@ def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
     for table, batches in left_out(meta, plan, target).items():
         first: dict[str, str] = {}
         for batch in batches:
-            first.setdefault(_source(batch), batch.partition("+")[0])
+            first.setdefault(_source(batch), at_place(batch))
         begin = "".join(f" --from {one}" for one in first.values())
         remedy = f"replay them: lockstep run {plan.pipeline} --replay --target {target} --table {table}{begin}"
         if not keys[table]:

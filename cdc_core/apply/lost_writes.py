@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import ClosedWrite, LastWrite, Meta
+from cdc_core.model.batch import at_place
 from cdc_core.model.run import Restored, RunPlan, WriteCounts
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
@@ -117,7 +118,7 @@ def first_batches(lost: Iterable[LostWrites]) -> list[str]:
             return []
         for write in one.writes:
             for source, (begin, _) in write.spans.items():
-                begin = begin.partition("+")[0]  # copied rows are taken with their place
+                begin = at_place(begin)  # copied rows are taken with their place
                 first[source] = min(begin, first.get(source, begin))
     return [first[source] for source in sorted(first)]
 

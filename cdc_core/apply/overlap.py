@@ -33,9 +33,9 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
             data = find(store, bridge.manifest)
             if data is None:  # purged: the plan has seen that every batch from the horizon on has its manifest
                 continue
-            until = parse(data, bridge.manifest, store.uri).again_until
+            leads = parse(data, bridge.manifest, store.uri)
             for batch in moved:
-                if batch.begin.timeline == bridge.end.timeline and batch.begin.seq < until:
+                if leads.may_repeat(batch.begin):
                     raise Refused(
                         f"The batch {batch.batch_id} may repeat changes of {keyless[batch.batch_id]!r} that were "
                         f"staged before {bridge.end}, where reading continued on another server; the table has no key "

@@ -296,20 +296,25 @@ def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
     chunks = [one.chunk for one in meta.chunks(source)]
     chunks += [chunk for manifest in meta.decided_copied(source) for chunk in manifest.chunks]
     begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies(source) if copy.low is not None]
-    if not begins or not ready or ready[-1].end.position <= min(begins):
-        return ""
-    ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
-    return f"a copy that began at {min(begins)} is not staged yet"
+    since = _left_since(begins, ready)
+    return "" if since is None else f"a copy that began at {since} is not staged yet"
 
 
 def _needed_by_claims(manifests: list[Manifest], ready: list[Manifest]) -> str:
     """Leaves out what the log brought since rows were read that stay: without a later delete, such a row would be
     there again. Why the next batch stays then. ready: the first of the manifests."""
     begins = [chunk.low for manifest in manifests[len(ready) :] for chunk in manifest.chunks]
-    if not begins or not ready or ready[-1].end.position <= min(begins):
-        return ""
-    ready[:] = [manifest for manifest in ready if manifest.end.position <= min(begins)]
-    return f"rows that were read at {min(begins)} are staged at a later place"
+    since = _left_since(begins, ready)
+    return "" if since is None else f"rows that were read at {since} are staged at a later place"
+
+
+def _left_since(begins: Sequence[Position], ready: list[Manifest]) -> Position | None:
+    """Leaves out what the log brought since the first of these places, which is returned; None if nothing was ready."""
+    first = min(begins, default=None)
+    if first is None or not ready or ready[-1].end.position <= first:
+        return None
+    ready[:] = [manifest for manifest in ready if manifest.end.position <= first]
+    return first
 
 
 def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:

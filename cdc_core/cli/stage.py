@@ -288,7 +288,7 @@ def verify(
     """
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
-    from cdc_core.staged import recorded_ends, recorded_manifests
+    from cdc_core.staged import recorded_manifests
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -296,14 +296,12 @@ def verify(
     for one in names:
         starts.require_own(store, one, parsed.pipeline)
     output = CliOutput(as_json)
-    recorded = recorded_ends(parsed, names, output.note)
-    ends = {name: end.position for name, end in (recorded or {}).items() if end is not None}
-    known = recorded_manifests(parsed, names) if recorded is not None else {}
-    problems = [
-        (name, problem)
-        for name in names
-        for problem in look(store, name, deep=deep, recorded=ends.get(name), known=known.get(name, ()))
-    ]
+    recorded = recorded_manifests(parsed, names, output.note)
+    problems = []
+    for name in names:
+        end, known = (None, []) if recorded is None else recorded[name]
+        found = look(store, name, deep=deep, recorded=None if end is None else end.position, known=known)
+        problems += [(name, problem) for problem in found]
     document = {
         "pipeline": parsed.pipeline,
         "ok": not problems,

@@ -105,6 +105,11 @@ class CopiedChunk:
         )  # fmt: skip
 
 
+def at_place(batch_id: str) -> str:
+    """The id that a batch of the log has at the place of this batch, which may be one of copied rows."""
+    return batch_id.partition("+")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """A batch: all that a source logged between `begin` and `end`, transaction-complete, in one window.
@@ -152,6 +157,10 @@ class Manifest:
     def copied(self) -> bool:
         """Whether this is a batch of copied rows."""
         return bool(self.chunks)
+
+    def may_repeat(self, begin: Position) -> bool:
+        """Whether a batch that begins there may have transactions that were staged before this one: `again_until`."""
+        return begin.timeline == self.end.position.timeline and begin.seq < self.again_until
 
     @property
     def by_key(self) -> bool:

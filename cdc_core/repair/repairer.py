@@ -252,9 +252,9 @@ def _repaired(
     forgotten = 0
     if apply is not None and authoritative:
         for one in wanted:
-            name = one.shape.logical
-            fresh = one.shape.destination.rule.freshness is not None
-            rows = [row for row in there[name] if row in foreign[name] or (fresh and row.row is not None)]
+            rows = dict.fromkeys(foreign[one.shape.logical])
+            if one.shape.destination.rule.freshness is not None:
+                rows |= dict.fromkeys(row for row in there[one.shape.logical] if row.row is not None)
             forgotten += sum(_give_way(one.shape, row) for row in rows)
     if apply is not None and made.batches:
         apply()

@@ -142,7 +142,7 @@ def _repeated(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -
     bridge: Manifest | None = None
     for manifest in chain:
         bridge = manifest if manifest.again_until else bridge
-        if bridge is None or manifest.copied or manifest.begin.position.seq >= bridge.again_until:
+        if bridge is None or manifest.copied or not bridge.may_repeat(manifest.begin.position):
             continue
         for part in manifest.parts:
             schema = manifest.schemas[part.schema_id]

@@ -131,6 +131,15 @@ def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again
     line.assert_equals(pair.replica)
 
 
+def continued(pair: Pair, line: Line) -> None:
+    """The primary dies after its rows 1 to 6, and more come to the promoted replica."""
+    pair.primary.kill()
+    pair.promote()
+    write(pair.replica, pair.name, 7, 3)
+    line.drain()
+    line.assert_equals(pair.replica)
+
+
 def come_again(line: Line, table: str) -> dict[int, int]:
     """Order keys of inserted rows that were staged before, at the other server, by their ids."""
     rows = changes(line.store, list(manifests.chain(line.store, "shop")), table).to_pylist()
@@ -164,11 +173,7 @@ def test_what_a_standby_has_logged_in_another_order_is_known_to_come_again(pair:
     while not run(pair.replica, "SELECT * FROM slow", database=pair.name):
         assert time.monotonic() < eventually
         time.sleep(0.05)
-    pair.primary.kill()
-    pair.promote()
-    write(pair.replica, pair.name, 7, 3)
-    line.drain()
-    line.assert_equals(pair.replica)
+    continued(pair, line)
     again = come_again(line, "slow")
     assert again.keys() == {1}
     assert again[1] < again_until(line)
@@ -185,11 +190,7 @@ def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line
     time.sleep(3)  # more than rewind_s
     run(pair.replica, "START REPLICA SQL_THREAD")
     pair.caught_up()
-    pair.primary.kill()
-    pair.promote()
-    write(pair.replica, pair.name, 7, 3)
-    line.drain()
-    line.assert_equals(pair.replica)
+    continued(pair, line)
     again = come_again(line, "t")
     assert again.keys() >= {4, 5, 6}
     assert max(again.values()) < again_until(line)
