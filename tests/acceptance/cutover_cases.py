@@ -84,7 +84,6 @@ _MOMENTS = {
     ),
 }  # fmt: skip
 _SAMPLE = {
-    (THERE, "a gate is closed", SOURCE),
     (THERE, "before the switch command is called", PAUSED),
     (BACK, "the gates of the old tables are opened", COMMAND),
 }

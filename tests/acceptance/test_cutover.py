@@ -192,6 +192,7 @@ def test_a_cutover_that_is_killed_leaves_the_application_where_it_was(
             assert made.old(table) == made.new(table)
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(900)
 def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, servers: tuple[Any, Any]) -> None:
@@ -252,6 +253,7 @@ def test_writes_to_old_tables_that_somebody_has_opened_are_found_when_a_person_a
             execute(made.source, f"DELETE FROM {made.name}.orders")
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(900)
 def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: Any, servers: tuple[Any, Any]) -> None:
@@ -316,6 +318,7 @@ def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: 
         assert [phase for phase, *_ in made.called()] == ["stop", "release"] * 2
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(600)
 def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
     lockstep: Any, mariadb: Any, mariadb_target: Any

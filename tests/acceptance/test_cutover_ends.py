@@ -95,6 +95,7 @@ def nothing_is_left(made: Shop) -> None:
     assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
 
 
+@pytest.mark.matrix
 @FROM_MYSQL
 @pytest.mark.timeout(300)
 def test_a_stop_command_that_hangs_has_no_more_than_the_budget_and_the_application_is_released(
@@ -289,6 +290,7 @@ def test_a_cutover_back_that_was_killed_is_continued_by_the_same_command(
         assert [phase for phase, *_ in made.called()] == ["switch"] * 2
 
 
+@pytest.mark.matrix
 @FROM_MARIADB
 @pytest.mark.timeout(600)
 def test_what_could_not_be_looked_up_when_a_person_answered_is_looked_up_before_the_way_back_is_let_in(

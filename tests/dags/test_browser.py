@@ -247,15 +247,20 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
                 "Dry run": "List the batches that would be replayed",
             },
         ),
-        (
+        pytest.param(
             SNAPSHOT,
             {
                 "Source": "Empty: all sources of the pipeline",
                 "Tables": "Empty: each captured table that lacks rows",
                 "Dry run": "List the tables that would be copied",
             },
+            marks=pytest.mark.matrix,
         ),
-        (READMIT, {"Source": "shop_db", "Table": "The isolated table, as database.table"}),
+        pytest.param(
+            READMIT,
+            {"Source": "shop_db", "Table": "The isolated table, as database.table"},
+            marks=pytest.mark.matrix,
+        ),
     ],
 )
 def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(

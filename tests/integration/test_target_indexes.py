@@ -304,6 +304,7 @@ def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
     assert made.definition == before
 
 
+@pytest.mark.parametrize("made", ["mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix)], indirect=True)
 def test_who_reads_the_table_hardly_waits_for_indexes_that_wait_for_others(
     made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,13 +139,17 @@ class Line:
         assert merged.winners == done + filtered.stale
 
 
-@pytest.fixture(
-    params=[
-        pytest.param((0, "spark"), id="spark"),
-        pytest.param((1024, "spark"), id="driver"),
-        pytest.param((0, "remote"), id="remote", marks=pytest.mark.matrix),
-    ]
+BY_DRIVER = pytest.param((1024, "spark"), id="driver")
+REMOTE = pytest.param((0, "remote"), id="remote", marks=pytest.mark.matrix)
+SPARK_IN_MATRIX = pytest.mark.parametrize(
+    "line",
+    [BY_DRIVER, pytest.param((0, "spark"), id="spark", marks=pytest.mark.matrix), REMOTE],
+    indirect=True,
 )
+"""For long tests of rules about rows: the driver obeys them in the usual run, Spark's jobs in the matrix."""
+
+
+@pytest.fixture(params=[pytest.param((0, "spark"), id="spark"), BY_DRIVER, REMOTE])
 def line(
     mariadb_target: Any,
     tmp_path: Path,
@@ -409,6 +413,7 @@ def test_each_file_to_be_written_holds_its_rows_by_shard_in_the_order_of_their_k
     assert [one.equal for one in line.counts(plan)[2]] == [2, 2, 2, 2]
 
 
+@SPARK_IN_MATRIX
 def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(line: Line) -> None:
     first = line.run(*FIRST)
     moves = [
@@ -427,6 +432,7 @@ def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the
         line.adds_up(plan)
 
 
+@SPARK_IN_MATRIX
 def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
     late = line.run(order("u", 1, 2, "x", 40, code="c1", customer=1), order("d", 2, 2, "c2", 41))
     line.run(*FIRST)
@@ -639,6 +645,7 @@ def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_
     assert not list(folder.glob("*.parquet"))
 
 
+@SPARK_IN_MATRIX
 def test_tables_that_must_not_be_altered_are_guarded_by_versions_beside_them(line: Line) -> None:
     data = line.pipeline.model_dump()
     data["targets"][0]["tables"]["*"]["guard"] = {"store": "table"}
@@ -668,6 +675,7 @@ def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line
     assert store.stat(counts_path(line.runs[-1].written_folder("shards"))) is None
 
 
+@SPARK_IN_MATRIX
 def test_a_row_that_is_deleted_and_comes_again_in_another_shard_leaves_the_first(line: Line) -> None:
     line.run(*FIRST)
     line.run(order("d", 1, 1, "c1", 20), order("c", 1, 2, "c1", 21), quality=True)
@@ -722,6 +730,7 @@ def grown(line: Line, rows: int) -> Minimal:
     return source
 
 
+@SPARK_IN_MATRIX
 def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_again_change_nothing(
     line: Line,
 ) -> None:
@@ -748,6 +757,7 @@ def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_
         line.adds_up(plan)
 
 
+@SPARK_IN_MATRIX
 def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both_shard_keys(line: Line) -> None:
     """As with binlog_row_image NOBLOB."""
     source = grown(line, 5)
@@ -769,6 +779,7 @@ def test_a_row_that_moves_takes_along_what_its_changes_lack_where_they_have_both
         assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
+@SPARK_IN_MATRIX
 def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) -> None:
     source = grown(line, 4)
     for id, to in ((1, 99), (2, 1), (99, 2), (3, 5), (5, 6), (6, 3)):
@@ -817,6 +828,7 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     line.adds_up(plan)
 
 
+@SPARK_IN_MATRIX
 def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(line: Line) -> None:
     source = grown(line, 4)
     source.update(1, 11)
@@ -829,6 +841,7 @@ def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_wher
     assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
+@SPARK_IN_MATRIX
 def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_row_in_any(line: Line) -> None:
     late = Change("d", {"id": 50}, 40, absent=["customer", "code", "at"])
     line.run(late)
@@ -851,6 +864,7 @@ def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: in
     assert line.rows() == {"0.1": [(to, 1, "x")]}
 
 
+@SPARK_IN_MATRIX
 def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_comes_back(line: Line) -> None:
     data = line.pipeline.model_dump()
     data["targets"][0]["tables"]["*"]["on_truncate"] = "apply"
@@ -898,6 +912,7 @@ def test_rows_of_two_source_tables_under_one_key_stop_the_run_and_none_is_lost(l
         assert line.everything() == before
 
 
+@SPARK_IN_MATRIX
 def test_a_row_that_moves_from_one_source_table_to_another_stays(line: Line) -> None:
     fed_by_two(line)
     line.run_of({"shop.p1": [order("c", 1, 1, "a", 10), order("c", 2, 1, "b", 11)]})
@@ -925,6 +940,7 @@ def test_keys_that_mean_the_same_row_in_two_source_tables_may_be_shared(line: Li
     assert line.rows() == {}
 
 
+@SPARK_IN_MATRIX
 @pytest.mark.parametrize("store", ["row", pytest.param("table", marks=pytest.mark.matrix)])
 def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Line, store: str) -> None:
     """As shop.orders, with a text key in a case-insensitive collation and the shard key outside of it."""

@@ -15,7 +15,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import RunPlan
 from tests.history_model import Change
 from tests.spark import test_apply
-from tests.spark.test_apply import FIRST, ORDERS, Line, fed_by_two, order
+from tests.spark.test_apply import FIRST, ORDERS, SPARK_IN_MATRIX, Line, fed_by_two, order
 
 line = test_apply.line
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -104,6 +104,7 @@ def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
     assert (4, 4, "again") in everything(line)
 
 
+@SPARK_IN_MATRIX
 def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(line: Line) -> None:
     chance = random.Random(7)
     batches: list[tuple[bool, list[Change]]] = [
@@ -127,6 +128,7 @@ def test_whatever_the_order_of_runs_a_copy_and_the_log_end_with_the_same_rows(li
         assert everything(line) == left, some
 
 
+@SPARK_IN_MATRIX
 def test_of_several_source_tables_a_copy_removes_only_its_own_rows(line: Line) -> None:
     fed_by_two(line)
     line.run_of(
