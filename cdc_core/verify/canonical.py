@@ -109,9 +109,17 @@ def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
         return _without_zeros(text)
     if form == "set":
         coded = text.dictionary_encode()
-        labels = [",".join(sorted(one.split(","))) for one in coded.dictionary.to_pylist()]
+        labels = [_sorted_labels(one, kind.labels) for one in coded.dictionary.to_pylist()]
         return pa.array(labels, pa.string()).take(coded.indices)
     return text
+
+
+def _sorted_labels(text: str, labels: Sequence[str]) -> str:
+    """The labels of a SET's value in an order that does not depend on its definition. A text that is not a value of the
+    SET, because it has its labels in another order, is equal to none: a comma never ends one."""
+    parts = text.split(",")
+    places = [labels.index(one) for one in parts if one in labels]
+    return ",".join(sorted(parts)) + ("" if places == sorted(set(places)) else ",")
 
 
 def _without_zeros(text: pa.StringArray) -> pa.StringArray:

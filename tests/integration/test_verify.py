@@ -376,6 +376,25 @@ def test_a_target_of_other_types_charsets_and_collations_is_equal(verified: Call
     assert [columns for _, _, _, columns in run.found("number")] == [["z"], ["d"]]
 
 
+@FIRST_MARIADB
+def test_a_set_is_compared_with_the_text_that_it_becomes(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.source(
+        "CREATE TABLE number (id INT PRIMARY KEY, s SET('z','a','m'))",
+        "INSERT INTO number VALUES (1, 'z,a,m'), (2, 'a'), (3, ''), (4, NULL), (5, 'z,m')",
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE number (id INT PRIMARY KEY, s VARCHAR(20) CHARACTER SET utf8mb4)",
+        f"INSERT INTO number SELECT id, s FROM {run.line.origin.name}.number",
+    )
+    run.consumed()
+    result = run.verify("number")["number"]
+    assert result.equal, result.findings
+    run.target("UPDATE number SET s = 'm,z' WHERE id = 5", "UPDATE number SET s = 'x' WHERE id = 2")
+    assert [(key, columns) for _, _, key, columns in run.found("number")] == [({"id": "2"}, ["s"]), ({"id": "5"}, ["s"])]
+
+
 class Applier:
     """Applies what is staged to the target, row by row, as runs would: late, and never all at once."""
 
