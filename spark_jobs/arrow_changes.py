@@ -341,7 +341,8 @@ class Changes:
     def codes(self, name: str) -> Numbers:
         """Of each value of a column: equal for values that a key or a shard treats as equal; -1: null.
 
-        A date or time counts by its exact text, and so does the error value of an ENUM, whose text is ''.
+        A date or time counts by its exact text, and so do the error value of an ENUM, whose text is '', and bytes that
+        are not text, which have no value.
         """
         values = self.values[name]
         kind = values.type
@@ -350,14 +351,13 @@ class Changes:
             return codes
         codes = codes.copy()
         by_text = pa.types.is_date(kind) or pa.types.is_timestamp(kind)
-        empty = np.asarray(pc.fill_null(pc.equal(values, ""), False)) if pa.types.is_string(kind) else None
-        if by_text or empty is not None:
+        if by_text or pa.types.is_string(kind):
             texts: dict[str, int] = {}
             for change, entries in self.literals.items():
                 for place, mark in ((change, ""), (change + self.count, BEFORE_MARK)):
                     text = entries.get(mark + name)
-                    if text is not None and (by_text or (empty is not None and empty[place])):
-                        codes[place] = len(values) + texts.setdefault(text if by_text else "", len(texts))
+                    if text is not None:
+                        codes[place] = len(values) + texts.setdefault(text, len(texts))
         return codes
 
 

@@ -38,6 +38,8 @@ key."""
 
 NO_LABEL = "\0" * 256
 """Labels of an ENUM have at most 255 characters, and may be a NUL."""
+NO_TEXT = "\0" * 257
+"""Before the hexadecimal digits of bytes that are not text of their character set."""
 
 
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
@@ -47,8 +49,9 @@ def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
         return F.coalesce(literal, value.cast("string"))
     if isinstance(kind, T.StringType):
-        # An ENUM's error value, which has the text of its label ''.
-        return F.when((value == "") & literal.isNotNull(), F.lit(NO_LABEL)).otherwise(value)
+        # An ENUM's error value, which has the text of its label ''; bytes that are not text have no value.
+        text = F.coalesce(value, F.concat(F.lit(NO_TEXT), literal))
+        return F.when((value == "") & literal.isNotNull(), F.lit(NO_LABEL)).otherwise(text)
     return value
 
 

@@ -29,6 +29,7 @@ from cdc_core.model.staged import ABSENT, BEFORE_MARK, absent_text
 from cdc_core.sink.images import Images
 
 HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
+"""A column of a source may have the same type: only this very object says that a value was replaced."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ class Masking:
         return self._matches(self.columns.mask, schema, column)
 
     def _shape(self, schema: TableSchema) -> TableSchema:
-        """The definition of the remaining columns; the same object if nothing changes."""
+        """The definition of the remaining columns; the same object if no value is left out or replaced."""
         kept = tuple(
             replace(column, type=HASH) if self.masks(schema, column.name) else column
             for column in schema.columns
             if not self._matches(self.columns.exclude, schema, column.name)
         )
-        return schema if kept == schema.columns else replace(schema, columns=_usable(schema, kept))
+        touched = len(kept) < len(schema.columns) or any(column.type is HASH for column in kept)
+        return replace(schema, columns=_usable(schema, kept)) if touched else schema
 
     def _matches(self, patterns: Sequence[str], schema: TableSchema, column: str) -> bool:
         flags = re.IGNORECASE if self.lower_case else 0

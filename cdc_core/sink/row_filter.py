@@ -8,7 +8,7 @@ not contain, or that its typed column cannot hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import reduce
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from cdc_core.errors import UsageError
 from cdc_core.model.block import TableRows
 from cdc_core.model.condition import ColumnName, Comparison, Condition, Joined, Member, Not, Null, Value, columns_of
+from cdc_core.model.schema import Column, ColumnType
 from cdc_core.model.staged import ABSENT, BEFORE_MARK, DELETE, INSERT, OP, TRUNCATE, absent_text, lacking
 from cdc_core.sink.images import Images, unknown_value
 
@@ -51,10 +52,11 @@ class Filter:
             if name not in names:
                 raise self._wrong(part, f"the table has no column {name!r}, only {', '.join(sorted(names))}")
         images = Images.of(part.rows, part.schema)
-        images.require_known(columns_of(condition), part, f"tables.rows ({self.text})")
+        asked = [part.schema.column(name) for name in dict.fromkeys(columns_of(condition))]
+        images.require_known((one.name for one in asked), part, f"tables.rows ({self.text})")
         try:
-            now = _met(condition, images.after)
-            was = _met(condition, images.before) & _bools(images.updated)
+            now = _met(condition, _numbers(images.after, asked))
+            was = _met(condition, _numbers(images.before, asked)) & _bools(images.updated)
         except pa.ArrowException as error:
             raise self._wrong(part, str(error)) from None
         return _judged(part, images, now, was, self.text)
@@ -107,6 +109,19 @@ def _turned(part: TableRows, images: Images, left: Bools, entered: Bools, text: 
     return turned.with_literals(replace(entries, name=bare))
 
 
+def _numbers(image: Image, columns: Sequence[Column]) -> Image:
+    """The values of these columns as a server compares them: a FLOAT as a DOUBLE, and digits as a number."""
+    return {column.name: _number(image[column.name], column.type) for column in columns}
+
+
+def _number(values: pa.Array, kind: ColumnType) -> pa.Array:
+    if values.type == pa.float32():
+        return values.cast(pa.float64())
+    if kind.base == "decimal" and pa.types.is_string(values.type):
+        return values.cast(pa.decimal256(kind.precision, kind.scale))
+    return values
+
+
 def _bools(values: pa.BooleanArray) -> Bools:
     found: Bools = pc.fill_null(values, False).to_numpy(False)
     return found
@@ -127,7 +142,10 @@ def _holds(condition: Condition, image: Image) -> pa.BooleanArray:
             return pc.is_null(image[column.name])
         case Member(column, values):
             have = image[column.name]
-            among = pa.array([_scalar(value, have.type, column.name).as_py() for value in values], have.type)
+            scalars = [_scalar(value, have.type, column.name) for value in values]
+            if pa.types.is_floating(have.type):  # is_in tells zeros of both signs apart
+                return reduce(pc.or_, (pc.equal(have, one) for one in scalars))
+            among = pa.array([one.as_py() for one in scalars], have.type)
             return pc.if_else(pc.is_valid(have), pc.is_in(have, among), None)
         case Comparison(op, left, right):
             return _KERNELS[op](_side(left, right, image), _side(right, left, image))

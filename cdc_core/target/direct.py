@@ -43,7 +43,7 @@ def fits(facts: TableFacts, file: LoadFile) -> bool:
         and all(column.name in keys for column in facts.columns if column.counted)
     )
     plain_rows = file.only_upserts and not (
-        file.absent or file.truncates or file.decimals or file.error_values or file.layout.shared
+        file.absent or file.truncates or file.decimals or file.error_values or file.no_text or file.layout.shared
     )
     if not (plain_table and plain_rows):
         return False

@@ -41,7 +41,16 @@ from cdc_core.target.faults import LOCAL_INFILE, number_of, translated, translat
 from cdc_core.target.key_range import KeyRange, range_of
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
-from cdc_core.target.text import column_text, empty_literals, escaped, is_bytes, joined, row_keys, version_hex
+from cdc_core.target.text import (
+    column_text,
+    empty_literals,
+    escaped,
+    is_bytes,
+    joined,
+    row_keys,
+    version_hex,
+    without_text,
+)
 
 TEMPORARY = "_lockstep_load"
 _SHOWN = 120
@@ -210,6 +219,7 @@ class LoadFile:
     key_widths: by binary column of the key, the shortest and the longest value in bytes.
     key_range: of the rows; None if some key is not made of whole numbers.
     error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
+    no_text: by the number of a row, a column of which it has bytes that are not text.
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
@@ -223,6 +233,7 @@ class LoadFile:
         self.nulls: set[str] = set()
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
         self.error_values: dict[str, list[int]] = {}
+        self.no_text: dict[int, str] = {}
         self.key_widths: dict[str, tuple[int, int]] = {}
         self.key_range: KeyRange | None = None
         self._file = self.path.open("wb")
@@ -272,6 +283,10 @@ class LoadFile:
         for row, name in empty_literals(batch):
             if name in self.layout.columns:
                 self.error_values.setdefault(name, []).append(self.rows + row + 1)
+        for row, name in without_text(batch):
+            needed = not self.layout.key or name in self.layout.key or upserts[row].as_py()
+            if needed and name in self.layout.columns:
+                self.no_text.setdefault(self.rows + row + 1, name)
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
         self.rows += batch.num_rows
@@ -363,6 +378,10 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
         _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     loaded = send(cursor, facts, file, into=TEMPORARY, kept=("_k", "_o", "@_v", "_a", "_p", "_j"), version="_v")
     unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
+    for number, name in file.no_text.items():
+        if not tolerant:
+            raise _no_text(cursor, facts, number, name)
+        unfit.setdefault(number, f"{name} {_NO_TEXT}")
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server loaded {loaded} of {file.rows} rows.",
@@ -492,6 +511,23 @@ def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]
                 "source stores for an invalid label, and a VARCHAR column takes it"
             )
     return row_error(facts, row[0] if row else None, reason)
+
+
+_NO_TEXT = "has bytes that are not text of its character set"
+
+
+def _no_text(cursor: Any, facts: TableFacts, number: int, name: str) -> DataAtRisk:
+    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = {number}")
+    row = cursor.fetchone()
+    key = row[0] if row else None
+    return DataAtRisk(
+        f"{'A row' if not key else f'The row with key {shown_key(key)}'} cannot be written: its {name} {_NO_TEXT}.",
+        where=facts.name,
+        code="target.row_error",
+        remedy="correct the text at the source, then begin another run, which takes the corrected row; or exclude the "
+        "column (tables.columns.exclude) and begin a new stage. on_row_error: quarantine sets single rows of tables "
+        "with a key aside instead; nothing of this transaction was written",
+    )
 
 
 def shown_key(key: bytes) -> str:

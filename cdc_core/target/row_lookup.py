@@ -183,25 +183,26 @@ def _versions(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]]) -> pa.RecordBatch:
-    """The rows with these values: texts as literals; a null is a null that is not absent. Values of columns that the
-    other shard does not have stay absent."""
+    """The rows with these values: texts as they are, values of other types as literals; a null is a null that is not
+    absent. Values of columns that the other shard does not have stay absent."""
     if not fills:
         return rows
     literals, absent = rows.column(LITERAL).to_pylist(), rows.column(ABSENT).to_pylist()
-    empty: dict[str, list[int]] = {}
+    texts: dict[str, dict[int, str]] = {}
     for at, values in fills.items():
         said = []
         for name, text in values.items():
-            if text == "" and pa.types.is_string(rows.schema.field(name).type):
-                empty.setdefault(name, []).append(at)  # as a literal, it would be the error value of an ENUM
+            if text is not None and text != ERROR_TEXT and pa.types.is_string(rows.schema.field(name).type):
+                texts.setdefault(name, {})[at] = text  # a literal would be an ENUM's error value, or bytes
             elif text is not None:
                 said.append((name, "" if text == ERROR_TEXT else text))
         literals[at] = [*(literals[at] or []), *said]
         absent[at] = absent_text(name for name in json.loads(absent[at]) if name not in values)
-    for name, places in empty.items():
+    for name, found in texts.items():
         mask = np.zeros(rows.num_rows, bool)
-        mask[places] = True
-        rows = _with(rows, name, pc.if_else(pa.array(mask), pa.scalar(""), rows.column(name)))
+        mask[list(found)] = True
+        filled = pa.array([found[at] for at in sorted(found)], pa.string())
+        rows = _with(rows, name, pc.replace_with_mask(rows.column(name), pa.array(mask), filled))
     for name, values_of in ((LITERAL, literals), (ABSENT, absent)):
         rows = _with(rows, name, pa.array(values_of, rows.schema.field(name).type))
     return rows

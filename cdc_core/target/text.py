@@ -110,6 +110,18 @@ def empty_literals(rows: pa.RecordBatch) -> list[tuple[int, str]]:
     return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
 
 
+def without_text(rows: pa.RecordBatch) -> list[tuple[int, str]]:
+    """Row and column of each value of a text column whose bytes are not text of its character set: its literal is the
+    bytes as hexadecimal digits."""
+    index = rows.schema.get_field_index(LITERAL)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return []
+    entries = LiteralEntries.of(rows.column(index))
+    names = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+    at = np.flatnonzero(entries.among(names) & np.asarray(pc.not_equal(entries.text, "")))
+    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
+
+
 def escaped(text: pa.StringArray) -> pa.StringArray:
     """Backslash escapes, only where a column has any."""
     data = text.buffers()[2]

@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 from cdc_core.model.decimals import without_exponents
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.model.staged import LITERAL, LiteralEntries
-from cdc_core.target.text import column_text, escaped
+from cdc_core.target.text import column_text, escaped, without_text
 
 SEPARATOR = "\t"
 NULL = "\\N"
 ERROR_VALUE = "\\E"
 """The error value of an ENUM that has the label '' too. As NULL, no escaped text is equal to it."""
 ERROR_SHOWN = "(error value)"
+BYTES = "\\X"
+"""Before the hexadecimal digits of bytes that are not text of their character set. As NULL."""
 _FRACTION = r"(\.\d*?)0+$"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = {"t": "\t", "n": "\n", "0": "\0", "\\": "\\"}
@@ -48,7 +50,8 @@ def row_texts(rows: pa.RecordBatch, columns: Sequence[Column], errors: Collectio
 
 def compared_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
     """What `row_texts` joins: null for null, and for no other value."""
-    return _with_errors(rows, column, escaped(column_texts(rows, column)), errors, ERROR_VALUE)
+    text = _with_bytes(rows, column, escaped(column_texts(rows, column)))
+    return _with_errors(rows, column, text, errors, ERROR_VALUE)
 
 
 def key_text(values: Sequence[str | None]) -> str:
@@ -68,14 +71,26 @@ def values_of(text: str) -> list[str | None]:
 
 
 def has_errors(text: str) -> bool:
-    """Whether one of the values that `row_texts` joined is the error value of an ENUM."""
-    return ERROR_VALUE in text.split(SEPARATOR)
+    """Whether one of the values that `row_texts` joined is the error value of an ENUM, or bytes that are not text."""
+    return any(part == ERROR_VALUE or part.startswith(BYTES) for part in text.split(SEPARATOR))
 
 
 def _value(part: str) -> str | None:
     if part == ERROR_VALUE:
         return ERROR_SHOWN
+    if part.startswith(BYTES):
+        return part.removeprefix(BYTES)
     return None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part)
+
+
+def _with_bytes(rows: pa.RecordBatch, column: Column, text: pa.StringArray) -> pa.StringArray:
+    """With a mark before bytes that are not text: a text may have the same digits."""
+    places = [row for row, name in without_text(rows) if name == column.name]
+    if not places:
+        return text
+    mask = np.zeros(rows.num_rows, bool)
+    mask[places] = True
+    return pc.if_else(pa.array(mask), pc.binary_join_element_wise(BYTES, text, ""), text)
 
 
 def _with_errors(
@@ -109,9 +124,17 @@ def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
         return _without_zeros(text)
     if form == "set":
         coded = text.dictionary_encode()
-        labels = [",".join(sorted(one.split(","))) for one in coded.dictionary.to_pylist()]
+        labels = [_sorted_labels(one, kind.labels) for one in coded.dictionary.to_pylist()]
         return pa.array(labels, pa.string()).take(coded.indices)
     return text
+
+
+def _sorted_labels(text: str, labels: Sequence[str]) -> str:
+    """The labels of a SET's value in an order that does not depend on its definition. A text that is not a value of the
+    SET, because it has its labels in another order, is equal to none: a comma never ends one."""
+    parts = text.split(",")
+    places = [labels.index(one) for one in parts if one in labels]
+    return ",".join(sorted(parts)) + ("" if places == sorted(set(places)) else ",")
 
 
 def _without_zeros(text: pa.StringArray) -> pa.StringArray:

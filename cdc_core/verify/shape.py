@@ -77,7 +77,8 @@ def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked:
         column.name
         for schema, before in zip(schemas, unmasked, strict=True)
         for column in schema.columns
-        if any(one.name == column.name and one.type != column.type for one in before.columns)
+        # Not by equality: a column may have the type of a hash already.
+        if any(one.name == column.name and one.type is not column.type for one in before.columns)
     }
     errors = {
         column.name.lower()

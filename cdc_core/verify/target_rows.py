@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pymysql
 
 from cdc_core.config import Target
 from cdc_core.connections import SafeConnection, connect, quote, resolve
-from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.schema import TEXT_BASES, Column, TableSchema
 from cdc_core.results import TableReader, prepare_for_keys
 from cdc_core.results.faults import translated, translating
 from cdc_core.snapshot.chunks import from_table
@@ -33,10 +34,18 @@ def schema_of(shape: Shape, shard: Shard) -> TableSchema:
     return TableSchema(shard.facts.database, shard.facts.table, tuple(columns))
 
 
+def compared_columns(shape: Shape, schema: TableSchema) -> tuple[Column, ...]:
+    """The columns of `schema_of` as they are compared: a text that a SET's value became is one of the SET's values."""
+    return tuple(
+        replace(there, type=column.type) if column.type.base == "set" and there.type.base in TEXT_BASES else there
+        for column, there in zip(shape.columns, schema.columns, strict=True)
+    )
+
+
 def key_columns(shape: Shape, shard: Shard) -> list[Column]:
-    """The columns of the key as the shard's table declares them."""
+    """The columns of the key as the shard's table declares them, and as they are compared."""
     names = [column.name for column in shape.columns]
-    there = schema_of(shape, shard).columns
+    there = compared_columns(shape, schema_of(shape, shard))
     return [there[names.index(name)] for name in shape.key]
 
 
@@ -115,8 +124,9 @@ class TargetTables:
         Raises what TableReader raises, and connections.connect.
         """
         schema = schema_of(shape, shard)
+        columns = compared_columns(shape, schema)
         for batch in TableReader(self.session(shard), schema).batches(f"{from_table(schema)} {tail}"):
-            yield batch, schema.columns
+            yield batch, columns
 
     def count(self, shape: Shape, shard: Shard, tail: str = "") -> int:
         """How many rows of one shard there are; else as `batches`."""

@@ -184,6 +184,19 @@ def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stop
     assert "tables.rows.0.where" in refused["what"]
 
 
+def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep: Any) -> None:
+    where = "r > 0.1 or r in (0, 7) or d < 10 and d > -3.5"
+    write(lockstep, (r"match: 'flt\.orders'", r"match: 'flt\.numbers'"), (WHERE, where), ("targets:", "#"))
+    source.execute("CREATE TABLE numbers (id INT PRIMARY KEY, r FLOAT, d DECIMAL(45,5))")
+    source.execute("INSERT INTO numbers VALUES (1, 0.1, NULL), (2, -0.0, NULL), (3, 0.05, NULL), (4, NULL, 9.5)")
+    source.execute("INSERT INTO numbers VALUES (5, NULL, 100), (6, NULL, -20), (7, NULL, -3.49999), (8, 7, 11)")
+    lockstep("extract", "flt.yaml")
+    file = lockstep.directory / "numbers.parquet"
+    lockstep("stage", "export", "flt.yaml", "flt.numbers", "-o", file)
+    source.execute(f"SELECT id FROM numbers WHERE {where} ORDER BY id")
+    assert [(one,) for one in pq.read_table(file).column("id").to_pylist()] == list(source.fetchall())
+
+
 @ON_ONE
 def test_a_processor_of_an_installed_package_changes_the_columns_first(source: Any, lockstep: Any) -> None:
     installed(ROOT / "examples" / "processor", lockstep.directory)

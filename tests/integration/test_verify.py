@@ -319,14 +319,17 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
     ]
 
 
-def filtered_and_masked(verified: Callable[..., Verified]) -> Verified:
+HASH = "CHAR(64) CHARACTER SET ascii COLLATE ascii_bin"
+
+
+def filtered_and_masked(verified: Callable[..., Verified], kind: str = "VARCHAR(20)") -> Verified:
     """The table `number`, of which the target has the rows below 30 with a masked column, equal to the source."""
     run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
-    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    run.source(f"CREATE TABLE number (id INT PRIMARY KEY, v {kind}, at DATETIME)")
     fill(run, range(40))
     run.drain()
     run.target(
-        "CREATE TABLE number (id INT PRIMARY KEY, v CHAR(64) CHARACTER SET ascii COLLATE ascii_bin, at DATETIME)",
+        f"CREATE TABLE number (id INT PRIMARY KEY, v {HASH}, at DATETIME)",
         f"INSERT INTO number SELECT id, SHA2(CONCAT('pepper', v), 256), at FROM {run.line.origin.name}.number "
         "WHERE id < 30",
     )
@@ -335,8 +338,9 @@ def filtered_and_masked(verified: Callable[..., Verified]) -> Verified:
 
 
 @FIRST_MYSQL
-def test_filters_and_masks_are_applied_to_what_is_expected(verified: Callable[..., Verified]) -> None:
-    run = filtered_and_masked(verified)
+@pytest.mark.parametrize("kind", ["VARCHAR(20)", HASH])
+def test_filters_and_masks_are_applied_to_what_is_expected(verified: Callable[..., Verified], kind: str) -> None:
+    run = filtered_and_masked(verified, kind)
     assert run.verify("number")["number"].equal
     run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
     result = run.verify("number")["number"]
@@ -370,6 +374,25 @@ def test_a_target_of_other_types_charsets_and_collations_is_equal(verified: Call
     assert result.equal, result.findings
     run.target("UPDATE number SET d = d + 0.00000001 WHERE n = 0", "UPDATE number SET z = NULL WHERE n = 1")
     assert [columns for _, _, _, columns in run.found("number")] == [["z"], ["d"]]
+
+
+@FIRST_MARIADB
+def test_a_set_is_compared_with_the_text_that_it_becomes(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.source(
+        "CREATE TABLE number (id INT PRIMARY KEY, s SET('z','a','m'))",
+        "INSERT INTO number VALUES (1, 'z,a,m'), (2, 'a'), (3, ''), (4, NULL), (5, 'z,m')",
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE number (id INT PRIMARY KEY, s VARCHAR(20) CHARACTER SET utf8mb4)",
+        f"INSERT INTO number SELECT id, s FROM {run.line.origin.name}.number",
+    )
+    run.consumed()
+    result = run.verify("number")["number"]
+    assert result.equal, result.findings
+    run.target("UPDATE number SET s = 'm,z' WHERE id = 5", "UPDATE number SET s = 'x' WHERE id = 2")
+    assert [key for _, _, key, _ in run.found("number")] == [{"id": "2"}, {"id": "5"}]
 
 
 class Applier:

@@ -42,10 +42,13 @@ KEYS: dict[str, tuple[str, Sequence[Any]]] = {
     "time": ("datetime(6)", (dt.datetime(1000, 1, 1), dt.datetime(1000, 1, 1, 0, 0, 0, 1), None)),
     "exact": ("decimal(9,3)", (Decimal("1.500"), Decimal("-0.001"), Decimal("1.501"))),
     "label": (r"enum('a','')", ("a", "")),
+    "no text": ("varchar(9)", ("a", "0xd2", None)),
     "float": ("double", (0.0, -0.0, 1.5)),
 }
-ODD = {"date": ("0000-00-00", "2024-02-31"), "time": ("0000-00-00 00:00:00.000000",), "label": ("",)}
-"""Texts of key values that the typed column does not hold; '' is the error value of an ENUM."""
+ODD = {"date": ("0000-00-00", "2024-02-31"), "time": ("0000-00-00 00:00:00.000000",), "label": ("",),
+       "no text": ("0xd2", "0xd3")}  # fmt: skip
+"""Texts of key values that the typed column does not hold; '' is the error value of an ENUM, 0xd2 a byte that is not
+text."""
 ROW = {"x": "int", "y": "varchar(9)", "d": "date", "f": "double", "v": "varchar(99)"}
 X = st.one_of(st.none(), st.integers(0, 3))
 TEXT = st.one_of(st.none(), st.sampled_from(("", "a", '\u00e4\n"')))

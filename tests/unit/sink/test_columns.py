@@ -80,6 +80,15 @@ def test_a_masked_value_is_the_hash_of_salt_and_text_and_null_stays_null() -> No
     assert str(shape.column("email").type) == "char(64)"
 
 
+def test_a_masked_value_is_hashed_where_its_column_has_the_type_of_a_hash() -> None:
+    token = parse_column_type("char(64)", charset="ascii", collation="ascii_bin")
+    assert token == capture(mask="email").shape(PEOPLE).column("email").type
+    columns = tuple(replace(one, type=token) if one.name == "email" else one for one in PEOPLE.columns)
+    people = replace(PEOPLE, columns=columns)
+    (row,) = rows(capture(mask="email"), Change(people, "u", ROW, ROW | {"email": "before"}))
+    assert (row["email"], row["_before"]["email"]) == (hashed("Ü@x"), hashed("before"))
+
+
 @pytest.mark.parametrize("text", ["0.00000000", "0.00000001", "-0.00000010", "1.50000000"])
 def test_a_masked_decimal_is_hashed_with_all_of_its_digits(text: str) -> None:
     """Arrow prints 0E-8, 1E-8 and -1.0E-7."""

@@ -22,6 +22,7 @@ BEGIN = Position(0, "binlog.000001", 4)
 TYPES = {
     "id": "int", "n": "int", "big": "bigint unsigned", "price": "decimal(9,2)", "ratio": "float", "name": "varchar(20)",
     "day": "date", "at": "datetime(3)", "seen": "timestamp", "flag": "bit(1)", "raw": "varbinary(9)", "odd name": "int",
+    "long": "decimal(40,2)",
 }  # fmt: skip
 ORDERS = TableSchema(
     "shop",
@@ -31,6 +32,7 @@ ORDERS = TableSchema(
 ROW: dict[str, Any] = dict.fromkeys(TYPES) | {
     "id": 1, "n": 5, "big": 2**64 - 1, "price": Decimal("12.50"), "ratio": 1.5, "name": "paid", "day": date(2026, 3, 1),
     "at": datetime(2026, 3, 1, 12), "flag": True, "raw": b"\xc3\xbc", "odd name": 3,
+    "long": "9.50",
 }  # fmt: skip
 
 
@@ -61,6 +63,24 @@ def meets(where: str, **values: Any) -> bool:
 def test_a_row_that_meets_its_conditions_goes_on_and_is_left_out_by_their_contrary(where: str) -> None:
     assert meets(where)
     assert not meets(f"not ({where})")
+
+
+@pytest.mark.parametrize("where", ["long < 10", "long == 9.5", "long in (9.5, 10)", "long > -10", "long < '10'"])
+def test_a_decimal_of_any_length_is_compared_as_a_number(where: str) -> None:
+    assert meets(where)
+    assert not meets(f"not ({where})")
+
+
+def test_a_float_is_compared_as_a_server_does_with_all_of_its_digits() -> None:
+    """The nearest FLOAT to 0.1 is greater than 0.1."""
+    for where in ("ratio == 0.1", "ratio in (0.1, 7)", "ratio <= 0.1"):
+        assert not meets(where, ratio=0.1)
+    assert meets("ratio > 0.1 and ratio not in (0.1, 7)", ratio=0.1)
+    assert not meets("ratio not in (0.5, 7)", ratio=None)
+
+
+def test_zeros_of_both_signs_are_one_value() -> None:
+    assert meets("ratio == 0 and ratio in (0.0, 1) and ratio in (0, 1)", ratio=-0.0)
 
 
 @pytest.mark.parametrize("where", ["n == 5", "n != 5", "not n == 5", "n in (1, 5)", "n not in (1, 5)", "n < 5"])
