@@ -89,7 +89,8 @@ def test_ddl_names_all_its_tables(sql: str, tables: tuple[tuple[str, str], ...])
         "DROP COLUMN c", "DROP INDEX i", "DROP FOREIGN KEY f", "ALTER COLUMN a SET DEFAULT 5", "RENAME INDEX a TO b",
         "ENGINE=InnoDB ROW_FORMAT=DYNAMIC", "COMMENT='DROP PARTITION p0'", "AUTO_INCREMENT=7", "FORCE",
         "DEFAULT CHARACTER SET utf8mb4", "ADD PARTITION (PARTITION p VALUES LESS THAN (5))", "REMOVE PARTITIONING",
-        "ADD INDEX (a), ALGORITHM=INPLACE, LOCK=NONE",
+        "ADD INDEX (a), ALGORITHM=INPLACE, LOCK=NONE", "ADD c INT CHECK (c IS NOT NULL) INVISIBLE",
+        "ADD (c INT, CONSTRAINT u UNIQUE (c), CONSTRAINT CHECK (c > 0), KEY (c))", "ADD c INT, ALTER d SET DEFAULT 5",
     ],
 )  # fmt: skip
 def test_clauses_that_change_no_row_are_plain_ddl(clause: str) -> None:
@@ -107,7 +108,9 @@ def test_clauses_that_change_no_row_are_plain_ddl(clause: str) -> None:
         "RENAME z", "CONVERT TO CHARACTER SET utf8mb4", "DROP PARTITION p0", "TRUNCATE PARTITION ALL",
         "EXCHANGE PARTITION p WITH TABLE z", "DISCARD TABLESPACE", "IMPORT TABLESPACE", "ENGINE=BLACKHOLE",
         "ADD SYSTEM VERSIONING", "DROP SYSTEM VERSIONING", "SOMETHING NEW", "ADD INDEX (a), MODIFY a BIGINT",
-        "ADD `index` INT NOT NULL", "CONVERT PARTITION p TO TABLE z",
+        "ADD `index` INT NOT NULL", "CONVERT PARTITION p TO TABLE z", "ADD c INT CHECK (c > 0) DEFAULT 5",
+        "ADD c INT CONSTRAINT k CHECK (c > 0) NOT NULL", "ADD (c INT, CONSTRAINT k PRIMARY KEY (a))",
+        "ADD (c INT, CONSTRAINT PRIMARY KEY (a))", "ADD c INT, ALTER COLUMN C SET DEFAULT 5",
     ],
 )  # fmt: skip
 def test_clauses_that_change_rows_or_are_not_known_are_unlogged_changes(clause: str) -> None:
