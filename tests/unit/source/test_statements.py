@@ -193,6 +193,8 @@ def test_the_xid_is_the_same_text_in_every_statement_form() -> None:
         ("CHANGE a b INT, CHANGE COLUMN c C INT, RENAME COLUMN d TO e", ["a", "d"], [], ["b", "e"]),
         ("DROP a, ADD a INT NULL FIRST, MODIFY b INT, RENAME INDEX i TO j, ENGINE=InnoDB", ["a"], [], ["a"]),
         ("DROP PARTITION p0, ALTER c SET DEFAULT 5, ADD PARTITION (PARTITION p VALUES LESS THAN (1))", [], [], []),
+        ("DROP period, ADD system INT, ADD (period INT, PERIOD FOR p (a, b))", ["period"], [], ["system", "period"]),
+        ("DROP SYSTEM VERSIONING, DROP PERIOD FOR SYSTEM_TIME, ADD PERIOD FOR p (a, b)", [], [], []),
     ],
 )
 def test_an_alter_names_the_columns_that_it_drops_and_adds(
