@@ -294,22 +294,20 @@ def _union(read: Reader, database: str) -> tuple[Table, ...] | None:
 
 
 def _has_query(read: Reader) -> bool:
-    """Whether the rest of a CREATE TABLE contains a query that fills the table."""
-    depth = 0
+    """Whether the rest of a CREATE TABLE contains a query that fills the table, in parentheses or not."""
     while not read.done:
-        token = read.next()
-        if token.kind is TokenKind.SIGN:
-            depth += (token.text == "(") - (token.text == ")")
-        elif token.word == "SELECT" or (
-            depth == 0 and token.word in ("TABLE", "VALUES", "WITH") and _begins_query(read, token.word)
-        ):
+        word = read.next().word
+        if word == "SELECT" or (word in ("TABLE", "VALUES", "WITH") and _begins_query(read, word)):
             return True
     return False
 
 
 def _begins_query(read: Reader, word: str) -> bool:
-    """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING` or `WITH PARSER`."""
+    """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING`, `WITH PARSER`, or the values of a
+    partition."""
     after = read.peek(1)
+    if word == "VALUES":
+        return read.peek().word not in ("LESS", "IN")
     if word == "WITH":
         return (
             read.peek().word == "RECURSIVE"
