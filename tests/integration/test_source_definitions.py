@@ -83,6 +83,22 @@ def test_a_generated_primary_key_is_in_the_definition_whether_the_server_shows_i
         origin.execute_on_server("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
 
 
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
+def test_the_steps_of_a_sequence_are_no_rows_of_a_table(origin: Origin, metadata: str) -> None:
+    if not origin.mariadb:
+        return
+    origin.execute_on_server(f"SET GLOBAL binlog_row_metadata = {metadata}")
+    try:
+        start = origin.end()
+        origin.execute("CREATE SEQUENCE s", "CREATE TABLE t (id INT PRIMARY KEY)")
+        origin.execute("BEGIN", "INSERT INTO t SELECT NEXTVAL(s)", "COMMIT", "SELECT NEXTVAL(s)")
+        blocks = origin.drain(start)
+        assert [part.schema.table for block in blocks for part in block.tables] == ["t"]
+        assert {one.table for block in blocks for one in block.happened} == {f"{origin.name}.t"}
+    finally:
+        origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
+
+
 def test_a_table_that_is_not_there_has_no_definition(origin: Origin) -> None:
     assert table_schema(origin.control, origin.name, "nothing") is None
 
