@@ -126,7 +126,7 @@ def _holds(condition: Condition, image: Image) -> pa.BooleanArray:
         case Null(column):
             return pc.is_null(image[column.name])
         case Member(column, values):
-            have = image[column.name]
+            have = _exact(image[column.name])
             among = pa.array([_scalar(value, have.type, column.name).as_py() for value in values], have.type)
             return pc.if_else(pc.is_valid(have), pc.is_in(have, among), None)
         case Comparison(op, left, right):
@@ -136,11 +136,16 @@ def _holds(condition: Condition, image: Image) -> pa.BooleanArray:
 def _side(one: ColumnName | Value, other: ColumnName | Value, image: Image) -> pa.Array | pa.Scalar:
     if not isinstance(one, ColumnName):
         assert isinstance(other, ColumnName)  # guaranteed by the grammar
-        return _scalar(one, image[other.name].type, other.name)
-    mine = image[one.name]
-    if isinstance(other, ColumnName) and image[other.name].type != mine.type:
+        return _scalar(one, _exact(image[other.name]).type, other.name)
+    mine = _exact(image[one.name])
+    if isinstance(other, ColumnName) and _exact(image[other.name]).type != mine.type:
         raise pa.ArrowInvalid(f"{one.name} is {mine.type}, and {other.name} is {image[other.name].type}")
     return mine
+
+
+def _exact(values: pa.Array) -> pa.Array:
+    """A FLOAT as the servers compare it with a literal: the nearest FLOAT to 0.1 is greater than 0.1."""
+    return values.cast(pa.float64()) if pa.types.is_float32(values.type) else values
 
 
 def _scalar(value: Value, kind: pa.DataType, column: str) -> pa.Scalar:

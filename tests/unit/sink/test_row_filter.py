@@ -63,6 +63,15 @@ def test_a_row_that_meets_its_conditions_goes_on_and_is_left_out_by_their_contra
     assert not meets(f"not ({where})")
 
 
+def test_a_float_is_compared_as_the_servers_compare_it_with_what_a_decimal_literal_says() -> None:
+    """SELECT 0.1 = f, 0.1 < f, f IN (0.1) of a FLOAT that 0.1 was stored in: 0, 1, 0."""
+    assert meets("ratio > 0.1", ratio=0.1)
+    assert not meets("ratio == 0.1", ratio=0.1)
+    assert not meets("ratio in (0.1, 0.2)", ratio=0.1)
+    assert meets("ratio in (0.1, 0.5)", ratio=0.5)
+    assert meets("ratio == ratio", ratio=0.1)
+
+
 @pytest.mark.parametrize("where", ["n == 5", "n != 5", "not n == 5", "n in (1, 5)", "n not in (1, 5)", "n < 5"])
 def test_what_is_unknown_is_not_met_as_in_sql(where: str) -> None:
     assert not meets(where, n=None)
