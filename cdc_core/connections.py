@@ -175,6 +175,12 @@ def _wrong_option(name: str, where: str) -> UsageError:
     )
 
 
+_SESSION = (
+    "SET time_zone = '+00:00' /*!80030 , show_gipk_in_create_table_and_information_schema = ON */"  # for MySQL alone
+)
+"""The primary key that MySQL has generated for a table is logged, whether it is shown or not."""
+
+
 def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
     """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are SafeConnection's; the URL's own
     time-outs go before them.
@@ -183,7 +189,7 @@ def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
     SafeConnection raises.
     """
     try:
-        return open_connection(server, where=where, **{"init_command": "SET time_zone = '+00:00'", **options})
+        return open_connection(server, where=where, **{"init_command": _SESSION, **options})
     except pymysql.err.MySQLError as error:
         number = error.args[0] if error.args else 0
         text = shown(error).rstrip(".")

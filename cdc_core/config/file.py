@@ -11,7 +11,6 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cdc_core.config.pipeline import Pipeline
-from cdc_core.config.runs import Quality
 from cdc_core.config.values import URL_LOGIN
 from cdc_core.errors import UsageError
 from cdc_core.words import counted
@@ -133,7 +132,7 @@ def load(path: Path) -> Pipeline:
     parsed = parse(text, where=str(path))
     folder = path.absolute().parent
     suites = tuple(suite.model_copy(update={"path": str(folder / suite.path)}) for suite in parsed.quality.suites)
-    return parsed.model_copy(update={"quality": Quality(suites=suites)})
+    return parsed.model_copy(update={"quality": parsed.quality.model_copy(update={"suites": suites})})
 
 
 def json_schema() -> dict[str, Any]:

@@ -11,8 +11,10 @@ DROP COLUMN is harmless: no value that remains changes; a target that keeps the 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import pairwise
 
+from cdc_core.source.alter_columns import column_changes
 from cdc_core.source.sql_tokens import Reader, Token, TokenKind
 
 _HARMLESS_HEADS = frozenset({
@@ -34,16 +36,18 @@ def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str
     they are unknown."""
     reasons: list[str] = []
     others: list[tuple[str, str] | None] = []
+    added = {name.lower() for name in column_changes(Reader(read.found[read.at :])).added}
     for clause in read.clauses():
         part = Reader(clause)
-        reason = _clause(part, database, others)
+        reason = _clause(part, database, others, added)
         if reason:
             reasons.append(reason)
     named = tuple(one for one in others if one is not None)
     return "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None
 
 
-def _clause(read: Reader, database: str, others: list[tuple[str, str] | None]) -> str:
+def _clause(read: Reader, database: str, others: list[tuple[str, str] | None], added: Container[str]) -> str:
+    """added: the columns, in small letters, that the statement adds."""
     if read.done:
         return ""
     head = read.next().word
@@ -62,7 +66,12 @@ def _clause(read: Reader, database: str, others: list[tuple[str, str] | None]) -
         others.append(read.table(database))
         return "rows now belong to a table of another name"
     if head == "ALTER":
-        return ""  # defaults, visibility, indexes, checks
+        # Defaults, visibility, indexes, checks. Only the default of a new column shows in rows that exist (MariaDB).
+        read.take("COLUMN")
+        read.take("IF", "EXISTS")
+        name = read.next().text
+        new = name.lower() in added and read.take("SET", "DEFAULT")
+        return f"the column {name} was added with a DEFAULT that existing rows show" if new else ""
     if head in ("ENGINE", "TYPE") or head in _HARMLESS_HEADS:
         return "the engine BLACKHOLE drops all rows" if _to_blackhole(read) else ""
     if head == "EXCHANGE":
@@ -100,14 +109,6 @@ def _to_blackhole(read: Reader) -> bool:
 
 
 def _add(read: Reader) -> str:
-    if read.take("CONSTRAINT"):
-        read.take("IF", "NOT", "EXISTS")
-        if read.peek().word not in ("PRIMARY", *_KEY_HEADS):
-            read.next()
-    if read.take("PRIMARY"):
-        return "the primary key changed"
-    if read.peek().word in _KEY_HEADS or _is_vector_key(read):
-        return ""
     if read.peek().word in ("SYSTEM", "PERIOD") and read.peek(1).word in ("VERSIONING", "FOR"):
         return "system versioning was added"
     read.take("COLUMN")
@@ -139,9 +140,15 @@ def _inside(read: Reader) -> list[Token]:
 
 
 def _added(read: Reader) -> str:
-    """A column definition, name first."""
-    if read.peek().word in ("PRIMARY", *_KEY_HEADS, "CONSTRAINT") or _is_vector_key(read):
-        return "the primary key changed" if read.peek().word == "PRIMARY" else ""
+    """A column, a key or a constraint."""
+    if read.take("CONSTRAINT"):
+        read.take("IF", "NOT", "EXISTS")
+        if read.peek().word not in ("PRIMARY", *_KEY_HEADS):
+            read.next()
+    if read.take("PRIMARY"):
+        return "the primary key changed"
+    if read.peek().word in _KEY_HEADS or _is_vector_key(read):
+        return ""
     name = read.next().text
     type_name = read.next().word
     words: list[str] = []
@@ -151,7 +158,7 @@ def _added(read: Reader) -> str:
         token = read.next()
         if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
-        elif depth == 0 and token.word in ("COMMENT", "AFTER", "COLLATE", "CHECK", "REFERENCES"):
+        elif depth == 0 and token.word in ("COMMENT", "AFTER", "COLLATE", "REFERENCES"):
             read.next()
         elif depth == 0 and token.word == "SET" and read.peek().word in ("NULL", "DEFAULT"):
             read.next()  # ON DELETE SET NULL

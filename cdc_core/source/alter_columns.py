@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from cdc_core.source.sql_tokens import Reader, TokenKind
 
 _NO_COLUMN = frozenset({
-    "PRIMARY", "INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PARTITION", "SYSTEM", "PERIOD", "UNIQUE", "FULLTEXT",
-    "SPATIAL",
+    "PRIMARY", "INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PARTITION", "UNIQUE", "FULLTEXT", "SPATIAL",
 })  # fmt: skip
-"""Reserved words, and words that name a column only after COLUMN."""
+"""Reserved words."""
+_NO_COLUMN_BEFORE = {"SYSTEM": "VERSIONING", "PERIOD": "FOR"}
+"""Words that name a column unless this word follows."""
 
 
 @dataclass(slots=True)
@@ -48,13 +49,14 @@ def _clause(read: Reader, found: ColumnChanges) -> None:
         return
     column = read.take("COLUMN")
     guarded = read.take("IF", "EXISTS") or read.take("IF", "NOT", "EXISTS")
-    if not column and read.peek().kind is TokenKind.WORD and read.peek().word in _NO_COLUMN:
+    if not column and not _names_column(read):
         return
     if head == "ADD" and read.take_sign("("):
         depth, name = 1, True
         while depth and not read.done:
+            name = name and _names_column(read)
             token = read.next()
-            if name and not (token.kind is TokenKind.WORD and token.word in _NO_COLUMN):
+            if name:
                 found.added.append(token.text)
             name = False
             if token.kind is TokenKind.SIGN:
@@ -69,3 +71,8 @@ def _clause(read: Reader, found: ColumnChanges) -> None:
     elif (new := read.next()).text.lower() != name_token.text.lower():
         found.dropped.append(name_token.text)
         found.added.append(new.text)
+
+
+def _names_column(read: Reader) -> bool:
+    word = read.peek().word
+    return word not in _NO_COLUMN and read.peek(1).word != _NO_COLUMN_BEFORE.get(word)

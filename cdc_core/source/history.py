@@ -234,7 +234,8 @@ class History:
     def _defining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may define a table that is not temporary."""
         found = statement_of(event, lower_case=self.lower_case, heed_temporary=True)
-        return found if found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) else None
+        defines = found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary
+        return found if defines else None
 
     def _redefined_after(self, name: Table, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))

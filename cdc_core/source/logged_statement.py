@@ -13,7 +13,7 @@ QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventT
 """The events that hold a statement."""
 _SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _FLAG_THREAD_SPECIFIC = 0x04
-"""The flag of a statement that uses temporary tables."""
+"""The flag of a statement that uses temporary tables. In a routine it stays on: what follows there has it, too."""
 _UPDATED_DATABASES = 12
 """The status variable in which MySQL names the databases that a statement changed; absent when it does not know."""
 
@@ -21,11 +21,12 @@ _UPDATED_DATABASES = 12
 @dataclass(frozen=True, slots=True)
 class LoggedStatement:
     """databases: the only ones in which it changed anything, None where the event does not say. words: the part of its
-    text that may be shown."""
+    text that may be shown. thread: the session's connection id."""
 
     statement: Statement
     databases: frozenset[str] | None = None
     words: str = ""
+    thread: int = 0
 
 
 NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
@@ -51,7 +52,7 @@ def read_statement(event: Event, *, lower_case: bool) -> LoggedStatement:
     words = ""
     if statement.action in _SHOWN_ACTIONS:
         words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
-    return LoggedStatement(statement, _updated_databases(query), words)
+    return LoggedStatement(statement, _updated_databases(query), words, query.thread)
 
 
 def _updated_databases(query: Query) -> frozenset[str] | None:

@@ -71,11 +71,30 @@ class StatementJudge:
         self._accepted = accepted
         self._cascades = cascades
         self._past = past
+        self._temporary: set[tuple[int, Name]] = set()
+        """Temporary tables with the names of captured ones, by the session's connection id, in this file."""
+
+    def follow_temporary(self, logged: LoggedStatement) -> None:
+        """A statement makes or drops temporary tables."""
+        statement = logged.statement
+        names = {(logged.thread, name) for name in statement.temporaries if self._tables.captures(*name)}
+        if statement.verb.startswith("CREATE"):
+            self._temporary |= names
+        else:
+            self._temporary -= names
+
+    def next_file(self) -> None:
+        """A server that was started again gives out the same connection ids."""
+        self._temporary.clear()
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
         """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
         empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change)."""
         statement = logged.statement
+        if statement.temporary and statement.tables is not None:
+            (truncated,) = statement.tables
+            if (logged.thread, truncated) in self._temporary:
+                return None
         if statement.queries:
             self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
         effect = define_tables(

@@ -51,6 +51,7 @@ class Statement:
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     versioning: a definition that adds system versioning to a table, or drops it.
     union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
+    temporaries: the temporary tables that it makes or drops. temporary: a TRUNCATE, perhaps of one of them.
     """
 
     action: Action
@@ -69,6 +70,8 @@ class Statement:
     versioning: bool = False
     union: tuple[Table, ...] | None = None
     like: Table | None = None
+    temporaries: tuple[Table, ...] = ()
+    temporary: bool = False
 
 
 _HARMLESS_VERBS = frozenset({
@@ -104,7 +107,7 @@ def classify(
     """Classifies a statement that was run with `database` as the default database.
 
     lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
-    temporary:  the event says that the statement uses temporary tables.
+    temporary:  the event says that temporary tables are used, by the statement or before it in the same routine.
     """
     swe7 = charset_of(client_collation) == SWE7
 
@@ -123,9 +126,7 @@ def classify(
         by_byte = decode(sql, client_collation, quotes_by_byte=True)
         if by_byte != text and (other := read(by_byte)) != found:
             found = _worse(found, other)
-    if temporary and found.verb == "TRUNCATE":
-        return Statement(Action.HARMLESS, "TRUNCATE TEMPORARY TABLE")
-    return found
+    return replace(found, temporary=True) if temporary and found.verb == "TRUNCATE" else found
 
 
 _GENERATED_DROP = re.compile(
@@ -241,10 +242,10 @@ def _create(read: Reader, database: str) -> Statement:
     temporary = read.take("TEMPORARY")
     kind = read.next().word
     if kind == "TABLE":
-        if temporary:
-            return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE")
         guarded = read.take("IF", "NOT", "EXISTS")
         table = read.table(database)
+        if temporary:
+            return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE", temporaries=_known(table) or ())
         like = _like(read, database)
         union = _union(read, database)
         queries = _has_query(read)
@@ -293,22 +294,20 @@ def _union(read: Reader, database: str) -> tuple[Table, ...] | None:
 
 
 def _has_query(read: Reader) -> bool:
-    """Whether the rest of a CREATE TABLE contains a query that fills the table."""
-    depth = 0
+    """Whether the rest of a CREATE TABLE contains a query that fills the table, in parentheses or not."""
     while not read.done:
-        token = read.next()
-        if token.kind is TokenKind.SIGN:
-            depth += (token.text == "(") - (token.text == ")")
-        elif token.word == "SELECT" or (
-            depth == 0 and token.word in ("TABLE", "VALUES", "WITH") and _begins_query(read, token.word)
-        ):
+        word = read.next().word
+        if word == "SELECT" or (word in ("TABLE", "VALUES", "WITH") and _begins_query(read, word)):
             return True
     return False
 
 
 def _begins_query(read: Reader, word: str) -> bool:
-    """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING` or `WITH PARSER`."""
+    """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING`, `WITH PARSER`, or the values of a
+    partition."""
     after = read.peek(1)
+    if word == "VALUES":
+        return read.peek().word not in ("LESS", "IN")
     if word == "WITH":
         return (
             read.peek().word == "RECURSIVE"
@@ -353,10 +352,10 @@ def _drop(read: Reader, database: str) -> Statement:
         pass
     kind = read.next().word
     if kind in ("TABLE", "TABLES"):
-        if temporary:
-            return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE")
         guarded = read.take("IF", "EXISTS")
         dropped = _tables(read, database)
+        if temporary:
+            return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE", temporaries=dropped or ())
         if not _ends(read):
             dropped = None
         return Statement(

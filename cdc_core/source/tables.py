@@ -22,6 +22,11 @@ from cdc_core.source.pending_changes import MappedTable
 from cdc_core.source.statements import Statement
 
 Name = tuple[str, str]
+_SEQUENCE = (
+    "next_not_cached_value", "minimum_value", "maximum_value", "start_value", "increment", "cache_size",
+    "cycle_option", "cycle_count",
+)  # fmt: skip
+"""The columns of a sequence, whose steps MariaDB logs as rows."""
 
 
 class TableRegistry:
@@ -111,6 +116,9 @@ class TableRegistry:
         if mariadb and _was_versioned(table_map, known):
             raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
+        if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
+            self._names[event.body[8:]] = name
+            return None
         require_unreserved(schema)
         if self._history is not None and point is not None:
             self._history.saw(name, point)

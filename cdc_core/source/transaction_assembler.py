@@ -366,6 +366,7 @@ class TransactionAssembler:
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
+            self.judge.next_file()
             self._file = next_file
             self._end = FIRST_OFFSET
             self.trace = NOT_TRACED
@@ -576,6 +577,8 @@ class TransactionAssembler:
 
     def _query(self, event: Event) -> Iterable[Block]:
         logged = read_statement(event, lower_case=self.lower_case)
+        if logged.statement.temporaries:
+            self.judge.follow_temporary(logged)
         return self._advance(event, logged.statement.action, logged)
 
     def _judge_definition(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:

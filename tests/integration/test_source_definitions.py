@@ -11,6 +11,7 @@ import pytest
 from cdc_core.check.findings import Findings
 from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
+from cdc_core.connections import connect
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
@@ -63,6 +64,39 @@ def test_a_definition_read_from_the_server_is_the_one_that_the_log_gives(origin:
     origin.execute("INSERT INTO t (id, part) VALUES (1, 'p')")
     (block,) = [block for block in origin.drain(start) if block.tables]
     assert block.tables[0].schema == table_schema(origin.control, origin.name, "t")
+
+
+def test_a_generated_primary_key_is_in_the_definition_whether_the_server_shows_it_or_not(origin: Origin) -> None:
+    if origin.mariadb:
+        return
+    origin.execute_on_server("SET GLOBAL show_gipk_in_create_table_and_information_schema = OFF")
+    try:
+        start = origin.end()
+        origin.execute(
+            "SET SESSION sql_generate_invisible_primary_key = ON", "CREATE TABLE t (a INT)", "INSERT INTO t VALUES (7)"
+        )
+        (block,) = [block for block in origin.drain(start) if block.tables]
+        with connect(origin.address(), where="test") as fresh:
+            assert block.tables[0].schema == table_schema(fresh, origin.name, "t")
+        assert block.tables[0].schema.key == ("my_row_id",)
+    finally:
+        origin.execute_on_server("SET GLOBAL show_gipk_in_create_table_and_information_schema = ON")
+
+
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
+def test_the_steps_of_a_sequence_are_no_rows_of_a_table(origin: Origin, metadata: str) -> None:
+    if not origin.mariadb:
+        return
+    origin.execute_on_server(f"SET GLOBAL binlog_row_metadata = {metadata}")
+    try:
+        start = origin.end()
+        origin.execute("CREATE SEQUENCE s", "CREATE TABLE t (id INT PRIMARY KEY)")
+        origin.execute("BEGIN", "INSERT INTO t SELECT NEXTVAL(s)", "COMMIT", "SELECT NEXTVAL(s)")
+        blocks = origin.drain(start)
+        assert [part.schema.table for block in blocks for part in block.tables] == ["t"]
+        assert {one.table for block in blocks for one in block.happened} == {f"{origin.name}.t"}
+    finally:
+        origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
 
 
 def test_a_table_that_is_not_there_has_no_definition(origin: Origin) -> None:

@@ -169,6 +169,15 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         assert caught.value.where == str(tmp_path / name)
 
 
+def test_a_file_says_what_its_text_says_but_for_paths_which_are_absolute(tmp_path: Path) -> None:
+    quality = {"sample_rows": 3, "suites": [{"table": "orders", "path": "own/orders.yaml"}]}
+    text = changed("quality", quality)
+    file = tmp_path / "shop.yaml"
+    file.write_text(text)
+    quality["suites"] = [{"table": "orders", "path": str(tmp_path / "own/orders.yaml")}]
+    assert load(file) == parse(changed("quality", quality), where="shop.yaml")
+
+
 def test_a_star_takes_the_tables_that_have_no_rule_of_their_own() -> None:
     pipeline = parse(changed("targets", [{**target(), "tables": {"orders": {}, "*": {"table": "x"}}}]), where="x")
     assert pipeline.targets[0].table("orders") != pipeline.targets[0].table("other")
