@@ -106,6 +106,36 @@ def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
     assert rows(mariadb_target, pair) == rows(pair.replica, pair)
 
 
+@pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
+def test_changes_without_a_key_that_may_come_again_are_taken_with_a_copy_that_takes_their_place(
+    pair: Pair, mariadb_target: Any, lockstep: Any
+) -> None:
+    lockstep.environ |= {"A": pair.primary.url, "B": pair.replica.url, "COPY": mariadb_target.url}
+    rules = f'{{"*": {{}}, "{pair.name}.bare": {{no_key: rows}}}}'
+    text = "".join(line for line in PIPELINE.splitlines(keepends=True) if not line.startswith("routes"))
+    text = text.format(pair.name, lockstep.directory).replace('{"*": {}}', rules)
+    (lockstep.directory / "shop.yaml").write_text(text)
+    bare = "CREATE TABLE bare (n INT)"
+    run(mariadb_target, f"CREATE DATABASE {pair.name}")
+    run(mariadb_target, TABLE, bare, database=pair.name)
+    run(pair.primary, bare, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
+    lockstep("run", "shop.yaml")
+    run(pair.primary, "INSERT INTO bare VALUES (2), (3)", database=pair.name)
+    lockstep("extract", "shop.yaml")
+    pair.caught_up()
+    pair.primary.kill()
+    pair.promote()
+    run(pair.replica, "INSERT INTO bare VALUES (4)", "DELETE FROM bare WHERE n = 1", database=pair.name)
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "plan.overlap"
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "plan.overlap"
+    lockstep("snapshot", "shop.yaml", f"{pair.name}.bare")
+    run(pair.replica, "INSERT INTO bare VALUES (5)", database=pair.name)
+    lockstep("run", "shop.yaml")
+    query = "SELECT n FROM bare ORDER BY n"
+    assert run(mariadb_target, query, database=pair.name) == [(2,), (2,), (3,), (4,), (5,)]
+    assert lockstep("verify", "shop.yaml").document["equal"]
+
+
 def extract(pipeline: Pipeline, meta: Meta, environ: dict[str, str]) -> None:
     with Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
         assert extractor.drain().done

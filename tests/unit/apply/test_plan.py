@@ -16,11 +16,11 @@ from cdc_core.apply.layouts import note_layouts, require_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
-from cdc_core.model.batch import Manifest
+from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import PLAN_VERSION, RunPlan, plan_path
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage.layout import start_path
+from cdc_core.stage.layout import CopiedName, copied_path, start_path
 from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.refusals import refusal
@@ -412,6 +412,29 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
     line.stage(behind(6))
     assert taken(counted.plan("r")) == (behind(6).batch_id,)
     assert Manifest.from_bytes(bridge.to_bytes()) == bridge
+
+
+@pytest.mark.parametrize(("began", "code"), [(6, ""), (5, "plan.overlap")])
+def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Line, began: int, code: str) -> None:
+    keyless = schema(key=())
+    first, place = (replace(checkpoint(at), position=position(at, timeline=1)) for at in (5, 6))
+    again = replace(manifest(5, schemas=[keyless]), begin=first, end=place)
+    bridge = replace(manifest(0, tables={}), end=first, again_until=place.position.seq, notes=("by time",))
+    low = position(began, timeline=1)
+    path = copied_path("shop.orders", CopiedName("shop", 1, 1, 0))
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, low, place.position, 10, (path,))
+    of_log = manifest(6, schemas=[keyless])
+    whole = TableCoverage(How.COPIED, place.position.seq - 1, 0, "", feeds=("shop.orders",), base_seq=low.seq)
+    copy = replace(
+        of_log, begin=place, end=place, parts=(replace(of_log.parts[0], path=path, ops={"r": 10}),), events=0,
+        transactions=0, chunks=(chunk,), coverage={keyless.name: whole},
+    )  # fmt: skip
+    line.stage(bridge, replace(again, parts=(replace(again.parts[0], max_seq=place.position.seq - 1),)), copy)
+    counted = line.with_targets({"name": "t", "tables": {"*": {"no_key": "rows"}}})
+    if code:
+        assert refusal(lambda: counted.plan("r")).code == code
+    else:
+        assert taken(counted.plan("r")) == (bridge.batch_id, again.batch_id, copy.batch_id)
 
 
 def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:
