@@ -15,7 +15,8 @@ from urllib.parse import urlsplit
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
-from cdc_core.check.sources import check_server, check_standby, check_tables, check_throttle
+from cdc_core.check.rules import Seen, check_rules
+from cdc_core.check.sources import CheckedTables, check_server, check_standby, check_tables, check_throttle
 from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
@@ -52,9 +53,10 @@ def check(
     _stage(pipeline, known_to_meta, findings)
     stored = known_to_meta or {}
     captured: list[TableSchema] = []
+    seen: list[Seen] = []
     sources: set[str] = set()
     for source in pipeline.sources:
-        tables: list[TableSchema] | None = None
+        tables: CheckedTables | None = None
         for reference in source.connections:
             subject = f"source {source.name}" + (f" at {reference}" if len(source.connections) > 1 else "")
             with connected(findings, subject, reference, environ) as connection:
@@ -77,8 +79,12 @@ def check(
                     )
                 with answers(subject):
                     sources.add(identity(connection))
-        captured += tables or []
+        if tables is not None:
+            captured += tables.shaped
+            seen += [tables.seen] if tables.seen is not None else []
     logical = _logical(pipeline, captured)
+    if len(seen) == len(pipeline.sources):
+        check_rules(pipeline, seen, logical, findings)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)
         if known_to_meta is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.check.findings import Findings
+from cdc_core.check.rules import Seen
 from cdc_core.config import Pipeline, Source
 from cdc_core.connections import DENIED, is_mariadb, quote
 from cdc_core.errors import Refused
@@ -42,6 +44,14 @@ MOST_TABLES = 10
 """How many tables one finding names."""
 EXISTING_ROWS = "existing rows"
 """The subject of what is said of them, after the source's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTables:
+    """shaped: the captured tables as they are now, with their captured columns. seen: None where not all is known."""
+
+    shaped: list[TableSchema]
+    seen: Seen | None
 
 
 def check_server(
@@ -159,13 +169,13 @@ def check_tables(
     environ: Mapping[str, str] | None,
     findings: Findings,
     covered: Mapping[str, TableCoverage] | None = None,
-) -> list[TableSchema]:
-    """The captured tables as they are now, with their captured columns. covered: of a source extracted before."""
+) -> CheckedTables:
+    """covered: of a source extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
     if found is None:
-        return []
+        return CheckedTables([], None)
     tables = [one for one in found if one.kind == "table"]
     _check_patterns(pipeline, connection, [one.name for one in found], subject, findings)
     if tables:
@@ -206,8 +216,26 @@ def check_tables(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
     known = [one.schema for one in tables if one.schema is not None]
-    shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
-    return [schema for schema in shaped if schema is not None]
+    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
+    shaped = [schema for schema in tried if schema is not None]
+    return CheckedTables(shaped, _seen(pipeline, connection, tables, shaped, lower_case=capture.lower_case))
+
+
+def _seen(
+    pipeline: Pipeline,
+    connection: pymysql.Connection[Any],
+    tables: Sequence[FoundTable],
+    shaped: Sequence[TableSchema],
+    *,
+    lower_case: bool,
+) -> Seen | None:
+    """None where the account may not see the columns of a table."""
+    read = [one.schema for one in tables if one.schema is not None]
+    if len(read) < len(tables):
+        return None
+    columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
+    every = table_names(connection) if pipeline.tables.exclude else ()
+    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), lower_case)
 
 
 def _warn_of_rows(

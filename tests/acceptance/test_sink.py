@@ -184,6 +184,14 @@ def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stop
     assert "tables.rows.0.where" in refused["what"]
 
 
+@ON_ONE
+def test_a_mask_or_a_filter_that_matches_nothing_is_told_by_the_check(source: Any, lockstep: Any) -> None:
+    write(lockstep, (r"flt\.orders\.email", r"flt\.order\.email"), (r"match: 'flt\.orders'", r"match: 'flt\.invoices'"))
+    checked = lockstep("check", "flt.yaml", code=3).document["findings"]
+    assert [one["what"] for one in checked if one["code"] == "check.rule" and "flt.orders.email" in one["what"]]
+    assert [one["status"] for one in checked if "tables.rows" in one["subject"]] == ["warn"]
+
+
 def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep: Any) -> None:
     where = "r > 0.1 or r in (0, 7) or d < 10 and d > -3.5"
     write(lockstep, (r"match: 'flt\.orders'", r"match: 'flt\.numbers'"), (WHERE, where), ("targets:", "#"))
