@@ -42,9 +42,8 @@ def own_suite(suite: Suite) -> gx.ExpectationSuite:
 
 
 def judged_in_memory(rows: pa.Table) -> Any:
-    """A frame of pandas of which GX thinks what it thinks of the same rows in Spark, whatever a suite asks: integers stay
-    exact beside nulls, and a DECIMAL is compared as the float that a suite has for it (pandas finds the DECIMAL 0.01
-    less than 0.01)."""
+    """A frame of pandas of which GX thinks what it thinks of the same rows in Spark: integers stay exact beside nulls,
+    and a DECIMAL is compared as the float that a suite has for it (pandas finds the DECIMAL 0.01 less than 0.01)."""
     columns = [_as_floats(one) if pa.types.is_decimal(one.type) and one.type.scale else one for one in rows.columns]
     return pa.table(columns, names=rows.column_names).to_pandas(integer_object_nulls=True)
 
