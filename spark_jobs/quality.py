@@ -188,7 +188,7 @@ def _own_verdicts(
     job: Job, tables: Sequence[MergeTable], winners: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The verdicts of those of the pipeline's own suites whose table has rows in the run."""
-    from spark_jobs.suite_runner import judge, own_suite
+    from spark_jobs.suite_runner import judge, judged_in_memory, own_suite
 
     by_name = {table.table: table for table in tables}
     for number, suite in enumerate(job.pipeline.quality.suites):
@@ -198,7 +198,7 @@ def _own_verdicts(
             rows = table.rows if suite.stage == "staged" else winners[table.table]
             frame = own_frame(job, table, suite.stage)
             here = rows <= GATHERED_ROWS and size_bytes(frame, rows) <= job.driver_bytes // _COPIES
-            verdict = judge(frame.toArrow().to_pandas() if here else frame, made, rows)
+            verdict = judge(judged_in_memory(frame.toArrow()) if here else frame, made, rows)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
 
 

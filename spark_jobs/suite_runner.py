@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
@@ -37,6 +39,24 @@ def own_suite(suite: Suite) -> gx.ExpectationSuite:
         return gx.ExpectationSuite(name=Path(suite.path).stem, expectations=expectations)
     except (GreatExpectationsError, ValueError) as error:
         raise refused(suite, f"is refused by Great Expectations: {error}") from None
+
+
+def judged_in_memory(rows: pa.Table) -> Any:
+    """A frame of pandas of which GX thinks what it thinks of the same rows in Spark: integers stay exact beside nulls,
+    and a DECIMAL is compared as the float that a suite has for it (pandas finds the DECIMAL 0.01 less than 0.01)."""
+    columns = [_as_floats(one) if pa.types.is_decimal(one.type) and one.type.scale else one for one in rows.columns]
+    return pa.table(columns, names=rows.column_names).to_pandas(integer_object_nulls=True)
+
+
+def _as_floats(decimals: pa.ChunkedArray) -> pa.ChunkedArray:
+    """As they are if they have too many digits for a float to tell them apart."""
+    ends = [one.as_py() for one in pc.min_max(decimals).values()]
+    if any(one is None or abs(one).scaleb(decimals.type.scale) >= _EXACT for one in ends):
+        return decimals
+    return decimals.cast(pa.string()).cast(pa.float64())  # a cast alone is not exact
+
+
+_EXACT = 10**15
 
 
 def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:

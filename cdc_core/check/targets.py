@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -20,13 +21,14 @@ from cdc_core.errors import LockstepError, combined, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
+from cdc_core.sink import Capture
 from cdc_core.target.definition_sql import Origin
 from cdc_core.target.destination import Survey, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
-from cdc_core.target.sharding import shard_tables
+from cdc_core.target.sharding import require_apart, shard_tables
 from cdc_core.words import counted
 
 
@@ -60,6 +62,7 @@ def check_target(
         return  # said above: no table can be looked at before its server answers
     looped = {number for number, server in enumerate(servers) if server in sources}
     taken = {name: schemas for name, schemas in logical.items() if target.table(name) is not None}
+    findings.attempt(f"{subject}: tables", partial(require_apart, target, taken))
     with Survey(target, taken, environ) as survey:
         for name, schemas in taken.items():
             _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey)
@@ -84,6 +87,10 @@ def require_target(
             problems.append(error)
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
+    try:
+        require_apart(target, dict.fromkeys([*(table.table for table in tables), *_followed(meta, pipeline, target)]))
+    except LockstepError as error:
+        problems.append(error)
     with Survey(target, [table.table for table in tables], environ) as survey:
         for table in tables:
             schemas = plan.current_schemas(table)
@@ -106,6 +113,19 @@ def require_target(
                     break  # a server that cannot be reached gives the same error for every table
     if problems:
         raise combined(problems)
+
+
+def _followed(meta: Meta, pipeline: Pipeline, target: Target) -> list[str]:
+    """The logical tables that the target takes, of all tables that the sources are known to have: another run may bring
+    rows of any of them."""
+    exact, folded = (Capture(pipeline.tables, pipeline.routes, lower_case=way) for way in (False, True))
+    found: dict[str, None] = {}
+    for source in pipeline.sources:
+        for name, one in meta.coverage(source.name).tables.items():
+            database, _, table = name.partition(".")
+            if not one.gone:
+                found |= dict.fromkeys(exact.route(database, table) or folded.route(database, table))
+    return [logical for logical in found if target.table(logical) is not None]
 
 
 def require_any_target(

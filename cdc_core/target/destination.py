@@ -160,6 +160,7 @@ def checked_destination(
     places = shard_tables(target, logical)
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
+    rule = _as_spelled(rule, schemas)
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas)
@@ -188,6 +189,13 @@ def checked_destination(
         tuple(sorted(shards, key=lambda shard: shard.table.shard)),
         shared,
     )
+
+
+def _as_spelled(rule: TargetTable, schemas: Sequence[TableSchema]) -> TargetTable:
+    """The rule with its freshness column as the rows name it: a server takes the name in any letter case."""
+    names = {column.name.lower(): column.name for schema in schemas for column in schema.columns}
+    named = rule.freshness
+    return rule if named is None else rule.model_copy(update={"freshness": names.get(named.lower(), named)})
 
 
 def _loaded(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:

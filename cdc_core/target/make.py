@@ -35,7 +35,7 @@ from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_m
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, versions_table
 from cdc_core.target.server_words import reason
-from cdc_core.target.sharding import ShardTable, shard_tables
+from cdc_core.target.sharding import ShardTable, same_table, shard_tables
 
 log = logging.getLogger(__name__)
 
@@ -407,10 +407,4 @@ def _require_apart(
         name = place.name.lower() if fold else place.name
         other = seen.setdefault(name, logical)
         if other != logical:
-            raise Refused(
-                f"{other!r} and {logical!r} would both be the table {place.name} of the target.",
-                where=f"targets.{target.name}.tables",
-                code="target.same_table",
-                remedy="give them different names in `database` and `table` of their rules; or, if they belong "
-                "together, one logical name with `routes`",
-            )
+            raise same_table(target, place, other, logical)

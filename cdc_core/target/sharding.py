@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from importlib.metadata import EntryPoint
@@ -234,6 +234,28 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
             remedy="use {d} in `database` and {t} in `table`, so that each shard has a table of its own",
         )
     return found
+
+
+def require_apart(target: Target, logicals: Iterable[str]) -> None:
+    """Raises Refused (target.same_table) where two of the logical tables would be one table, and what shard_tables
+    raises."""
+    seen: dict[tuple[int, str], str] = {}
+    for logical in logicals:
+        for place in shard_tables(target, logical):
+            other = seen.setdefault((place.connection, place.name), logical)
+            if other != logical:
+                raise same_table(target, place, other, logical)
+
+
+def same_table(target: Target, place: ShardTable, one: str, other: str) -> Refused:
+    """The error for two logical tables that would be one table of a target."""
+    return Refused(
+        f"{one!r} and {other!r} would both be the table {place.name} of the target.",
+        where=f"targets.{target.name}.tables",
+        code="target.same_table",
+        remedy="give them different names in `database` and `table` of their rules; or, if they belong together, one "
+        "logical name with `routes`",
+    )
 
 
 def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTable]:

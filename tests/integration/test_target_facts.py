@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 import pytest
 
@@ -24,7 +25,9 @@ from cdc_core.target.destination import (
     prepared_destinations,
 )
 from cdc_core.target.facts import database_grants, require_grants, table_facts, table_problems
+from cdc_core.target.load import open_session
 from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
+from cdc_core.target.versions import versions_of
 from tests.target_rows import Winner, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
@@ -177,6 +180,30 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
     assert [type(one).__name__ for one in alone] == ["Destination"] * 3 + ["str"] * 3
     assert [code in text for code, text in zip(("engine", "column", "table"), together[3:], strict=True)] == [True] * 3
     assert len(asked) - before == before / len(names)
+
+
+def test_a_freshness_column_is_found_in_any_letter_case(
+    server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    columns = ", ".join(f"{name} {declared}" for name, declared in SOURCE.items())
+    monkeypatch.setenv("TARGET_URL", server.url)
+    with target_table(server, f"CREATE TABLE {{name}} ({columns}, PRIMARY KEY (id))") as table:
+        rules = {"t": {"database": table.facts.database, "table": "t", "freshness": "N"}}
+        target = Target.model_validate({"name": "copy", "connections": ["env:TARGET_URL"], "tables": rules})
+        destination = open_destination(target, "t", [SCHEMA], ready=True)
+        (shard,) = destination.shards
+        table.write([Winner("u", {"id": 1, "code": "a", "n": 2, "at": None, "price": None}, (1, 1, 0, "one"))])
+        rows = pa.record_batch({"id": [1], "n": pa.array([3], pa.int32())})
+        rows = rows.append_column("_cdc_op", pa.array(["u"]))
+        for name, value in (("_cdc_seq", 2), ("_cdc_row", 0)):
+            rows = rows.append_column(name, pa.array([value], pa.int64()))
+        rows = rows.append_column("_cdc_ts", pa.array([5], pa.timestamp("us", tz="UTC")))
+        rows = rows.append_column("_cdc_source", pa.array(["one"]))
+        with open_session(shard.server, shard.facts.database, where="test") as session:
+            (held,) = versions_of(
+                session, shard.facts, rows, key=destination.key, freshness=destination.rule.freshness, scratch=tmp_path
+            )
+        assert held.fresher == 1
 
 
 @pytest.mark.parametrize("scope", ["database", "table"])

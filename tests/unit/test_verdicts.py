@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import great_expectations as gx
 import pandas as pd
+import pyarrow as pa
+import pytest
 from great_expectations import expectations as gxe
 
-from spark_jobs.suite_runner import judge, judge_parts
+from spark_jobs.suite_runner import judge, judge_parts, judged_in_memory
 
 
 def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_that_holds_says_nothing() -> None:
@@ -22,6 +25,32 @@ def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_t
     assert (verdict["success"], there["success"], missing["success"]) == (False, True, False)
     assert "could not evaluate" in missing["result"]
     assert "could not evaluate" not in there["result"]
+
+
+@pytest.mark.parametrize(
+    "expectation",
+    [
+        gxe.ExpectColumnValuesToBeUnique(column="id"),
+        gxe.ExpectColumnValuesToMatchRegex(column="id", regex="^[0-9]+$"),
+        gxe.ExpectColumnValuesToBeInSet(column="id", value_set=[2**53, 2**53 + 1]),
+        gxe.ExpectColumnValuesToBeBetween(column="price", min_value=0.01, max_value=0.2),
+        gxe.ExpectColumnValuesToBeInSet(column="price", value_set=[0.01, 0.1, 0.2]),
+        gxe.ExpectColumnMinToBeBetween(column="price", min_value=0.01),
+        gxe.ExpectColumnValuesToBeUnique(column="long"),
+        gxe.ExpectColumnValuesToNotBeNull(column="nothing", mostly=0.0),
+    ],
+    ids=lambda one: f"{type(one).__name__} {one.column}",
+)
+def test_what_a_suite_may_ask_of_right_rows_is_met_in_memory(expectation: Any) -> None:
+    long = [Decimal("12345678901234567.01"), Decimal("12345678901234567.02"), None]
+    rows = pa.table({
+        "id": pa.array([2**53, 2**53 + 1, None]),
+        "price": pa.array([Decimal("0.01"), Decimal("0.10"), Decimal("0.20")], pa.decimal128(18, 2)),
+        "long": pa.array(long, pa.decimal128(19, 2)),
+        "nothing": pa.nulls(3, pa.decimal128(9, 2)),
+    })  # fmt: skip
+    suite = gx.ExpectationSuite(name="own", expectations=[expectation])
+    assert judge(judged_in_memory(rows), suite, 3)["success"]
 
 
 def suite_of(rows: int) -> gx.ExpectationSuite:
