@@ -6,7 +6,7 @@ everything at once. It changes nothing, except that a probe object shows that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
-from cdc_core.check.sources import check_server, check_standby, check_tables, check_throttle
+from cdc_core.check.sources import Rule, check_server, check_standby, check_tables, check_throttle, rules_of
 from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
@@ -53,6 +53,8 @@ def check(
     stored = known_to_meta or {}
     captured: list[TableSchema] = []
     sources: set[str] = set()
+    used: set[Rule] = set()
+    answered = True
     for source in pipeline.sources:
         tables: list[TableSchema] | None = None
         for reference in source.connections:
@@ -74,10 +76,14 @@ def check(
                         environ,
                         findings,
                         covered.get(source.name) if source.name in stored else None,
+                        used,
                     )
                 with answers(subject):
                     sources.add(identity(connection))
         captured += tables or []
+        answered &= tables is not None
+    if answered and captured:
+        _idle(pipeline, used, findings)
     logical = _logical(pipeline, captured)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)
@@ -197,6 +203,17 @@ def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[
         for name in capture.route(*name_of) or without_case.route(*name_of):
             logical.setdefault(name, []).append(schema)
     return logical
+
+
+def _idle(pipeline: Pipeline, used: Collection[Rule], findings: Findings) -> None:
+    for key, pattern in rules_of(pipeline):
+        if (key, pattern) not in used:
+            findings.warn(
+                key,
+                f"{pattern!r} matches no {'column of a captured table' if '.columns.' in key else 'captured table'}",
+                "correct the pattern, which must match a whole name, unless it is for what appears later: what no rule "
+                "matches is staged as it is",
+            )
 
 
 def _untaken(pipeline: Pipeline, logical: Mapping[str, list[TableSchema]], findings: Findings) -> None:

@@ -152,6 +152,11 @@ def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
     }
 
 
+Rule = tuple[str, str]
+"""A key of the pipeline file, and a pattern there."""
+_EXCLUDE, _MASK = "tables.columns.exclude", "tables.columns.mask"
+
+
 def check_tables(
     pipeline: Pipeline,
     source: Source,
@@ -159,8 +164,10 @@ def check_tables(
     environ: Mapping[str, str] | None,
     findings: Findings,
     covered: Mapping[str, TableCoverage] | None = None,
+    used: set[Rule] | None = None,
 ) -> list[TableSchema]:
-    """The captured tables as they are now, with their captured columns. covered: of a source extracted before."""
+    """The captured tables as they are now, with their captured columns. covered: of a source extracted before. used:
+    gets the rules that concern one of the tables."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
@@ -207,7 +214,30 @@ def check_tables(
         )
     known = [one.schema for one in tables if one.schema is not None]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
-    return [schema for schema in shaped if schema is not None]
+    captured = [schema for schema in shaped if schema is not None]
+    if used is not None:
+        used.update(rule for rule in rules_of(pipeline) if _concerns(rule, [*known, *captured], capture))
+    return captured
+
+
+def rules_of(pipeline: Pipeline) -> list[Rule]:
+    """The rules by which rows or values are left out or changed."""
+    tables = pipeline.tables
+    return [
+        *(("tables.processors", one.match) for one in tables.processors),
+        *(("tables.rows", one.match) for one in tables.rows),
+        *((_EXCLUDE, one) for one in tables.columns.exclude),
+        *((_MASK, one) for one in tables.columns.mask),
+    ]
+
+
+def _concerns(rule: Rule, schemas: Sequence[TableSchema], capture: Capture) -> bool:
+    key, pattern = rule
+    names = [schema.name for schema in schemas]
+    if key in (_EXCLUDE, _MASK):
+        names = [f"{schema.name}.{column.name}" for schema in schemas for column in schema.columns]
+    flags = re.IGNORECASE if capture.lower_case else 0
+    return any(re.fullmatch(pattern, name, flags) for name in names)
 
 
 def _warn_of_rows(

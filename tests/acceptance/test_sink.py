@@ -198,6 +198,18 @@ def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep:
 
 
 @ON_ONE
+def test_a_rule_that_concerns_nothing_is_told_by_the_check(source: Any, lockstep: Any) -> None:
+    def idle() -> list[str]:
+        findings = lockstep("check", "flt.yaml").document["findings"]
+        return [one["subject"] for one in findings if one["status"] == "warn" and one["subject"].startswith("tables.")]
+
+    write(lockstep, ("targets:", "#"))
+    assert idle() == []
+    write(lockstep, ("targets:", "#"), (r"orders\.email", r"orders\.Email"), (r"match: 'flt\.orders'", r"match: 'flt'"))
+    assert idle() == ["tables.rows", "tables.columns.mask"]
+
+
+@ON_ONE
 def test_a_processor_of_an_installed_package_changes_the_columns_first(source: Any, lockstep: Any) -> None:
     installed(ROOT / "examples" / "processor", lockstep.directory)
     use = "processors: [{match: '.*', use: tidy_email, options: {column: email}}]\n  columns: {}\n#"
