@@ -52,6 +52,8 @@ def define_tables(
 ) -> DdlEffect:
     """Makes `tables` forget what the statement redefines, and returns what it did to rows. point: of the statement."""
     defined = tables.of_database(statement.database) if statement.database else statement.tables
+    if defined is not None:
+        defined = tuple(one for one in dict.fromkeys(defined) if one not in statement.passed)
     change = tables.change(statement, defined or (), point, commit_ts_us)
     lived = tables.lived(statement, point)
     cascades = statement.cascades and stops_at_cascades

@@ -46,11 +46,13 @@ class Statement:
     database: one that is dropped entirely, else "". unlogged: why rows changed without row events, else "".
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
+    passed: names that a table had only on its way, such as the third one where two tables change their names.
     mentions: for DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     versioning: a definition that adds system versioning to a table, or drops it.
     union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
+    unique: a definition that may make a unique key.
     temporaries: the temporary tables that it makes or drops. temporary: a TRUNCATE, perhaps of one of them.
     """
 
@@ -62,6 +64,7 @@ class Statement:
     name: str = ""
     guarded: bool = False
     vacates: tuple[Table, ...] = ()
+    passed: tuple[Table, ...] = ()
     columns: ColumnChanges | None = None
     mentions: Mentions = NOTHING
     queries: bool = False
@@ -70,6 +73,7 @@ class Statement:
     versioning: bool = False
     union: tuple[Table, ...] | None = None
     like: Table | None = None
+    unique: bool = False
     temporaries: tuple[Table, ...] = ()
     temporary: bool = False
 
@@ -166,7 +170,10 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
         return _classify(read.found[read.at :], database)
     if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
-        statement = replace(_DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning)
+        statement = replace(
+            _DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning,
+            unique=any(one.word == "UNIQUE" for one in found),
+        )  # fmt: skip
         if statement.action is Action.UNKNOWN or statement.queries:
             statement = replace(statement, mentions=mentions(found, database))
         return statement
@@ -447,18 +454,21 @@ def _rename(read: Reader, database: str) -> Statement:
         if not (read.take("TO") or read.take_sign(",")):
             break
     complete = read.done and len(found) % 2 == 0
+    vacates, passed = _left(found) if complete else ((), ())
     return Statement(
         Action.DEFINITION, "RENAME TABLE", tables=tuple(found) if complete else None,
-        unlogged="rows now belong to a table of another name", vacates=_vacated(found) if complete else (),
+        unlogged="rows now belong to a table of another name", vacates=vacates, passed=passed,
     )  # fmt: skip
 
 
-def _vacated(pairs: list[Table]) -> tuple[Table, ...]:
-    """pairs: old and new names in turn. Returns the names that had a table before, and have none after."""
+def _left(pairs: list[Table]) -> tuple[tuple[Table, ...], tuple[Table, ...]]:
+    """pairs: old and new names in turn. Returns the names that have no table after: those that had one before, and the
+    others."""
     olds, news = pairs[::2], pairs[1::2]
     had = [old for i, old in enumerate(olds) if old not in news[:i]]
     last = {name: i for i, pair in enumerate(zip(olds, news, strict=True)) for name in pair}
-    return tuple(name for name in had if olds[last[name]] == name)
+    left = [name for name in dict.fromkeys(pairs) if olds[last[name]] == name]
+    return tuple(one for one in left if one in had), tuple(one for one in left if one not in had)
 
 
 def _truncate(read: Reader, database: str) -> Statement:

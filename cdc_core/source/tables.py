@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
@@ -113,6 +114,9 @@ class TableRegistry:
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why
+        if self._may_have_got_its_key_later(table_map, known, point):
+            assert known is not None
+            known = replace(known, columns=tuple(replace(column, key_part=None) for column in known.columns))
         if mariadb and _was_versioned(table_map, known):
             raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
@@ -123,6 +127,17 @@ class TableRegistry:
         if self._history is not None and point is not None:
             self._history.saw(name, point)
         return MappedTable(schema, table_map, self._defaults_of(schema, point))
+
+    def _may_have_got_its_key_later(
+        self, table_map: TableMap, known: TableSchema | None, point: LogPoint | None
+    ) -> bool:
+        """Whether nothing tells that rows without a primary key had the unique key by which the table is known now.
+        Rows that are equal in a later key are different rows."""
+        if table_map.names is None or table_map.key is not None or known is None or not known.key:
+            return False
+        if self._history is None or point is None:
+            return False
+        return not self._history.had_its_unique_keys((known.database, known.table), point)
 
     def _defaults_of(
         self, schema: TableSchema, point: LogPoint | None

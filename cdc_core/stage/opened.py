@@ -91,6 +91,29 @@ def opened_files(
         )  # fmt: skip
 
 
+COPY_AGAIN = (
+    "copy the table again (`lockstep snapshot PIPELINE TABLE`): its state is then read from the copy on; or read "
+    "its changes"
+)
+
+
+def key_changed(opened: Opened) -> str:
+    """Which source table had another key than it has now in rows that its state needs, "" if none: rows that only the
+    former key tells apart would be folded into one."""
+    now: dict[str, set[frozenset[str]]] = {}
+    for one in latest_definitions(opened.needed_described):
+        now.setdefault(one.name, set()).add(_folded(one.key))
+    for group in opened.needed_groups:
+        schema = group.schema
+        if _folded(schema.key) not in now.get(schema.name, {_folded(schema.key)}):
+            return f"the key of {schema.name} has changed, which was ({', '.join(schema.key) or 'none'})"
+    return ""
+
+
+def _folded(key: Sequence[str]) -> frozenset[str]:
+    return frozenset(name.lower() for name in key)
+
+
 def files_of_state(
     connection: duckdb.DuckDBPyConnection,
     opened: Opened,

@@ -26,12 +26,14 @@ from cdc_core.stage.intact import open_intact
 from cdc_core.stage.needed import needed_parts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.opened import (
+    COPY_AGAIN,
     begins_of,
     definitions_of,
     duckdb_of_files,
     end_seq,
     files_of_history,
     files_of_state,
+    key_changed,
     later_places,
     opened_files,
     parts_by,
@@ -85,7 +87,7 @@ def table_state(
     (stage.missing).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    with _state(store, manifests, table, key, as_of) as (relation, schema):
+    with _state(store, manifests, table, key, as_of, partial=partial) as (relation, schema):
         return relation.to_arrow_table().cast(schema)
 
 
@@ -101,7 +103,7 @@ def state_batches(
 ) -> Iterator[pa.RecordBatch]:
     """`table_state` in batches of at most `rows` rows: DuckDB spills to disk what does not fit into memory."""
     _require_all_rows(store, manifests, table, as_of, since_horizon=False, partial=partial)
-    with _state(store, manifests, table, key, as_of) as (relation, schema):
+    with _state(store, manifests, table, key, as_of, partial=partial) as (relation, schema):
         yield from _cast(relation, schema, rows)
 
 
@@ -210,7 +212,7 @@ def export(
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    with _state(store, manifests, table, key, as_of, dropped) as (relation, schema):
+    with _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped) as (relation, schema):
         return write_parquet(schema, _cast(relation, schema, _BATCH_ROWS), path, level=level)
 
 
@@ -259,8 +261,12 @@ def _state(
     table: str,
     key: Sequence[str] | None,
     as_of: AsOf | None,
+    *,
+    partial: bool,
     dropped: bool = False,
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
     with duckdb_of_files() as connection, opened_files(store, manifests, table, as_of, history=False) as opened:
+        if key is None and not partial and (changed := key_changed(opened)):
+            raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
         table_files = files_of_state(connection, opened, table, key, dropped)
         yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)

@@ -22,10 +22,12 @@ from cdc_core.stage.changes_sql import TableFiles, changes_sql, quoted, text
 from cdc_core.stage.fold import state_sql
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.opened import (
+    COPY_AGAIN,
     Opened,
     duckdb_of_files,
     files_of_history,
     files_of_state,
+    key_changed,
     opened_files,
     require_there,
     tables_of,
@@ -49,6 +51,8 @@ _READ_OTHERWISE = (
     "with --partial"
 )
 
+_KEY_CHANGED = "the state alone"
+"""In place of the code stage.key: the changes can be read."""
 _SINCE_THE_CHANGE = (
     "read the state of the table (the view without a suffix), which is from after the change; or read the files of "
     "before and after the change separately (`lockstep stage ls --files`)"
@@ -93,7 +97,11 @@ def sql(
         for table in named:
             opened = stack.enter_context(opened_files(store, manifests, table, as_of))
             state = files_of_state(connection, opened, table, None)
-            reasons = {"stage.purged": purged.get(table, ""), "stage.partial": "; ".join(lacking.get(table, ()))}
+            reasons = {
+                "stage.purged": purged.get(table, ""),
+                "stage.partial": "; ".join(lacking.get(table, ())),
+                _KEY_CHANGED: "" if partial else key_changed(opened),
+            }
             _views(
                 connection,
                 table,
@@ -230,6 +238,8 @@ def _refused(said: str) -> Refused | None:
         return Refused(
             f"The changes cannot be read as those of one table: {what}.", code=code, remedy=_SINCE_THE_CHANGE
         )
+    if code == _KEY_CHANGED:
+        return Refused(f"{what[0].upper()}{what[1:]}.", code="stage.key", remedy=COPY_AGAIN)
     if code == "stage.purged":
         return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
     return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=_READ_OTHERWISE)

@@ -111,6 +111,18 @@ def test_what_happens_to_a_table_in_the_log_makes_it_whole_or_partial(
     assert line.ids("late") == [8]
 
 
+def test_nothing_is_missing_of_a_name_that_a_table_had_only_on_its_way(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    origin.execute(ROWS.format("a"), ROWS.format("b"), "INSERT INTO a VALUES (1, 1)")
+    line = make_line(more=", on_unlogged_change: record")
+    line.drain()
+    origin.execute("RENAME TABLE a TO c, b TO a, c TO b")
+    assert line.drain() == {"a": How.UNLOGGED, "b": How.UNLOGGED}
+    origin.execute(ROWS.format("c"), "INSERT INTO c VALUES (1, 1)")  # the first table of that name
+    assert line.drain()["c"] is How.CREATED
+
+
 def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(
     origin: Origin, make_line: Callable[..., Line]
 ) -> None:

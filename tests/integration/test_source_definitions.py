@@ -99,6 +99,28 @@ def test_the_steps_of_a_sequence_are_no_rows_of_a_table(origin: Origin, metadata
         origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
 
 
+@pytest.mark.parametrize(
+    ("later", "keys"),
+    [
+        ("ALTER TABLE t ADD UNIQUE (id)", [(), ("id",)]),
+        ("CREATE UNIQUE INDEX u ON t (id)", [(), ("id",)]),
+        ("ALTER TABLE o ADD INDEX (v)", [("id",), ("id",)]),
+    ],
+)
+def test_rows_that_are_read_late_have_no_unique_key_that_came_after_them(
+    origin: Origin, later: str, keys: list[tuple[str, ...]]
+) -> None:
+    """Rows that differ in other columns alone are then one row, by a key that they never had."""
+    origin.execute(
+        "CREATE TABLE t (id INT NOT NULL, v INT)", "CREATE TABLE o (id INT NOT NULL, v INT, UNIQUE (id))",
+        "INSERT INTO o VALUES (0, 0)",
+    )  # fmt: skip
+    start, table = origin.end(), later.partition(" TABLE ")[2][:1] or "t"
+    origin.execute(f"INSERT INTO {table} VALUES (1, 1)", later, f"INSERT INTO {table} VALUES (2, 2)")
+    blocks = origin.drain(start)
+    assert [part.schema.key for block in blocks for part in block.tables] == keys
+
+
 def test_a_table_that_is_not_there_has_no_definition(origin: Origin) -> None:
     assert table_schema(origin.control, origin.name, "nothing") is None
 

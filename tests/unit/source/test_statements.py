@@ -222,6 +222,12 @@ def test_a_statement_names_the_tables_that_are_not_there_after_it(sql: str, vaca
     assert sorted(".".join(name) for name in classify(sql.encode(), "db").vacates) == vacated
 
 
+def test_a_name_that_a_table_has_only_on_its_way_is_told_apart() -> None:
+    assert classify(b"RENAME TABLE a TO c, b TO a, c TO b", "db").passed == (("db", "c"),)
+    assert classify(b"RENAME TABLE a TO c, c TO d", "db").passed == (("db", "c"),)
+    assert classify(b"RENAME TABLE a TO c, b TO a", "db").passed == ()
+
+
 @pytest.mark.parametrize("collation", [1, 8, 13, 24, 28, 33, 45, 63, 95, 248, 0, 9999])
 @given(raw=st.binary(max_size=60))
 def test_no_byte_above_127_ever_becomes_a_sign_of_the_grammar(collation: int, raw: bytes) -> None:
