@@ -152,8 +152,8 @@ class HostileS3(Listener):
             self.pause(PATIENCE_S)
             return False
         answer = MADE_UP[self._harm](self) if self._harm in MADE_UP else self._ask(request)
-        if self._harm in CHANGES:
-            answer = CHANGES[self._harm](answer)
+        if self._harm in CHANGES | LATE:
+            answer = (CHANGES | LATE)[self._harm](answer)
         if self._harm in LISTINGS and request.is_listing:
             answer = self._listing(request, answer)
         return self._send(client, request, answer)
@@ -251,6 +251,8 @@ CHANGES: dict[str, Callable[[Answer], Answer]] = {
     "whole": lambda answer: replace(answer, status=200) if answer.status == 206 else answer,
     "more": lambda answer: answer.with_body(answer.body + b"more") if answer.status in (200, 206) else answer,
 }
+LATE: dict[str, Callable[[Answer], Answer]] = {"no such upload": lambda _: made(404, _error("NoSuchUpload"))}
+"""What a server truly answers that is asked again, since its first answer was lost."""
 SENT = ("truncated", "too long", "no length", "drip", "drip head", "silence")
 LISTINGS = ("page twice", "page left out", "ends early", "listed twice", "other keys", "no sizes")
 HARMS = (*LOST, *MADE_UP, *CHANGES, *SENT, *LISTINGS)

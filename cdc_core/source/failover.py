@@ -22,7 +22,7 @@ from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
 from cdc_core.source.facts import now_us as server_now_us
 from cdc_core.source.gtid_sets import GtidSet
-from cdc_core.source.start import Search
+from cdc_core.source.start import Search, latest_us
 from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, from_us
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     file = search.file_at(moment_us)
     if file is None:
         raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
-    found = search.first(file, lambda one: one.commit_ts_us >= moment_us)
+    found = search.first(file, lambda one: latest_us(one.commit_ts_us) >= moment_us)
     again, last = 0, None
     for one in search.begins(found.position.file):
         # By the time of the first server: a standby commits later, and what was read is as old as it is there.

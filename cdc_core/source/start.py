@@ -38,7 +38,7 @@ from cdc_core.source.facts import (
 )
 from cdc_core.source.faults import history_changed
 from cdc_core.source.gtid_sets import GtidSet, compact
-from cdc_core.windows import from_us, to_us
+from cdc_core.windows import MICROSECONDS, from_us, to_us
 
 log = logging.getLogger(__name__)
 
@@ -244,14 +244,14 @@ class Search:
             raise self.begun_later(moment_us, f"{self._source.name}, start.timestamp")
         if file is None:
             return self.at_file(self.files[0].name)
-        return self.first(file, lambda begin: begin.commit_ts_us >= moment_us)
+        return self.first(file, lambda begin: latest_us(begin.commit_ts_us) >= moment_us)
 
     def file_at(self, moment_us: int) -> str | None:
         """The file that the server was writing at a time; None if that file is purged."""
         low, high = 0, len(self.files)
-        while low < high:  # the first file that was started after the time
+        while low < high:  # the first file that may have been started at the time or after it
             middle = (low + high) // 2
-            if self.head(self.files[middle].name).begun_us > moment_us:
+            if latest_us(self.head(self.files[middle].name).begun_us) >= moment_us:
                 high = middle
             else:
                 low = middle + 1
@@ -355,6 +355,12 @@ class Search:
 
     def begins(self, file: str) -> Iterator[Begin]:
         return (begin for event in self._events(file) if (begin := _begin_of(event)) is not None)
+
+
+def latest_us(logged_us: int) -> int:
+    """The latest time that a time in the log may mean. MariaDB, MySQL before 8.0, and the heads of files have whole
+    seconds, with the fraction cut off."""
+    return logged_us if logged_us % MICROSECONDS else logged_us + MICROSECONDS - 1
 
 
 def _with(previous: str, gtids: list[str]) -> str:

@@ -42,7 +42,8 @@ _CONFLICTS = 10
 
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = frozenset({"ConditionalRequestConflict", "409"})
-_ABSENT = frozenset({"NoSuchKey", "NotFound", "404", "NoSuchUpload"})
+_ENDED = "NoSuchUpload"
+_ABSENT = frozenset({"NoSuchKey", "NotFound", "404", _ENDED})
 _DENIED = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403", "Forbidden",
      "AuthorizationHeaderMalformed", "AllAccessDisabled", "AccountProblem"}
@@ -238,7 +239,8 @@ class S3Store:
                 except ClientError as error:
                     if _code(error) == "412" and self.stat(path) is None:
                         raise answers.unusable("HTTP 412 for a path that is free", self._where(path)) from error
-                    if _code(error) in _TAKEN:
+                    # An upload that has ended: the answer to an earlier try, which created the object, was lost.
+                    if _code(error) in _TAKEN or (_code(error) == _ENDED and self.stat(path) is not None):
                         return False
                     if _code(error) not in _CONFLICT or attempt == _CONFLICTS - 1:
                         raise
@@ -284,6 +286,8 @@ class S3Store:
             )
         if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
             return answers.unusable(f"HTTP 404 without an error of S3's: {text}", self._where(path))
+        if code == _ENDED:
+            return answers.unusable(f"an upload is gone that nobody has ended: {text}", self._where(path))
         if code in _ABSENT:
             return missing(path, self.uri)
         if code in _DENIED:

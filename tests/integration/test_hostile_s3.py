@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import s3_wire
@@ -275,6 +275,24 @@ def test_an_endpoint_may_do_harm_at_any_request(made: Bucket, name: str) -> None
         for number, harm in enumerate(harms)
     ]
     assert list(filter(None, wrong)) == []
+
+
+def test_a_large_file_is_published_though_the_answer_that_it_is_complete_was_lost(made: Bucket) -> None:
+    honestly = attempt(made, "large", None).requests
+    step = next(at for at, line in enumerate(honestly) if line.startswith("POST") and "uploadId=" in line)
+    with HostileS3(made.port, step, "no such upload") as hostile:
+        store, paths = made.open(hostile.endpoint), [f"m/{uuid.uuid4().hex}" for _ in range(2)]
+        output = store.open_output(paths, made.scratch)
+        output.write(LARGE)
+        assert output.publish() == paths[1]  # nothing tells that the first is ours
+        assert len(hostile.met) == 1
+    assert made.open().get(paths[1]) == LARGE
+
+
+def test_an_upload_that_is_gone_is_worth_a_retry(made: Bucket) -> None:
+    outcome = attempt(made, "large", 1, "no such upload")
+    assert isinstance(outcome.watched.error, RetryLater)
+    assert outcome.watched.error.code == "stage.answer"
 
 
 @pytest.mark.parametrize("harm", LISTINGS)

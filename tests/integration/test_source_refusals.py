@@ -387,6 +387,23 @@ def test_a_start_by_position_gtid_and_time_is_where_it_should_be(origin: Origin)
     error_of(UsageError, "source.start_time", lambda: start(timestamp="2300-01-01T00:00:00Z"))
 
 
+@pytest.mark.parametrize("fraction", ["", ".001"])
+def test_a_start_by_time_has_all_that_was_committed_later_in_that_second(origin: Origin, fraction: str) -> None:
+    key = second = flushed = 0
+    while not key or flushed != second:  # the heads of files have whole seconds, MariaDB's transactions too
+        key += 2
+        time.sleep(1.1 - server.now_us(origin.control) % 1_000_000 / 1e6)
+        second = server.now_us(origin.control) // 1_000_000
+        origin.execute(f"INSERT INTO t VALUES ({key}, 'a')", "FLUSH BINARY LOGS")
+        origin.execute(f"INSERT INTO t VALUES ({key + 1}, 'b')")
+        flushed = server.now_us(origin.control) // 1_000_000
+    moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(second))}{fraction}+00:00"
+    asked = origin.source(start=StartConfig(timestamp=moment))
+    found = find_start(asked, origin.control, None, server=origin.address())
+    rows = [row["id"] for b in origin.drain(found) for part in b.tables for row in part.rows.to_pylist()]
+    assert rows == [key, key + 1]
+
+
 def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> None:
     renamed = not server.facts(origin.control).mariadb and MySql.version() >= (8, 4)
     # What other tests purged would be in the way of the empty GTID set, which asks for the whole history.
