@@ -18,6 +18,8 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
 from cdc_core.source.near import ALIKE
 
+_COLUMN = "column of a captured table"
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -32,12 +34,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """One kind of rule. names: what its patterns may match, by `what` they are."""
+    """One kind of rule. names: what its patterns may match. flags: how they are compared."""
 
     place: str
     what: str
     patterns: Sequence[str]
     names: Collection[str]
+    flags: re.RegexFlag
 
 
 def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str], findings: Findings) -> None:
@@ -50,14 +53,14 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
     flags = re.IGNORECASE if any(one.lower_case for one in seen) else re.NOFLAG
     rules = pipeline.tables
     for one in (
-        _Patterns("tables.exclude", "table", rules.exclude, tables),
-        _Patterns("tables.processors", "captured table", [rule.match for rule in rules.processors], captured),
-        _Patterns("tables.rows", "captured table", [rule.match for rule in rules.rows], captured),
-        _Patterns("tables.columns.exclude", "column of a captured table", rules.columns.exclude, columns),
-        _Patterns("tables.columns.mask", "column of a captured table", rules.columns.mask, columns),
-        _Patterns("routes", "captured table", [route.match for route in pipeline.routes], captured),
+        _Patterns("tables.exclude", "table", rules.exclude, tables, flags),
+        _Patterns("tables.processors", "captured table", [rule.match for rule in rules.processors], captured, flags),
+        _Patterns("tables.rows", "captured table", [rule.match for rule in rules.rows], captured, flags),
+        _Patterns("tables.columns.exclude", _COLUMN, rules.columns.exclude, columns, re.IGNORECASE),
+        _Patterns("tables.columns.mask", _COLUMN, rules.columns.mask, columns, re.IGNORECASE),
+        _Patterns("routes", "captured table", [route.match for route in pipeline.routes], captured, flags),
     ):
-        _patterns(one, flags, findings)
+        _check(one, findings)
     names = sorted(logical)
     for target in pipeline.targets:
         _names(f"targets.{target.name}.tables", target.tables, names, findings)
@@ -65,10 +68,10 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
     _names("quality.suites", suites, names, findings)
 
 
-def _patterns(rule: _Patterns, flags: re.RegexFlag, findings: Findings) -> None:
-    free = {name for name in rule.names if not any(re.fullmatch(one, name, flags) for one in rule.patterns)}
+def _check(rule: _Patterns, findings: Findings) -> None:
+    free = {name for name in rule.names if not any(re.fullmatch(one, name, rule.flags) for one in rule.patterns)}
     for pattern in rule.patterns:
-        if any(re.fullmatch(pattern, name, flags) for name in rule.names):
+        if any(re.fullmatch(pattern, name, rule.flags) for name in rule.names):
             continue
         what = f"no {rule.what} matches {pattern!r} of {rule.place}"
         near = sorted(name for name in free if _resembles(pattern, name))

@@ -186,7 +186,7 @@ class Capture:
 
     @cached_property
     def _masking(self) -> Masking:
-        return Masking(self.tables.columns, self.environ, self.lower_case)
+        return Masking(self.tables.columns, self.environ)
 
     def _steps_of(self, schema: TableSchema) -> tuple[RowRule, ...]:
         def matching(rules: Sequence[Rule]) -> list[Rule]:

@@ -34,11 +34,10 @@ HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
 
 @dataclass(frozen=True)
 class Masking:
-    """The rule `tables.columns`. environ: replaces the process environment. lower_case: see Capture."""
+    """The rule `tables.columns`. environ: replaces the process environment."""
 
     columns: Columns
     environ: Mapping[str, str] | None = field(default=None, repr=False)
-    lower_case: bool = False
 
     @cached_property
     def _hasher(self) -> Hasher:
@@ -59,8 +58,8 @@ class Masking:
         return replace(schema, columns=_usable(schema, kept)) if touched else schema
 
     def _matches(self, patterns: Sequence[str], schema: TableSchema, column: str) -> bool:
-        flags = re.IGNORECASE if self.lower_case else 0
-        return any(re.fullmatch(pattern, f"{schema.name}.{column}", flags) for pattern in patterns)
+        """In any letter case: to a server, a column that is renamed from `email` to `Email` has the same name."""
+        return any(re.fullmatch(pattern, f"{schema.name}.{column}", re.IGNORECASE) for pattern in patterns)
 
     def apply(self, part: TableRows) -> TableRows:
         """Raises Refused (sink.columns), UsageError (sink.salt)."""

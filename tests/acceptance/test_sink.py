@@ -184,6 +184,21 @@ def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stop
     assert "tables.rows.0.where" in refused["what"]
 
 
+def test_a_column_stays_masked_or_left_out_whatever_the_letter_case_of_its_name(source: Any, lockstep: Any) -> None:
+    write(lockstep, ("targets:", "#"), ("rows: [", "# ["), ("  include:", "  on_unlogged_change: record\n  include:"))
+    lockstep("extract", "flt.yaml")
+    source.execute("ALTER TABLE orders RENAME COLUMN email TO Email, RENAME COLUMN secret TO SECRET")
+    source.execute("INSERT INTO orders (id, secret, email) VALUES (1, 'hide me', 'a@x')")
+    lockstep("extract", "flt.yaml")
+    file = lockstep.directory / "orders.parquet"
+    lockstep("stage", "export", "flt.yaml", "flt.orders", "-o", file, "--partial")
+    rows = [{name.lower(): value for name, value in row.items()} for row in pq.read_table(file).to_pylist()]
+    source.execute(f"SELECT {HASHED} FROM orders WHERE id = 1".replace("email", "Email"))
+    ((hashed,),) = source.fetchall()
+    assert [(row["id"], row["email"]) for row in rows] == [(1, hashed)]
+    assert all("secret" not in row for row in rows)
+
+
 @ON_ONE
 def test_a_mask_or_a_filter_that_matches_nothing_is_told_by_the_check(source: Any, lockstep: Any) -> None:
     write(lockstep, (r"flt\.orders\.email", r"flt\.order\.email"), (r"match: 'flt\.orders'", r"match: 'flt\.invoices'"))
