@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
-from cdc_core.check.sources import check_server, check_standby, check_tables, check_throttle
+from cdc_core.check.sources import check_rules, check_server, check_standby, check_tables, check_throttle
 from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
@@ -52,6 +52,8 @@ def check(
     _stage(pipeline, known_to_meta, findings)
     stored = known_to_meta or {}
     captured: list[TableSchema] = []
+    seen: list[tuple[Capture, TableSchema]] = []
+    answered = 0
     sources: set[str] = set()
     for source in pipeline.sources:
         tables: list[TableSchema] | None = None
@@ -74,10 +76,14 @@ def check(
                         environ,
                         findings,
                         covered.get(source.name) if source.name in stored else None,
+                        seen,
                     )
                 with answers(subject):
                     sources.add(identity(connection))
         captured += tables or []
+        answered += tables is not None
+    if seen and answered == len(pipeline.sources):
+        check_rules(pipeline, seen, findings)
     logical = _logical(pipeline, captured)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)

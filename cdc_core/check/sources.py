@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -159,15 +158,17 @@ def check_tables(
     environ: Mapping[str, str] | None,
     findings: Findings,
     covered: Mapping[str, TableCoverage] | None = None,
+    seen: list[tuple[Capture, TableSchema]] | None = None,
 ) -> list[TableSchema]:
-    """The captured tables as they are now, with their captured columns. covered: of a source extracted before."""
+    """The captured tables as they are now, with their captured columns. covered: of a source extracted before. seen:
+    gets the tables with all of their columns, and what captures them."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
     if found is None:
         return []
     tables = [one for one in found if one.kind == "table"]
-    _check_patterns(pipeline, connection, [one.name for one in found], subject, findings)
+    _check_patterns(pipeline, connection, [one.name for one in found], subject, capture, findings)
     if tables:
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
@@ -206,8 +207,41 @@ def check_tables(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
     known = [one.schema for one in tables if one.schema is not None]
+    if seen is not None:
+        seen += [(capture, schema) for schema in known]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     return [schema for schema in shaped if schema is not None]
+
+
+def check_rules(pipeline: Pipeline, seen: Sequence[tuple[Capture, TableSchema]], findings: Findings) -> None:
+    """Warns of rules about tables and columns that match none: a column that was to be masked is staged as it is.
+
+    seen: the captured tables of all sources.
+    """
+    rules = pipeline.tables
+    columns: dict[str, Sequence[str]] = {"exclude": rules.columns.exclude, "mask": rules.columns.mask}
+    tables: dict[str, Sequence[str]] = {
+        "tables.rows": [one.match for one in rules.rows],
+        "tables.processors": [one.match for one in rules.processors],
+        "routes": [one.match for one in pipeline.routes],
+    }
+    named = [(capture, schema.name, column.name) for capture, schema in seen for column in schema.columns]
+    for key, patterns in columns.items():
+        for one in patterns:
+            if not any(capture.matches(one, f"{table}.{column}") for capture, table, column in named):
+                _warn_of_idle(f"tables.columns.{key}", one, "column", "database.table.column", findings)
+    for key, patterns in tables.items():
+        for one in patterns:
+            if not any(capture.matches(one, schema.name) for capture, schema in seen):
+                _warn_of_idle(key, one, "table", "database.table", findings)
+
+
+def _warn_of_idle(key: str, pattern: str, what: str, name: str, findings: Findings) -> None:
+    findings.warn(
+        key,
+        f"no captured {what} matches {pattern!r}, so that the rule does nothing",
+        f"correct the pattern, which must match the whole {name} as the server writes it, unless it is for later ones",
+    )
 
 
 def _warn_of_rows(
@@ -289,15 +323,20 @@ def _warn_of_locks(
 
 
 def _check_patterns(
-    pipeline: Pipeline, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
+    pipeline: Pipeline,
+    connection: pymysql.Connection[Any],
+    matched: list[str],
+    subject: str,
+    capture: Capture,
+    findings: Findings,
 ) -> None:
     """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
-    idle = [one for one in pipeline.tables.include if not any(re.fullmatch(one, name) for name in matched)]
+    idle = [one for one in pipeline.tables.include if not any(capture.matches(one, name) for name in matched)]
     if not idle:
         return
     names = findings.attempt(subject, lambda: table_names(connection)) or []
     # Tables that tables.exclude leaves out are matched anyway.
-    idle = [one for one in idle if not any(re.fullmatch(one, name) for name in names)]
+    idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
     near = {one: question(one, names) for one in idle}
     for pattern, asked in near.items():
         what = f"no table matches {pattern!r} of tables.include"

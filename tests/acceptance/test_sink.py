@@ -130,6 +130,21 @@ def test_a_target_ends_as_a_select_with_the_filter_shows(source: Any, mariadb_ta
     assert [entry["problems"] for entry in ran["ledgers"]] == [[]]
 
 
+@ON_ONE
+def test_check_names_the_rules_that_match_nothing(source: Any, lockstep: Any) -> None:
+    def idle() -> dict[str, str]:
+        found = lockstep("check", "flt.yaml", code=None).document["findings"]
+        return {one["subject"]: one["what"] for one in found if "so that the rule does nothing" in one["what"]}
+
+    assert idle() == {}
+    slips = [(r"flt\.orders\.email", r"flt\.orders\.e_mail"), (r".*\.secret", r".*\.SECRET")]
+    slips += [("match: 'flt", "match: 'fit"), ("stage: {", "routes: [{match: 'flt[.]order', to: orders}]\nstage: {")]
+    write(lockstep, *slips)
+    found = idle()
+    assert sorted(found) == ["routes", "tables.columns.exclude", "tables.columns.mask", "tables.rows"]
+    assert "e_mail" in found["tables.columns.mask"]
+
+
 def test_rows_that_do_not_say_whether_they_meet_the_filter_stop_and_the_remedy_helps(
     source: Any, lockstep: Any
 ) -> None:
