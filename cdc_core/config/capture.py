@@ -109,6 +109,10 @@ class Route(Model):
         for number, name in re.findall(r"\\(\d+)|\\g<(\w+)>", self.to):
             group = number or name
             known = int(group) <= pattern.groups if group.isdigit() else group in pattern.groupindex
-            if not known:
+            if not known or number.startswith("0"):
                 raise ValueError(f"to {self.to!r}: match {self.match!r} has no group {group}")
+        try:
+            pattern.sub(self.to, "")
+        except re.error as error:
+            raise ValueError(f"to {self.to!r}: {error}; a backslash inserts a group, as in \\1") from None
         return self

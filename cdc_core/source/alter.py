@@ -11,7 +11,7 @@ DROP COLUMN is harmless: no value that remains changes; a target that keeps the 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from cdc_core.source.alter_columns import column_changes
@@ -37,13 +37,21 @@ def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str
     reasons: list[str] = []
     others: list[tuple[str, str] | None] = []
     added = {name.lower() for name in column_changes(Reader(read.found[read.at :])).added}
+    ordered = False
     for clause in read.clauses():
         part = Reader(clause)
-        reason = _clause(part, database, others, added)
+        ordered = part.peek().word == "ORDER" or (ordered and _is_order(clause))
+        reason = "" if ordered else _clause(part, database, others, added)
         if reason:
             reasons.append(reason)
     named = tuple(one for one in others if one is not None)
     return "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None
+
+
+def _is_order(clause: Sequence[Token]) -> bool:
+    """Whether a part after a comma goes on with ORDER BY: a column, perhaps with its table, and a direction."""
+    path = clause[:-1] if clause and clause[-1].word in ("ASC", "DESC") else clause
+    return bool(path) and all(token.names != (at % 2 == 1) for at, token in enumerate(path))
 
 
 def _clause(read: Reader, database: str, others: list[tuple[str, str] | None], added: Container[str]) -> str:

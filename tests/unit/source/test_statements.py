@@ -91,6 +91,7 @@ def test_ddl_names_all_its_tables(sql: str, tables: tuple[tuple[str, str], ...])
         "DEFAULT CHARACTER SET utf8mb4", "ADD PARTITION (PARTITION p VALUES LESS THAN (5))", "REMOVE PARTITIONING",
         "ADD INDEX (a), ALGORITHM=INPLACE, LOCK=NONE", "ADD c INT CHECK (c IS NOT NULL) INVISIBLE",
         "ADD (c INT, CONSTRAINT u UNIQUE (c), CONSTRAINT CHECK (c > 0), KEY (c))", "ADD c INT, ALTER d SET DEFAULT 5",
+        "ORDER BY a, b DESC, t.c, `d`",
     ],
 )  # fmt: skip
 def test_clauses_that_change_no_row_are_plain_ddl(clause: str) -> None:
@@ -110,7 +111,8 @@ def test_clauses_that_change_no_row_are_plain_ddl(clause: str) -> None:
         "ADD SYSTEM VERSIONING", "DROP SYSTEM VERSIONING", "SOMETHING NEW", "ADD INDEX (a), MODIFY a BIGINT",
         "ADD `index` INT NOT NULL", "CONVERT PARTITION p TO TABLE z", "ADD c INT CHECK (c > 0) DEFAULT 5",
         "ADD c INT CONSTRAINT k CHECK (c > 0) NOT NULL", "ADD (c INT, CONSTRAINT k PRIMARY KEY (a))",
-        "ADD (c INT, CONSTRAINT PRIMARY KEY (a))", "ADD c INT, ALTER COLUMN C SET DEFAULT 5",
+        "ORDER BY a, b, MODIFY c INT", "FORCE, a", "ADD (c INT, CONSTRAINT PRIMARY KEY (a))",
+        "ADD c INT, ALTER COLUMN C SET DEFAULT 5",
     ],
 )  # fmt: skip
 def test_clauses_that_change_rows_or_are_not_known_are_unlogged_changes(clause: str) -> None:
