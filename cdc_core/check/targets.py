@@ -17,7 +17,7 @@ from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import sensible
-from cdc_core.errors import LockstepError, combined, parts_of
+from cdc_core.errors import LockstepError, UsageError, combined, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
@@ -117,7 +117,7 @@ def require_target(
 
 def _followed(meta: Meta, pipeline: Pipeline, target: Target) -> list[str]:
     """The logical tables that the target takes, of all tables that the sources are known to have: another run may bring
-    rows of any of them."""
+    rows of any of them. Not those for which its rules give no names: they are of no concern to this run."""
     exact, folded = (Capture(pipeline.tables, pipeline.routes, lower_case=way) for way in (False, True))
     found: dict[str, None] = {}
     for source in pipeline.sources:
@@ -125,7 +125,14 @@ def _followed(meta: Meta, pipeline: Pipeline, target: Target) -> list[str]:
             database, _, table = name.partition(".")
             if not one.gone:
                 found |= dict.fromkeys(exact.route(database, table) or folded.route(database, table))
-    return [logical for logical in found if target.table(logical) is not None]
+    return [logical for logical in found if target.table(logical) is not None and _is_named(target, logical)]
+
+
+def _is_named(target: Target, logical: str) -> bool:
+    try:
+        return bool(shard_tables(target, logical))
+    except UsageError:
+        return False
 
 
 def require_any_target(
