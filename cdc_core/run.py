@@ -9,9 +9,11 @@ which then ends where its next task would begin.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -78,6 +80,12 @@ class RunContext:
     environ: Mapping[str, str]
     began: Began
     application: Callable[[RunPlan], AbstractContextManager[Application]] | None = None
+
+
+def fresh_run_id(pipeline: str, kind: str) -> str:
+    """A run id that no other run has. Second and process id do not tell runs apart: in containers that are started
+    together, the processes have the same id."""
+    return f"{pipeline}-{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}"
 
 
 def apply(

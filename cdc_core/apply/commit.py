@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cdc_core.apply import ledger, left_out, lost_writes
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 class CommitSummary:
     """The outcome of a target's commit: ids and counts only.
 
-    batches: of the plan. moved: consume records that this call moved; 0 if they were committed before.
+    batches: of the plan. moved: consume records that this call moved; 0 if they were committed before, and of a replay.
+    again: an earlier call has closed the ledger.
     """
 
     run_id: str
@@ -48,14 +49,14 @@ class CommitSummary:
     batches: int
     moved: int
     tables: tuple[LedgerEntry, ...]
+    again: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For XCom and `--json`."""
         figures = [asdict(entry) for entry in self.tables]
         own = {"run_id", "target"}  # stated once, for all tables
-        return asdict(self) | {
-            "tables": [{name: entry[name] for name in entry if name not in own} for entry in figures]
-        }
+        summed = {name: figure for name, figure in asdict(self).items() if name != "again"}
+        return summed | {"tables": [{name: entry[name] for name in entry if name not in own} for entry in figures]}
 
 
 def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
@@ -111,7 +112,7 @@ def commit(
     batches, claimed = plan.target(target).batches, plan.claimed(target)
     closed = meta.ledger(plan.run_id, target)
     if not batches or (closed and all(record.state.consumed for record in meta.records(target, claimed))):
-        return _summary(plan, target, 0, closed)
+        return replace(_summary(plan, target, 0, closed), again=bool(closed))
     entries: list[LedgerEntry] = []
     written: list[WriteCounts] = []
     lacking: Mapping[str, set[str]] = {}

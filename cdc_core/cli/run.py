@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +107,7 @@ def run(
       lockstep run shop --staged
       lockstep run shop --replay --target rebuilt
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
-      lockstep run shop --requeue shop-cli-20261121T040000-4711
+      lockstep run shop --requeue shop-cli-20261121T040000-5f0c9a1e
 
     Runs the same code as the Airflow tasks, in one Spark application on the pipeline's spark.master. Applies
     everything that is staged and not applied yet, including batches that another run has not committed; that run then
@@ -281,7 +280,9 @@ def _replay(context: RunContext, selection: Selection | None, requeue: str | Non
 
 
 def run_id(context: RunContext, kind: str) -> str:
-    return f"{context.pipeline.pipeline}-{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
+    from cdc_core.run import fresh_run_id
+
+    return fresh_run_id(context.pipeline.pipeline, kind)
 
 
 def _answer(

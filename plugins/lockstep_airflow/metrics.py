@@ -36,8 +36,8 @@ def drained(pipeline: str, source: str, result: DrainResult, before: DrainResult
 
 
 def committed(pipeline: str, summary: CommitSummary) -> None:
-    """The commit of a target; a repeated one, which moved nothing, counts nothing."""
-    if summary.moved:
+    """The commit of a target; a repeated one counts nothing."""
+    if not summary.again:
         for name in _APPLIED:
             total = sum(getattr(table, name) for table in summary.tables)
             _count(f"lockstep.rows_{name}", total, pipeline=pipeline, target=summary.target)

@@ -17,7 +17,6 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +151,7 @@ class RepairSensor(_TargetSensor):
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.repair.findings import keys_in, require_listed
         from cdc_core.repair.repairer import outcome, repair
-        from cdc_core.run import apply
+        from cdc_core.run import apply, fresh_run_id
         from cdc_core.verify import evidence
         from cdc_core.verify.lease import verifier_lease
 
@@ -169,8 +168,7 @@ class RepairSensor(_TargetSensor):
 
             def applied() -> None:
                 # A name of its own each time: a plan that is registered under a name never changes.
-                now = f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
-                runs.append(f"{pipeline.pipeline}-repair-{now}-{os.getpid()}-{len(runs) + 1}")
+                runs.append(fresh_run_id(pipeline.pipeline, "repair"))
                 log.info("%s: run %s", self.target, runs[-1])
                 apply(self._run_context(pipeline, meta, store, Path(logs)), runs[-1], targets=[self.target])
 

@@ -90,7 +90,8 @@ metrics.lag("shop", "never", 0)
 tables = tuple(LedgerEntry("r", "t", name, 9, 0, 7, 2, 4, 1, 2, 0, 0) for name in ("orders", "customers"))
 summary = CommitSummary("run", "shards", 0, 1, batches=2, moved=4, tables=tables)
 metrics.committed("shop", summary)
-metrics.committed("shop", replace(summary, moved=0))
+metrics.committed("shop", replace(summary, moved=0, again=True))
+metrics.committed("shop", replace(summary, target="new", moved=0))  # a replay, which moves no consume record
 """)
     assert found.pop(("airflow.lockstep.lag_seconds", OF_SOURCE)) >= HOUR_S
     assert found == {
@@ -106,6 +107,10 @@ metrics.committed("shop", replace(summary, moved=0))
         ("airflow.lockstep.rows_written", OF_TARGET): 8,
         ("airflow.lockstep.rows_stale", OF_TARGET): 2,
         ("airflow.lockstep.rows_absent", OF_TARGET): 4,
+        **{
+            (f"airflow.lockstep.rows_{name}", (("pipeline", "shop"), ("target", "new"))): rows
+            for name, rows in {"winners": 14, "written": 8, "stale": 2, "absent": 4}.items()
+        },
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_core.run import RunContext, carry_out
+from cdc_core.run import RunContext, carry_out, fresh_run_id
 from tests.made_batches import manifest
 from tests.unit.apply.made_line import Line
 
@@ -25,3 +25,10 @@ def test_a_run_whose_batches_another_took_over_starts_nothing_and_says_who_has_t
         assert "second took over" in done.lost[0]
         line.apply(heir)
         assert line.commit(heir).moved == 1
+
+
+def test_runs_that_begin_in_one_second_have_different_ids_whatever_their_process_ids_are() -> None:
+    """Those of two containers may both be 1."""
+    ids = {fresh_run_id("shop", "cli") for _ in range(100)}
+    assert len(ids) == 100
+    assert all(one.startswith("shop-cli-20") for one in ids)

@@ -63,6 +63,7 @@ def test_a_commit_run_twice_changes_nothing_even_when_the_runs_files_are_gone(li
         line.store.delete(found.path)
     second = line.commit(run)
     assert (second.moved, second.tables) == (0, first.tables)
+    assert (first.again, second.again) == (False, True)
     assert (line.meta.records("t", IDS), line.meta.ledger("r"), line.meta.run("r")) == before
 
 

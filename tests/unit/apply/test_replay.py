@@ -52,7 +52,8 @@ def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> 
     assert (taken(run), run.replay) == (IDS, True)
     line.apply(run)
     assert records(line, "t") == before
-    assert line.commit(run).moved == 0
+    done = line.commit(run)
+    assert (done.moved, done.again, line.commit(run).again) == (0, False, True)
     assert records(line, "t") == before
     known = line.meta.run("r")
     assert known is not None
