@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -177,7 +176,7 @@ def check_tables(
     if found is None:
         return CheckedTables([], None)
     tables = [one for one in found if one.kind == "table"]
-    _check_patterns(pipeline, connection, [one.name for one in found], subject, findings)
+    _check_patterns(capture, connection, [one.name for one in found], subject, findings)
     if tables:
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
@@ -317,15 +316,15 @@ def _warn_of_locks(
 
 
 def _check_patterns(
-    pipeline: Pipeline, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
+    capture: Capture, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
 ) -> None:
     """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
-    idle = [one for one in pipeline.tables.include if not any(re.fullmatch(one, name) for name in matched)]
+    idle = [one for one in capture.tables.include if not any(capture.matches(one, name) for name in matched)]
     if not idle:
         return
     names = findings.attempt(subject, lambda: table_names(connection)) or []
     # Tables that tables.exclude leaves out are matched anyway.
-    idle = [one for one in idle if not any(re.fullmatch(one, name) for name in names)]
+    idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
     near = {one: question(one, names) for one in idle}
     for pattern, asked in near.items():
         what = f"no table matches {pattern!r} of tables.include"

@@ -106,9 +106,9 @@ class Capture:
         include = self.tables.include
         if database.lower() in SYSTEM_SCHEMAS:
             include = tuple(pattern for pattern in include if named_schema(pattern) == database.lower())
-        if table.lower().startswith(OWN_PREFIX) or not any(self._matches(pattern, name) for pattern in include):
+        if table.lower().startswith(OWN_PREFIX) or not any(self.matches(pattern, name) for pattern in include):
             return ()
-        if any(self._matches(pattern, name) for pattern in self.tables.exclude):
+        if any(self.matches(pattern, name) for pattern in self.tables.exclude):
             return ()
         if "." in database:
             raise UsageError(
@@ -118,11 +118,12 @@ class Capture:
                 remedy="leave it out (tables.exclude), or move its tables to one without a dot (RENAME TABLE)",
             )
         logical = dict.fromkeys(
-            _expand(route, match, name) for route in self.routes if (match := self._matches(route.match, name))
+            _expand(route, match, name) for route in self.routes if (match := self.matches(route.match, name))
         )
         return tuple(logical) or (name,)
 
-    def _matches(self, pattern: str, name: str) -> re.Match[str] | None:
+    def matches(self, pattern: str, name: str) -> re.Match[str] | None:
+        """Whether a pattern of the pipeline matches the whole of a table's name."""
         return re.fullmatch(pattern, name, re.IGNORECASE if self.lower_case else 0)
 
     def shape(self, schema: TableSchema) -> TableSchema:
@@ -136,7 +137,7 @@ class Capture:
 
     def processes(self, schema: TableSchema) -> bool:
         """Whether a function of the user's makes the columns of this table."""
-        return any(self._matches(rule.match, schema.name) for rule in self.tables.processors)
+        return any(self.matches(rule.match, schema.name) for rule in self.tables.processors)
 
     def apply(self, block: Block) -> Block:
         """The block with the captured rows of each table, under its logical names: once per route.
@@ -190,7 +191,7 @@ class Capture:
 
     def _steps_of(self, schema: TableSchema) -> tuple[RowRule, ...]:
         def matching(rules: Sequence[Rule]) -> list[Rule]:
-            return [rule for rule in rules if self._matches(rule.match, schema.name)]
+            return [rule for rule in rules if self.matches(rule.match, schema.name)]
 
         steps: list[RowRule] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
         conditions = [rule.where for rule in matching(self.tables.rows)]

@@ -244,6 +244,17 @@ def test_rows_of_every_engine_are_staged_as_they_are_and_check_warns_where_a_sel
     assert [f"{origin.name}.BLACKHOLE" in one for one in warned] == [True] * ("BLACKHOLE" in engines)
 
 
+def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
+    origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY)")
+    monkeypatch.setattr("cdc_core.check.sources.lower_case_names", lambda connection: True)
+    findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name.upper()), where="test")
+    checked = check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
+    assert [one.table for one in checked.shaped] == ["t"]
+    assert [one.what for one in findings.made if "no table matches" in one.what] == []
+
+
 def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_it(origin: Origin) -> None:
     origin.execute(
         "CREATE TABLE keyed (id INT PRIMARY KEY)",
