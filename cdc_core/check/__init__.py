@@ -82,9 +82,9 @@ def check(
                     sources.add(identity(connection))
         captured += tables or []
         answered &= tables is not None
-    if answered and captured:
-        _idle(pipeline, used, findings)
     logical = _logical(pipeline, captured)
+    if answered and captured:
+        _idle(pipeline, used, logical, findings)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)
         if known_to_meta is not None:
@@ -205,7 +205,18 @@ def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[
     return logical
 
 
-def _idle(pipeline: Pipeline, used: Collection[Rule], findings: Findings) -> None:
+def _idle(
+    pipeline: Pipeline, used: Collection[Rule], logical: Mapping[str, list[TableSchema]], findings: Findings
+) -> None:
+    """Rules that concern nothing: `*`, or no rule, decides about what they were meant for."""
+    for target in pipeline.targets:
+        for name in target.tables:
+            if name != "*" and name not in logical:
+                findings.warn(
+                    f"target {target.name}",
+                    f"its rule for {name!r} is of no table: no captured table has this logical name",
+                    f"name one that has, unless it is to come: {', '.join(sorted(logical))}",
+                )
     for key, pattern in rules_of(pipeline):
         if (key, pattern) not in used:
             findings.warn(

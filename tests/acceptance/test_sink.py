@@ -207,6 +207,10 @@ def test_a_rule_that_concerns_nothing_is_told_by_the_check(source: Any, lockstep
     assert idle() == []
     write(lockstep, ("targets:", "#"), (r"orders\.email", r"orders\.Email"), (r"match: 'flt\.orders'", r"match: 'flt'"))
     assert idle() == ["tables.rows", "tables.columns.mask"]
+    lockstep.environ["COPY"] = lockstep.environ["SHOP"]
+    write(lockstep, ("table: orders}}", "table: orders}, flt.Orders: {database: flt_copy, table: more}}"))
+    findings = lockstep("check", "flt.yaml", code=3).document["findings"]
+    assert [one for one in findings if one["status"] == "warn" and "'flt.Orders'" in one["what"]]
 
 
 @ON_ONE
