@@ -6,6 +6,7 @@ everything at once. It changes nothing, except that a probe object shows that th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,6 @@ from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.sink import Capture
 from cdc_core.source.server_id import replica_host
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import newest, require_continuable
@@ -52,7 +52,7 @@ def check(
     known_to_meta, covered = _meta(pipeline, findings)
     _stage(pipeline, known_to_meta, findings)
     stored = known_to_meta or {}
-    captured: list[TableSchema] = []
+    logical: dict[str, list[TableSchema]] = defaultdict(list)
     seen: list[Seen] = []
     sources: set[str] = set()
     for source in pipeline.sources:
@@ -80,9 +80,9 @@ def check(
                 with answers(subject):
                     sources.add(identity(connection))
         if tables is not None:
-            captured += tables.shaped
+            for name, schemas in tables.logical.items():
+                logical[name] += schemas
             seen += [tables.seen] if tables.seen is not None else []
-    logical = _logical(pipeline, captured)
     if len(seen) == len(pipeline.sources):
         check_rules(pipeline, seen, logical, findings)
     for target in pipeline.targets:
@@ -191,18 +191,6 @@ def _warn_of_start(source: Source, store: ObjectStore, known: _Known, findings: 
         f"{f' ({begun.asked})' if begun.asked else ''}, and continues at {known.checkpoint.position}",
         "restore `start` in the pipeline file; to begin elsewhere, use an empty stage and a new source name",
     )
-
-
-def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[TableSchema]]:
-    """Captured tables by the logical table that they feed."""
-    capture = Capture(pipeline.tables, pipeline.routes)
-    without_case = Capture(pipeline.tables, pipeline.routes, lower_case=True)
-    logical: dict[str, list[TableSchema]] = {}
-    for schema in captured:
-        name_of = schema.database, schema.table
-        for name in capture.route(*name_of) or without_case.route(*name_of):
-            logical.setdefault(name, []).append(schema)
-    return logical
 
 
 def _untaken(pipeline: Pipeline, logical: Mapping[str, list[TableSchema]], findings: Findings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,9 +48,10 @@ EXISTING_ROWS = "existing rows"
 
 @dataclass(frozen=True, slots=True)
 class CheckedTables:
-    """shaped: the captured tables as they are now, with their captured columns. seen: None where not all is known."""
+    """logical: the captured tables as they are now, with their captured columns, by the logical tables that they feed.
+    seen: None where not all is known."""
 
-    shaped: list[TableSchema]
+    logical: Mapping[str, list[TableSchema]]
     seen: Seen | None
 
 
@@ -174,7 +176,7 @@ def check_tables(
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
     if found is None:
-        return CheckedTables([], None)
+        return CheckedTables({}, None)
     tables = [one for one in found if one.kind == "table"]
     _check_patterns(capture, connection, [one.name for one in found], subject, findings)
     if tables:
@@ -217,7 +219,11 @@ def check_tables(
     known = [one.schema for one in tables if one.schema is not None]
     tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     shaped = [schema for schema in tried if schema is not None]
-    return CheckedTables(shaped, _seen(pipeline, connection, tables, shaped, lower_case=capture.lower_case))
+    logical: dict[str, list[TableSchema]] = defaultdict(list)
+    for schema in shaped:
+        for name in capture.route(schema.database, schema.table):
+            logical[name].append(schema)
+    return CheckedTables(logical, _seen(pipeline, connection, tables, shaped, lower_case=capture.lower_case))
 
 
 def _seen(

@@ -118,13 +118,15 @@ def require_target(
 def _followed(meta: Meta, pipeline: Pipeline, target: Target) -> list[str]:
     """The logical tables that the target takes, of all tables that the sources are known to have: another run may bring
     rows of any of them. Not those for which its rules give no names: they are of no concern to this run."""
-    exact, folded = (Capture(pipeline.tables, pipeline.routes, lower_case=way) for way in (False, True))
+    capture = Capture(pipeline.tables, pipeline.routes)
     found: dict[str, None] = {}
     for source in pipeline.sources:
-        for name, one in meta.coverage(source.name).tables.items():
+        known = meta.coverage(source.name)
+        there = capture.as_in(known.surveyed.captured)
+        for name, one in known.tables.items():
             database, _, table = name.partition(".")
             if not one.gone:
-                found |= dict.fromkeys(exact.route(database, table) or folded.route(database, table))
+                found |= dict.fromkeys(there.route(database, table))
     return [logical for logical in found if target.table(logical) is not None and _is_named(target, logical)]
 
 

@@ -89,6 +89,10 @@ class Capture:
         except (ValueError, KeyError, TypeError):
             return cls(CaptureRules(include=(_NO_TABLE,)))
 
+    def as_in(self, names: str) -> Capture:
+        """The rules as the server compares names that the Capture of these `names` was for: where it is not asked."""
+        return replace(self, lower_case=Capture.by_names(names).lower_case)
+
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))
 

@@ -44,8 +44,6 @@ def begun_again(
     ts_us: not before the time of any chunk: a state as of an earlier time must not lose rows that come later.
     """
     first = min(chunks, key=lambda one: one.chunk.number)
-    if not capture.captures(copy.schema.database, copy.schema.table):
-        capture = replace(capture, lower_case=True)  # as the server has it that the chunks were read from
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         file = ChunkFile(
             store, capture, copy.schema, source=copy.source, number=first.chunk.number, epoch=epoch,

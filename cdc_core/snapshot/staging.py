@@ -78,6 +78,7 @@ def stage_due(
     Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call continues.
     """
     finish_decided(meta, store, source, lease)
+    capture = capture.as_in(meta.coverage(source).surveyed.captured)
     place, coverage = _as_of_one_place(meta, source)
     chunks, purged_seq = meta.chunks(source), meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
@@ -92,7 +93,7 @@ def stage_due(
     for copy in meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
         known = coverage.get(copy.table)
-        captured = _captured(capture, copy.schema)
+        captured = capture.captures(copy.schema.database, copy.schema.table)
         why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
         if why:
             drop(copy.table, why)
@@ -144,12 +145,13 @@ def stage_claims(
 
     Raises what `stage_due` raises, and what `current` raises.
     """
+    capture = capture.as_in(meta.coverage(source).surveyed.captured)
     place, coverage = _as_of_one_place(meta, source)
     purged_seq = meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     for one in claims:
         copy, table = TableCopy(source, one.schema, ()), one.schema.name
-        captured = _captured(capture, one.schema)
+        captured = capture.captures(one.schema.database, one.schema.table)
         why = _outdated(copy, one.chunks, coverage.get(table), place.position, purged_seq, captured=captured)
         if why or not current(one.schema):
             dropped.append((table, why or "the table was redefined"))
@@ -193,11 +195,6 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
         code="snapshot.moved",
         remedy="nothing is lost; the next attempt continues with what is there",
     )
-
-
-def _captured(capture: Capture, schema: TableSchema) -> bool:
-    # What the server makes of names is not asked here: in one of two ways the copier found that the table is captured.
-    return any(replace(capture, lower_case=one).captures(schema.database, schema.table) for one in (False, True))
 
 
 def _outdated(

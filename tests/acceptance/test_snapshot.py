@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
+from cdc_core.meta import Meta
+from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
+
+
+CASED = """
+pipeline: shop
+sources: [{{name: shop, connection: env:SHOP, server_id: 4711}}]
+tables: {{include: ['shop[.].*']}}
+routes: [{{match: 'Shop[.](.*)', to: 'x_\\1'}}]
+stage: {{uri: 'file://{0}/stage'}}
+meta: {{url: 'sqlite:///{0}/meta.db'}}
+"""
 
 
 def state(lockstep: Any, table: str) -> list[list[Any]]:
@@ -44,6 +56,21 @@ def test_existing_rows_are_copied_beside_the_stream_and_the_stage_has_the_table(
     assert state(lockstep, f"{name}.orders") == [[2, "new"], [4, "new"]]
     assert lockstep("stage", "verify", "shop.yaml").document["problems"] == []
     assert lockstep("status", "shop.yaml").document["problems"] == []
+
+
+def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockstep: Any) -> None:
+    with MariaDb.start(options={"lower_case_table_names": "1"}) as server:
+        lockstep.environ["SHOP"] = server.url
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE shop")
+            cursor.execute("CREATE TABLE shop.orders (order_id INT PRIMARY KEY, status VARCHAR(9))")
+            cursor.execute("INSERT INTO shop.orders VALUES (1, 'old')")
+            (lockstep.directory / "shop.yaml").write_text(CASED.format(lockstep.directory))
+            lockstep("extract", "shop.yaml")
+        lockstep("snapshot", "shop.yaml")
+    assert state(lockstep, "x_orders") == [[1, "old"]]
+    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db") as meta:
+        assert meta.coverage("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 
 def test_a_table_that_cannot_be_copied_is_an_error_and_the_others_are_copied(

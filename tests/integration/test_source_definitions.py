@@ -251,7 +251,7 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
     monkeypatch.setattr("cdc_core.check.sources.lower_case_names", lambda connection: True)
     findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name.upper()), where="test")
     checked = check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
-    assert [one.table for one in checked.shaped] == ["t"]
+    assert [one.table for schemas in checked.logical.values() for one in schemas] == ["t"]
     assert [one.what for one in findings.made if "no table matches" in one.what] == []
 
 

@@ -83,6 +83,6 @@ def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any)
     pipeline = drafted.model_copy(update={"tables": drafted.tables.model_copy(update={"exclude": ()})})
     findings = Findings()
     checked = check_tables(pipeline, pipeline.sources[0], origin.control, environ, findings)
-    assert [schema.table for schema in checked.shaped] == ["u"]
+    assert [schema.table for schemas in checked.logical.values() for schema in schemas] == ["u"]
     (warned,) = [one for one in findings.made if "system-versioned" in one.what]
     assert (warned.status, "tables.exclude" in warned.remedy) == ("warn", True)
