@@ -247,7 +247,7 @@ class SearchedLog(Search):
 
     def head(self, file: str) -> Head:
         before = [one for one in self._server.log if one.begin < Position(0, file, 4)]
-        begun_us = before[-1].ts_us + 1 if before else START_US - 1_000_000
+        begun_us = before[-1].ts_us + 1 if before else START_US - 2_000_000
         return Head(begun_us, self._server.gtids(before), 1)
 
     def begins(self, file: str) -> Iterator[Begin]:

@@ -13,7 +13,6 @@ from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 
-
 CASED = """
 pipeline: shop
 sources: [{{name: shop, connection: env:SHOP, server_id: 4711}}]
