@@ -49,7 +49,7 @@ def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str
 
 
 def _is_order(clause: Sequence[Token]) -> bool:
-    """Whether a part after a comma goes on with ORDER BY: a column, perhaps with its table, and a direction."""
+    """Whether a part after a comma continues ORDER BY: a column, perhaps with its table, and a direction."""
     path = clause[:-1] if clause and clause[-1].word in ("ASC", "DESC") else clause
     return bool(path) and all(token.names != (at % 2 == 1) for at, token in enumerate(path))
 
