@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ class FormerShard(Model):
 class Sharding(Model):
     """How a logical table's rows are distributed: shard = function(key) in 0..databases*tables-1, database-major."""
 
-    key: str = Field(description="column that determines the shard")
+    key: str = Field(min_length=1, description="column that determines the shard")
     function: Literal["mod", "hash", "range", "python"] = Field(
         "mod",
         description="mod: an integer modulo the number of shards; hash: a hash of any value; range: ranges given by "
@@ -112,13 +112,16 @@ class Guard(Model):
     )
 
 
+ColumnName = Annotated[str, Field(min_length=1)]
+
+
 class TargetTable(Model):
     """Where one logical table goes. Templates may use {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
 
     database: Template = Field("{database}", description="template of the database's name")
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
-    key: tuple[str, ...] | None = Field(
-        None, description="columns that identify a row; default: the source table's primary key"
+    key: tuple[ColumnName, ...] | None = Field(
+        None, min_length=1, description="columns that identify a row; default: the source table's primary key"
     )
     no_key: Literal["stop", "rows"] = Field(
         "stop",
@@ -158,6 +161,12 @@ class TargetTable(Model):
     def layout(self) -> str:
         """What decides which rows are in which physical table, on one line."""
         return ONE_TABLE if self.sharding is None else self.sharding.layout
+
+    @model_validator(mode="after")
+    def _columns_of_the_key_are_different(self) -> TargetTable:
+        if len({name.lower() for name in self.key or ()}) < len(self.key or ()):
+            raise ValueError(f"key {list(self.key or ())}: a column is named twice")
+        return self
 
     @model_validator(mode="after")
     def _truncates_by_the_rows_own_versions(self) -> TargetTable:

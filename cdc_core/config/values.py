@@ -154,4 +154,4 @@ Moment = Annotated[str, BeforeValidator(_moment_text), AfterValidator(_moment)]
 
 
 class Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)

@@ -31,6 +31,8 @@ _REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("DROP", "PARTITION"), "it removes rows"),
     (("TRUNCATE", "PARTITION"), "it removes rows"),
     (("EXCHANGE", "PARTITION"), "it removes rows"),
+    (("CONVERT", "PARTITION"), "it removes rows"),
+    (("CONVERT", "TABLE"), "it adds rows"),
     (("DISCARD",), "it removes rows"),
     (("IMPORT",), "it removes rows"),
 )
@@ -115,6 +117,10 @@ def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: 
         if column.lower() == VERSION_COLUMN:
             raise _bad(f"`{column}` is Lockstep's own column.", where, "leave this clause out")
     for clause in Reader(rest).clauses():
+        drops_index = [one.word for one in clause[:2]] in (["DROP", "INDEX"], ["DROP", "KEY"])
+        if drops_index and clause[-1].text.upper() == "PRIMARY":
+            what = "`DROP INDEX PRIMARY` is not for all shards: it changes the key."
+            raise _bad(what, where, "leave this clause out")
         if clause and clause[0].word in ("ALGORITHM", "LOCK"):
             raise _bad(
                 f"`{clause[0].word}` is not for a file: Lockstep asserts the least that the server takes, and never a "

@@ -83,6 +83,12 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("targets", [target(on_truncate="apply", guard={"store": "table"})], "apply needs guard.store: row"),
         ("targets", [target(no_key="rows", freshness="at")], "takes neither freshness nor on_row_error: quarantine"),
         ("targets", [target(no_key="rows", on_row_error="quarantine")], "takes neither freshness nor on_row_error"),
+        ("targets", [target(key=[])], "targets.0.tables.orders.key: "),
+        ("targets", [target(key=[""])], "targets.0.tables.orders.key.0: "),
+        ("targets", [target(key=["id", "ID"])], "key ['id', 'ID']: a column is named twice"),
+        ("targets", [target(sharding={"key": ""})], "targets.0.tables.orders.sharding.key: "),
+        ("limits.lease_s", float("inf"), "limits.lease_s: "),
+        ("limits.batch_age_s", float("nan"), "limits.batch_age_s: "),
         ("targets", [target(), target()], "targets: the name 'shards' is used twice"),
         (
             "targets",
