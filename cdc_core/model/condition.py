@@ -85,6 +85,22 @@ def columns_of(condition: Condition) -> Iterator[str]:
                 yield from columns_of(part)
 
 
+def literals_of(condition: Condition) -> Iterator[tuple[str, Value]]:
+    """The literals that it compares columns with, each with its column."""
+    match condition:
+        case Comparison(_, ColumnName(name), ColumnName()) | Null(ColumnName(name)):
+            return
+        case Comparison(_, ColumnName(name), value) | Comparison(_, value, ColumnName(name)):
+            yield name, value
+        case Member(ColumnName(name), values):
+            yield from ((name, value) for value in values)
+        case Not(part):
+            yield from literals_of(part)
+        case Joined(_, parts):
+            for part in parts:
+                yield from literals_of(part)
+
+
 def _condition(node: ast.expr) -> Condition:
     match node:
         case ast.BoolOp(op, values):

@@ -20,7 +20,18 @@ import pyarrow.compute as pc
 
 from cdc_core.errors import UsageError
 from cdc_core.model.block import TableRows
-from cdc_core.model.condition import ColumnName, Comparison, Condition, Joined, Member, Not, Null, Value, columns_of
+from cdc_core.model.condition import (
+    ColumnName,
+    Comparison,
+    Condition,
+    Joined,
+    Member,
+    Not,
+    Null,
+    Value,
+    columns_of,
+    literals_of,
+)
 from cdc_core.model.schema import Column, ColumnType
 from cdc_core.model.staged import ABSENT, BEFORE_MARK, DELETE, INSERT, OP, TRUNCATE, absent_text, lacking
 from cdc_core.sink.images import Images, unknown_value
@@ -51,6 +62,9 @@ class Filter:
         for name in columns_of(condition):
             if name not in names:
                 raise self._wrong(part, f"the table has no column {name!r}, only {', '.join(sorted(names))}")
+        for name, value in literals_of(condition):
+            if part.schema.column(name).type.base == "year" and _is_short_year(value):
+                raise self._wrong(part, f"{name} is a YEAR, and to a server {value!r} is another one than {value}")
         images = Images.of(part.rows, part.schema)
         asked = [part.schema.column(name) for name in dict.fromkeys(columns_of(condition))]
         images.require_known((one.name for one in asked), part, f"tables.rows ({self.text})")
@@ -68,6 +82,11 @@ class Filter:
             code="sink.filter",
             remedy="fix the condition, or narrow its `match` to the tables that it fits",
         )
+
+
+def _is_short_year(value: Value) -> bool:
+    """A server takes 26 for 2026, 99 for 1999, and '0' for 2000."""
+    return len(value) < 4 if isinstance(value, str) else 0 < value < 100
 
 
 def _judged(part: TableRows, images: Images, now: Bools, was: Bools, text: str) -> TableRows:

@@ -23,6 +23,7 @@ TYPES = {
     "id": "int", "n": "int", "big": "bigint unsigned", "price": "decimal(9,2)", "ratio": "float", "name": "varchar(20)",
     "day": "date", "at": "datetime(3)", "seen": "timestamp", "flag": "bit(1)", "raw": "varbinary(9)", "odd name": "int",
     "long": "decimal(40,2)",
+    "made": "year",
 }  # fmt: skip
 ORDERS = TableSchema(
     "shop",
@@ -32,7 +33,7 @@ ORDERS = TableSchema(
 ROW: dict[str, Any] = dict.fromkeys(TYPES) | {
     "id": 1, "n": 5, "big": 2**64 - 1, "price": Decimal("12.50"), "ratio": 1.5, "name": "paid", "day": date(2026, 3, 1),
     "at": datetime(2026, 3, 1, 12), "flag": True, "raw": b"\xc3\xbc", "odd name": 3,
-    "long": "9.50",
+    "long": "9.50", "made": 2026,
 }  # fmt: skip
 
 
@@ -77,6 +78,13 @@ def test_a_float_is_compared_as_a_server_does_with_all_of_its_digits() -> None:
         assert not meets(where, ratio=0.1)
     assert meets("ratio > 0.1 and ratio not in (0.1, 7)", ratio=0.1)
     assert not meets("ratio not in (0.5, 7)", ratio=None)
+
+
+@pytest.mark.parametrize("where", ["made > 25", "made in (2000, 26)", "99 >= made", "not made == '26'"])
+def test_a_year_of_two_digits_is_refused_which_a_server_takes_for_another(where: str) -> None:
+    with pytest.raises(UsageError, match="is a YEAR"):
+        meets(where)
+    assert meets("made >= 2026 and made != 0 and made in (2026, 100)")
 
 
 def test_zeros_of_both_signs_are_one_value() -> None:
