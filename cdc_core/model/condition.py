@@ -88,10 +88,10 @@ def columns_of(condition: Condition) -> Iterator[str]:
 def literals_of(condition: Condition) -> Iterator[tuple[str, Value]]:
     """The literals that it compares columns with, each with its column."""
     match condition:
-        case Comparison(_, ColumnName(name), ColumnName()) | Null(ColumnName(name)):
-            return
-        case Comparison(_, ColumnName(name), value) | Comparison(_, value, ColumnName(name)):
-            yield name, value
+        case Comparison(_, left, right):
+            for side, other in ((left, right), (right, left)):
+                if isinstance(side, ColumnName) and not isinstance(other, ColumnName):
+                    yield side.name, other
         case Member(ColumnName(name), values):
             yield from ((name, value) for value in values)
         case Not(part):
