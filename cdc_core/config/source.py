@@ -29,7 +29,9 @@ class StartConfig(Model):
     position: StartPosition | None = Field(None, description="a position in the log")
     gtid: str | None = Field(None, description="a GTID set; every transaction outside it is read")
     timestamp: Moment | None = Field(
-        None, description="ISO 8601 with a time zone: reading starts at the first transaction at or after it"
+        None,
+        description="ISO 8601 with a time zone: reading starts at the first transaction at or after it; on MariaDB the "
+        "time of a transaction is when its last statement began, so go back by the longest one",
     )
 
     @model_validator(mode="after")

@@ -130,6 +130,8 @@ def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
             _require_labels(one, located, at, where)
             return binlog_columns.decode_column(one.column, 0, 0, located.buffer, offset, length, place)
         base = one.wire.base
+        if base == "json" and not length.all():
+            raise _json_cut_off(one, where)
         if base in ("date", "datetime", "timestamp", "time"):
             return binlog_columns.decode_fields(column, located.buffer, offset, length, place)
         if base == "decimal":
@@ -148,6 +150,19 @@ def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
 
 # YEAR and MEDIUMINT come in the form of these, JSON as text.
 _INSTEAD = {"year": ColumnType("smallint"), "json": _UTF8, "mediumint": ColumnType("int")}
+
+
+def _json_cut_off(one: Selected, where: str) -> Refused:
+    """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet. No
+    document is an empty text."""
+    return Refused(
+        f"Column {one.column.name!r} has a JSON document whose text is longer than the server's max_allowed_packet: "
+        "the server sends an empty text for it.",
+        where=where,
+        code="results.too_large",
+        remedy="raise max_allowed_packet on the server (SET GLOBAL max_allowed_packet = 1073741824, which holds for "
+        "new connections, and its option file); then run again",
+    )
 
 
 def _translated(error: LockstepError, one: Selected, where: str) -> LockstepError:

@@ -5,7 +5,7 @@ Keys are loaded into a temporary table and joined with the target by its key ind
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.connections import SafeConnection, quote, sensible
+from cdc_core.connections import SafeConnection, is_mariadb, quote, sensible
+from cdc_core.errors import Refused
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, newer_or_equal_each, origin_of, other_origin
@@ -122,10 +123,12 @@ def versions_of(
         order[np.asarray(numbers) - 1] = np.asarray(orders)
         row_versions = _spread(count, numbers, found)
         if columns and len(numbers):
-            texts = ", ".join(error_or(facts, name, as_text(facts, name, as_hex)) for name, as_hex in columns.items())
+            texts = ", ".join(_whole_text(facts, name, as_hex) for name, as_hex in columns.items())
             cursor.execute(f"SELECT _l._n, {texts} FROM {joined}")
             for number, *texts_of in cursor.fetchall():
                 values[number - 1] = dict(zip(columns, texts_of, strict=True))
+            if not is_mariadb(connection):
+                _require_whole_documents(facts, columns, values)
         numbers, found = columns_of(
             connection,
             f"SELECT _l._n, d.{VERSION_COLUMN} FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
@@ -171,6 +174,31 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     return f"CAST({column} AS CHAR)"
 
 
+def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
+    """As `as_text`, of values of any length: MariaDB makes null, with a mere warning, of a CAST that is longer than
+    max_allowed_packet. ERROR_TEXT for the error value of an ENUM."""
+    if not as_hex and facts.by_name[name.lower()].type.base in (*TEXT_BASES, "json"):
+        return f"r.{target_name(facts, name)}"
+    return error_or(facts, name, as_text(facts, name, as_hex))
+
+
+def _require_whole_documents(
+    facts: TableFacts, columns: Iterable[str], values: Mapping[int, Mapping[str, str | None]]
+) -> None:
+    """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet.
+    Raises Refused (target.limit)."""
+    for name in columns:
+        if facts.by_name[name.lower()].type.base == "json" and any(one[name] == "" for one in values.values()):
+            raise Refused(
+                f"Column {name!r} has a JSON document whose text is longer than the server's max_allowed_packet: the "
+                "server sends an empty text for it.",
+                where=facts.name,
+                code="target.limit",
+                remedy="raise max_allowed_packet on the target (SET GLOBAL max_allowed_packet = 1073741824, which "
+                "holds for new connections, and its option file); then run the task again",
+            )
+
+
 def _newest_tombstone(tombstone: bytes | None, version: bytes, truncated: Truncates) -> bytes | None:
     """The newest tombstone that concerns a change with this version."""
     newest = tombstone
@@ -195,7 +223,8 @@ def equal_sql(facts: TableFacts, name: str) -> str:
     """Whether the row `r` has exactly the value of the loaded row `_l`: text byte by byte, whatever the collation."""
     column = target_name(facts, name)
     if facts.by_name[name.lower()].type.base in _AS_BYTES:
-        return f"(CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY))"
+        # Not CAST: on MariaDB it makes two nulls of texts that are longer than max_allowed_packet.
+        return f"(CONVERT(r.{column} USING binary) <=> CONVERT(_l.{column} USING binary))"
     return f"(r.{column} <=> _l.{column})"
 
 

@@ -398,3 +398,33 @@ def test_an_account_needs_select_and_nothing_else(server: SqlServer, database: s
             assert batch.to_pylist() == [{"id": 1, "v": 2, "_cdc_literal": None}]
     finally:
         run(server, f"DROP USER {database}@'%'")
+
+
+def test_a_document_that_the_server_does_not_print_is_refused_and_not_read_as_an_empty_text(
+    server: SqlServer, database: str
+) -> None:
+    """MySQL sends an empty text for one that is longer than max_allowed_packet, and a warning."""
+    run(
+        server,
+        f"CREATE TABLE {database}.t (id INT PRIMARY KEY, doc JSON)",
+        f"INSERT INTO {database}.t VALUES (1, '{{}}'), (2, CONCAT('[\"', REPEAT('x', 3 << 20), '\"]'))",
+    )
+    schema = known_schema(server, database, "t")
+    ((limit,),) = run(server, "SELECT @@GLOBAL.max_allowed_packet")
+    run(server, f"SET GLOBAL max_allowed_packet = {1 << 20}")
+    try:
+        reader = TableReader(opened(server), schema)
+
+        def documents(number: int) -> list[str]:
+            (batch,) = reader.batches(f"FROM {database}.t WHERE id = {number}")
+            found: list[str] = batch.column("doc").to_pylist()
+            return found
+
+        assert documents(1) == ["{}"]
+        if is_mariadb(server):
+            assert [len(one) for one in documents(2)] == [(3 << 20) + 4]
+        else:
+            error = refused(Refused, "results.too_large", lambda: documents(2))
+            assert "max_allowed_packet" in error.remedy
+    finally:
+        run(server, f"SET GLOBAL max_allowed_packet = {limit}")
