@@ -1,7 +1,8 @@
 """What would go wrong after a switch, or during it, found beforehand: findings as those of `lockstep check`.
 
-what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, CHECK constraints, foreign keys and triggers of the
-                           old ones, which a target that only Lockstep writes to does not need, and an application may
+what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, generated columns, unique keys, CHECK constraints,
+                           foreign keys and triggers of the old ones, which a target that only Lockstep writes to does
+                           not need, and an application may
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
 locks and gates            privileges, and what they would wait for (blockers.py)
@@ -364,6 +365,11 @@ def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
             yield f"{column.name} is not set ON UPDATE"
         if column.default and not there.default:
             yield f"{column.name} has no default"
+        if column.generated and not there.generated:
+            yield f"{column.name} is not generated"
+    for name, parts in _unique_keys(old):
+        if not any(theirs <= parts for _, theirs in _unique_keys(new)):
+            yield f"it has no unique key like {name}"
     for what, mine, theirs in (
         ("CHECK constraints", old.checks, new.checks),
         ("foreign keys", old.foreign_keys, new.foreign_keys),
@@ -371,6 +377,13 @@ def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
     ):
         if mine and not theirs:
             yield f"it has none of the {what} {', '.join(mine)}"
+
+
+def _unique_keys(table: TableDefinition) -> Iterator[tuple[str, frozenset[tuple[str, int | None, str]]]]:
+    """Name and parts of each."""
+    for one in table.indexes:
+        if one.unique:
+            yield one.name, frozenset((part.column.lower(), part.prefix, part.expression.text) for part in one.parts)
 
 
 def _own(triggers: tuple[str, ...]) -> tuple[str, ...]:

@@ -381,9 +381,11 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     execute(
         server,
         f"CREATE TABLE {database}.old (id INT AUTO_INCREMENT PRIMARY KEY, n INT DEFAULT 5, "
-        "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10))",
+        "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10), "
+        "twice INT AS (n * 2) STORED, code VARCHAR(20), UNIQUE KEY begins (code(5)), UNIQUE KEY moments (n, at))",
         f"CREATE TRIGGER {database}.copied BEFORE INSERT ON {database}.old FOR EACH ROW SET NEW.n = NEW.n",
-        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL)",
+        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL, twice INT, code VARCHAR(20), "
+        "KEY begins (code(5)), UNIQUE KEY moment (at))",
         f"CREATE TABLE {database}.new_1 LIKE {database}.new_0",
     )
     place = ("env:MOVED", database)
@@ -395,6 +397,8 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
         session.rollback()
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
+    assert {"twice is not generated", "it has no unique key like begins"} <= found
+    assert not [one for one in found if "moments" in one or "PRIMARY" in one]
     assert failed(look([pair], None, BUDGET_S)) is None
 
 
