@@ -1,12 +1,15 @@
 """What would go wrong after a switch, or during it, found beforehand: findings as those of `lockstep check`.
 
-what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, CHECK constraints, foreign keys and triggers of the
-                           old ones, which a target that only Lockstep writes to does not need, and an application may
+what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, generated columns, unique keys, CHECK constraints,
+                           foreign keys and triggers of the old ones, which a target that only Lockstep writes to does
+                           not need, and an application may
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
 locks and gates            privileges, and what they would wait for (blockers.py)
 events                     that the old servers run on a schedule
 foreign keys               between a table that is switched and one that is not
+triggers                   that fire for Lockstep's own writes as well
+settings                   of the servers, by which the same statement writes another row
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.ids import Place, meeting_counters
-from cdc_core.target.load import altering_session
+from cdc_core.target.load import OWN_WRITES, altering_session
 from cdc_core.words import counted
 
 HEADROOM = 10_000
@@ -69,7 +72,7 @@ def look(
     pairs: Sequence[Pair], way_back: Pipeline | None, budget_s: float, environ: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
     """way_back: as it is, or would be written; None: not looked at. budget_s: for how long writes may be stopped."""
-    findings = Findings()
+    findings, before = Findings(), dict[str, _Settings]()
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
         with altering_session(resolve(reference, environ), reference) as session:
             _primary(session, reference, findings)
@@ -80,9 +83,14 @@ def look(
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
+            if way_back:
+                _triggers(session, reference, tables, "the old tables", findings)
+            before[reference] = _settings(session)
     for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
         with altering_session(resolve(reference, environ), reference) as session:
             _many(session, reference, len(tables), "In the cutover back", budget_s, findings)
+            _triggers(session, reference, tables, "the new tables", findings)
+            _other_settings(before, reference, _settings(session), findings)
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
         meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
@@ -256,6 +264,69 @@ def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]
         )
 
 
+def _triggers(session: Any, reference: str, tables: Sequence[tuple[str, str]], whose: str, findings: Findings) -> None:
+    """What the application's triggers write, Lockstep carries: one that fires for its writes does it twice."""
+    databases, wanted = sorted({database for database, _ in tables}), set(tables)
+    with session.cursor() as cursor:
+        cursor.execute(
+            "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_NAME, ACTION_STATEMENT "
+            f"FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
+            databases,
+        )
+        found = sorted(
+            f"{database}.{name}"
+            for database, table, name, body in cursor.fetchall()
+            if (str(database), str(table)) in wanted and OWN_WRITES not in str(body).lower() and _own((str(name),))
+        )
+    if found:
+        findings.warn(
+            reference,
+            f"triggers of {whose} fire for what Lockstep writes there, too: "
+            f"{', '.join(found[:3])}{', ...' if len(found) > 3 else ''}",
+            "what they change is then done twice, and the two sides differ: let each do nothing in Lockstep's "
+            f"sessions (BEGIN IF {OWN_WRITES} IS NULL THEN ... END IF; END), or drop it for as long as Lockstep writes "
+            "there",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Of a server. modes: of its sql_mode. noons: what its clocks show at noon UTC, in winter and summer."""
+
+    modes: frozenset[str]
+    noons: tuple[str, ...]
+
+
+_HARMLESS_MODES = frozenset({"", "NO_AUTO_CREATE_USER", "NO_ENGINE_SUBSTITUTION"})
+_NOONS = ("2026-01-15 12:00", "2026-07-15 12:00")
+
+
+def _settings(session: Any) -> _Settings:
+    with session.cursor() as cursor:
+        noons = ", ".join(f"CAST(CONVERT_TZ('{noon}', '+00:00', @@GLOBAL.time_zone) AS CHAR)" for noon in _NOONS)
+        cursor.execute(f"SELECT @@GLOBAL.sql_mode, {noons}")
+        modes, *shown_there = cursor.fetchone()
+    return _Settings(frozenset(str(modes).upper().split(",")) - _HARMLESS_MODES, tuple(map(str, shown_there)))
+
+
+def _other_settings(before: Mapping[str, _Settings], reference: str, there: _Settings, findings: Findings) -> None:
+    for former, here in before.items():
+        found = []
+        if here.modes != there.modes:
+            modes = [*(f"+{one}" for one in sorted(there.modes - here.modes)),
+                     *(f"-{one}" for one in sorted(here.modes - there.modes))]  # fmt: skip
+            found.append(f"sql_mode ({', '.join(modes)})")
+        if here.noons != there.noons:
+            found.append("time_zone")
+        if found:
+            findings.warn(
+                reference,
+                f"the server has another {' and another '.join(found)} than {former}",
+                "an application whose sessions do not set these themselves gets errors there, or writes other rows by "
+                "the same statements: set them alike (SET GLOBAL, and the server's configuration)",
+            )
+
+
 def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) -> None:
     old = next(iter(_definitions(pair.old[:1], environ)), None)
     if old is None:
@@ -270,7 +341,7 @@ def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) 
             f"table {pair.logical}",
             f"{names[0]}{more}: {what}",
             "an application that needs it fails there, or writes other rows: make the tables as it needs them "
-            "(`lockstep ddl`), before it is switched",
+            "(`lockstep ddl`; foreign keys and triggers by hand), before it is switched",
         )
 
 
@@ -294,6 +365,11 @@ def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
             yield f"{column.name} is not set ON UPDATE"
         if column.default and not there.default:
             yield f"{column.name} has no default"
+        if column.generated and not there.generated:
+            yield f"{column.name} is not generated"
+    for name, parts in _unique_keys(old):
+        if not any(theirs <= parts for _, theirs in _unique_keys(new)):
+            yield f"it has no unique key like {name}"
     for what, mine, theirs in (
         ("CHECK constraints", old.checks, new.checks),
         ("foreign keys", old.foreign_keys, new.foreign_keys),
@@ -301,6 +377,13 @@ def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
     ):
         if mine and not theirs:
             yield f"it has none of the {what} {', '.join(mine)}"
+
+
+def _unique_keys(table: TableDefinition) -> Iterator[tuple[str, frozenset[tuple[str, int | None, str]]]]:
+    """Name and parts of each."""
+    for one in table.indexes:
+        if one.unique:
+            yield one.name, frozenset((part.column.lower(), part.prefix, part.expression.text) for part in one.parts)
 
 
 def _own(triggers: tuple[str, ...]) -> tuple[str, ...]:

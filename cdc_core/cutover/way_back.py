@@ -24,8 +24,16 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import bar
 from cdc_core.verify.job import Job
 
-_CARRIED = ("tables", "routes", "targets")
+_CARRIED: dict[str, Any] = {"tables": True, "routes": True, "targets": True}
 """What of a pipeline file decides which rows are carried back, and where to."""
+_FREE: dict[str, Any] = {
+    "tables": {"on_unlogged_change", "on_definition", "on_truncate", "on_new", "on_unreadable"},
+    "targets": {
+        "__all__": {"on_missing_table": True, "sessions": True, "part_rows": True,
+                    "tables": {"__all__": {"on_new_column"}}},
+    },
+}  # fmt: skip
+"""But for what a person may choose in the file of a way back: errors of its runs advise it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,7 @@ class NewWayBack:
 
     def _existing(self, reverse: Reverse) -> Pipeline:
         found = config.load(self._file)
-        if _carried(found) != _carried(_wanted(reverse)):
+        if carried_by(found) != carried_by(_wanted(reverse)):
             raise Refused(
                 f"{self._file} is there already, and carries other tables, or carries them otherwise.",
                 where=str(self._file),
@@ -202,8 +210,7 @@ def _start(source: Source) -> str:
     return str(Position(0, start.position.file, start.position.offset))
 
 
-def _carried(pipeline: Pipeline) -> dict[str, Any]:
-    document = pipeline.model_dump(mode="json")
-    return {name: document[name] for name in _CARRIED} | {
-        "sources": {one.name: one.connections for one in pipeline.sources}
-    }
+def carried_by(pipeline: Pipeline) -> dict[str, Any]:
+    """Which rows a way back carries, and where to, as plain values that two files have in common."""
+    document: dict[str, Any] = pipeline.model_dump(mode="json", include=_CARRIED, exclude=_FREE)
+    return document | {"sources": {one.name: one.connections for one in pipeline.sources}}

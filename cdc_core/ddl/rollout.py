@@ -302,11 +302,13 @@ def _drifted(table: DecidedTable, shard: Shard) -> Refused:
 
 
 def _held_columns(work: Work, table: DecidedTable) -> list[LockstepError]:
-    """A column may go once the source lacks it and nothing staged brings it any more."""
-    dropped = {
-        name.lower() for one in table.statements for name in (*one.columns.dropped, *one.columns.perhaps_dropped)
-    }
-    dropped -= {name.lower() for one in table.statements for name in one.columns.added}
+    """A column may go once the source lacks it and nothing staged brings it any more. One that a statement drops and
+    adds has lost its values."""
+    dropped, made = set[str](), set[str]()
+    for one in table.statements:
+        gone = {name.lower() for name in (*one.columns.dropped, *one.columns.perhaps_dropped)}
+        dropped |= gone - made
+        made |= {name.lower() for name in one.columns.added}
     if not dropped:
         return []
     problems: list[LockstepError] = []

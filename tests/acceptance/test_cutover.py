@@ -109,7 +109,11 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
             execute(made.target, f"DELETE FROM {made.name}_0.orders_0")
 
-        # The pipeline carries changes to the target again, and there is a second way there.
+        # The pipeline carries changes to the target again, and there is a second way there, whatever a person has
+        # chosen meanwhile for what the way back does about errors.
+        file = made.folder / "shop_back.yaml"
+        text = file.read_text().replace("  include:\n", "  on_unlogged_change: resync\n  include:\n", 1)
+        file.write_text(text.replace("      guard:\n", "      on_new_column: add\n      guard:\n"))
         lockstep("run", "shop.yaml")
         for table in TABLES:
             assert made.old(table) == made.new(table)
@@ -495,6 +499,38 @@ def test_what_triggers_and_events_of_the_old_server_write_is_carried_over_or_ref
                 assert made.old(table) == made.new(table)
         finally:
             execute(made.source, f"DROP EVENT {name}.tick", "SET GLOBAL event_scheduler = OFF")
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(900)
+def test_triggers_that_leave_lockstep_out_are_on_both_sides_and_do_their_work_once(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    def triggers(database: str, suffix: str) -> str:
+        return (
+            f"CREATE TRIGGER {database}.counted AFTER INSERT ON {database}.orders{suffix} FOR EACH ROW BEGIN "
+            f"IF @lockstep_writes IS NULL THEN UPDATE {database}.items{suffix} SET n = n + 1 WHERE id = 1000; "
+            "END IF; END"
+        )
+
+    with shop(lockstep, *servers) as made:
+        name = made.name
+        execute(made.source, f"CREATE TRIGGER {name}.twice AFTER INSERT ON {name}.orders FOR EACH ROW SET @n = 1")
+        lockstep("run", "shop.yaml")
+        assert [
+            one["what"] for one in made.cutover("plan", "shop.yaml")["findings"] if "Lockstep writes" in one["what"]
+        ] == [f"triggers of the old tables fire for what Lockstep writes there, too: {name}.twice"]
+        execute(made.source, f"DROP TRIGGER {name}.twice", triggers(name, ""))
+        execute(made.target, triggers(f"{name}_0", "_0"))
+        execute(made.source, f"INSERT INTO {name}.orders VALUES (4, 1), (8, 1)")
+        lockstep("run", "shop.yaml")
+        assert made.new("items")[1000] == made.old("items")[1000] == 3
+        there = made.cutover("run", "shop.yaml")
+        assert (there["state"], [one for one in there["findings"] if "Lockstep writes" in one["what"]]) == ("WATCH", [])
+        execute(made.target, f"INSERT INTO {name}_0.orders_0 VALUES (12, 1), (16, 1), (20, 1)")
+        lockstep("run", "shop_back.yaml")
+        assert made.old("items")[1000] == made.new("items")[1000] == 6
+        assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
 
 
 def visits(made: Shop) -> int:

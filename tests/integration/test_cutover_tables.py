@@ -381,9 +381,11 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     execute(
         server,
         f"CREATE TABLE {database}.old (id INT AUTO_INCREMENT PRIMARY KEY, n INT DEFAULT 5, "
-        "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10))",
+        "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10), "
+        "twice INT AS (n * 2) STORED, code VARCHAR(20), UNIQUE KEY begins (code(5)), UNIQUE KEY moments (n, at))",
         f"CREATE TRIGGER {database}.copied BEFORE INSERT ON {database}.old FOR EACH ROW SET NEW.n = NEW.n",
-        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL)",
+        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL, twice INT, code VARCHAR(20), "
+        "KEY begins (code(5)), UNIQUE KEY moment (at))",
         f"CREATE TABLE {database}.new_1 LIKE {database}.new_0",
     )
     place = ("env:MOVED", database)
@@ -395,6 +397,8 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
         session.rollback()
     assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
     assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
+    assert {"twice is not generated", "it has no unique key like begins"} <= found
+    assert not [one for one in found if "moments" in one or "PRIMARY" in one]
     assert failed(look([pair], None, BUDGET_S)) is None
 
 
@@ -501,6 +505,51 @@ def test_scheduled_events_are_named(server: Any, database: str) -> None:
         one.what for one in look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None, BUDGET_S) if "event" in one.what
     ]
     assert found == [f"the server runs 1 scheduled event: {database}.purge"]
+
+
+def test_triggers_that_fire_for_what_lockstep_writes_are_named(server: Any, database: str) -> None:
+    place = ("env:MOVED", database)
+    execute(
+        server,
+        f"CREATE TRIGGER {database}.counted AFTER INSERT ON {database}.a FOR EACH ROW UPDATE {database}.c SET n = 1",
+        f"CREATE TRIGGER {database}.other AFTER INSERT ON {database}.`with a blank` FOR EACH ROW SET @n = 1",
+        f"CREATE TRIGGER {database}.spared AFTER INSERT ON {database}.b FOR EACH ROW BEGIN "
+        f"IF {OWN_WRITES} IS NULL THEN UPDATE {database}.c SET n = n + 1; END IF; END",
+        f"CREATE TRIGGER {database}.made BEFORE UPDATE ON {database}.b FOR EACH ROW SET NEW.n = 1",
+    )
+    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+    with closing({"env:MOVED": [(database, "a")]}, "moved by Lockstep", "x") as closed:
+        closed()
+    found = [one.what for one in look([pair], parse(WAY_BACK, where="test"), BUDGET_S) if "fire for" in one.what]
+    open_gates(places_in(database))
+    assert found == [
+        f"triggers of the old tables fire for what Lockstep writes there, too: {database}.counted",
+        f"triggers of the new tables fire for what Lockstep writes there, too: {database}.made",
+    ]
+
+
+def test_settings_by_which_the_new_server_would_write_other_rows_are_named(
+    mariadb: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLD", mariadb.url)
+    monkeypatch.setenv("MOVED", mariadb_target.url)
+    pair = Pair("t", (("env:OLD", "shop", "a"),), (("env:MOVED", "shop", "b"),))
+
+    def found() -> list[str]:
+        findings = look([pair], parse(WAY_BACK, where="test"), BUDGET_S)
+        return [one.what for one in findings if "has another" in one.what]
+
+    ((modes, zone),) = execute(mariadb_target, "SELECT @@GLOBAL.sql_mode, @@GLOBAL.time_zone")
+    assert found() == []
+    try:
+        execute(mariadb_target, "SET GLOBAL sql_mode = 'NO_AUTO_VALUE_ON_ZERO,ERROR_FOR_DIVISION_BY_ZERO'")
+        assert found() == [
+            "the server has another sql_mode (+NO_AUTO_VALUE_ON_ZERO, -STRICT_TRANS_TABLES) than env:OLD"
+        ]
+        execute(mariadb_target, f"SET GLOBAL sql_mode = '{modes}'", "SET GLOBAL time_zone = '+02:00'")
+        assert found() == ["the server has another time_zone than env:OLD"]
+    finally:
+        execute(mariadb_target, f"SET GLOBAL sql_mode = '{modes}'", f"SET GLOBAL time_zone = '{zone}'")
 
 
 def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:

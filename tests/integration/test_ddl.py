@@ -273,6 +273,10 @@ def test_shards_that_were_altered_by_hand_are_passed_over(shards: Shards) -> Non
         ("ALTER TABLE orders AUTO_INCREMENT = 7", "ddl.no_effect"),
         ("ALTER TABLE orders ADD COLUMN a INT; ALTER TABLE orders DROP a", "ddl.no_effect"),
         ("ALTER TABLE orders DROP COLUMN v", "ddl.column_needed"),
+        ("ALTER TABLE orders ADD COLUMN w INT; ALTER TABLE orders DROP COLUMN w, ADD COLUMN x INT, DROP COLUMN v, "
+         "ADD COLUMN v BIGINT NOT NULL DEFAULT 0", "ddl.column_needed"),
+        ("ALTER TABLE orders DROP COLUMN v; ALTER TABLE orders ADD COLUMN v BIGINT NOT NULL DEFAULT 0",
+         "ddl.column_needed"),
     ],
 )  # fmt: skip
 def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_altered(

@@ -9,6 +9,7 @@ import yaml
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.cutover.reverse import VERIFIED, Origin, reverse_of
+from cdc_core.cutover.way_back import carried_by
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 
@@ -113,3 +114,25 @@ def test_rows_of_which_nothing_says_where_they_came_from_are_not_carried_back() 
 def test_a_name_that_would_be_too_long_is_refused() -> None:
     with pytest.raises(Refused, match="longer than 48 characters"):
         made(pipeline(name="a" * 48))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "same"),
+    [
+        ("  include:\n", "  on_unlogged_change: resync\n  on_unreadable: isolate\n  include:\n", True),
+        ("      guard:\n", "      on_new_column: add\n      guard:\n", True),
+        ("- name: shop_back_shop\n", "- name: shop_back_shop\n  sessions: 4\n", True),
+        ("      guard:\n", "      on_row_error: quarantine\n      guard:\n", False),
+        ("      table: orders\n", "      table: others\n", False),
+        ("  include:\n", "  include:\n  - shop_0.more\n", False),
+    ],
+)
+def test_a_person_may_choose_what_the_way_back_does_about_errors_and_not_what_it_carries(
+    before: str, after: str, same: bool
+) -> None:
+    forward = pipeline()
+    found = reverse_of(forward, forward.target("shards"), ORIGINS, ENVIRON)
+    text = found.text({one.name: Position(0, "binlog.000007", 1000) for one in found.sources})
+    assert before in text
+    chosen = parse(text.replace(before, after, 1), where="way back")
+    assert (carried_by(chosen) == carried_by(made(forward))) is same
