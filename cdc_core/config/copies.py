@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -46,6 +46,15 @@ class Snapshot(Model):
         "versions",
     )
     throttle: Throttle = Field(default_factory=Throttle, description="when a copy waits")
+
+    @property
+    def elsewhere(self) -> dict[str, Any]:
+        """What was chosen and holds at other servers, too: they have not the same replicas, nor what a query asks."""
+        of_the_source = {"replicas", "replica_lag_s", "query"}
+        chosen: dict[str, Any] = self.model_dump(
+            mode="json", exclude_unset=True, exclude={"mode": True, "throttle": of_the_source}
+        )
+        return {key: value for key, value in chosen.items() if value != {}}
 
 
 class ReverseQuery(Model):

@@ -120,9 +120,10 @@ def successor_document(
         "routes": routes,
         "stage": _sibling(pipeline.stage, f"{new.name}{part.suffix}").model_dump(mode="json", exclude_none=True),
         "meta": pipeline.meta.model_dump(mode="json"),
-        "snapshot": {"mode": "initial"},
+        "snapshot": {"mode": "initial"} | pipeline.snapshot.elsewhere,
         "targets": [
-            {"name": name, "connections": list(connections), "on_missing_table": "create", "tables": rules},
+            {"name": name, "connections": list(connections), "on_missing_table": "create", "tables": rules}
+            | old.model_dump(mode="json", exclude_unset=True, include={"sessions", "part_rows"}),
         ],
         "spark": pipeline.spark.model_dump(mode="json"),
         "limits": pipeline.limits.model_dump(mode="json"),

@@ -116,6 +116,16 @@ def test_a_name_that_would_be_too_long_is_refused() -> None:
         made(pipeline(name="a" * 48))
 
 
+def test_it_is_verified_at_the_pace_of_the_pipeline() -> None:
+    forward = pipeline()
+    chosen = {"mode": "initial", "chunk_mib": 4, "throttle": {"threads_running": 9, "query": "SELECT 0"}}
+    document = forward.model_dump(mode="json", exclude_unset=True) | {"snapshot": chosen}
+    back = made(Pipeline.model_validate(document))
+    assert (back.snapshot.mode, back.snapshot.chunk_mib) == ("none", 4)
+    assert (back.snapshot.throttle.threads_running, back.snapshot.throttle.query) == (9, None)
+    assert made(forward).snapshot.model_dump(exclude_unset=True) == {}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
