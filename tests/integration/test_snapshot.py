@@ -838,13 +838,14 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
     with Meta.open(line.pipeline.meta.url) as meta:
         done = table_chunks.TableChunks.read
-        calls = [0]
+        calls, paused = [0], [0]
 
         def then_paused(self: Any, *arguments: Any) -> bool:
             calls[0] += 1
             if calls[0] == 3:
                 meta.pause_copies("shop", "an operator")
                 meta.pause_copies("shop", "another one")
+                paused[0] = calls[0]  # the other reader may have ended chunks meanwhile
             return done(self, *arguments)
 
         monkeypatch.setattr(table_chunks.TableChunks, "read", then_paused)
@@ -853,7 +854,7 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
                 read(line, ["number"])
             assert refused.value.code == "snapshot.paused"
             assert "an operator" in refused.value.what
-        assert 3 <= calls[0] <= 4  # each of two readers ended the chunk that it was at
+        assert 3 <= paused[0] <= calls[0] <= paused[0] + 1  # each of two readers ended the chunk that it was at
         assert meta.resume_copies("shop")
         assert not meta.resume_copies("shop")
     read(line, ["number"])
