@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
-from cdc_core.source.near import ALIKE
+from cdc_core.source.near import ALIKE, parts_of
 
 _COLUMN = "column of a captured table"
 
@@ -89,7 +89,7 @@ def _resembles(pattern: str, name: str) -> bool:
     names = name.split(".")
     if any(re.fullmatch(pattern, ".".join(names[at:]), re.IGNORECASE) for at in range(len(names))):
         return True
-    parts = re.split(r"\\\.|\[\.\]|(?<![.\\])\.(?![*+?])", pattern)
+    parts = parts_of(pattern)
     if parts[0] == ".*":  # which may stand for several
         parts, names = parts[1:], names[len(names) + 1 - len(parts) :]
     return 0 < len(parts) == len(names) and all(map(_part_resembles, parts, names))

@@ -54,9 +54,14 @@ def question(pattern: str, names: Iterable[str]) -> str:
     return f"Did you mean {' or '.join(near)}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
 
 
+def parts_of(pattern: str, *, most: int = 0) -> list[str]:
+    """The parts of a pattern between dots that mean dots, or are meant to. most: how many at most; 0: all."""
+    return re.split(r"\\\.|\[\.\]|(?<![.\\])\.(?![*+?])", pattern, maxsplit=max(0, most - 1))
+
+
 def _alike(pattern: str) -> Callable[[str], bool]:
     """Whether a name's database and table resemble the pattern's; a part with wildcards resembles every name."""
-    parts = re.split(r"\\\.|(?<![.\\])\.(?![*+?])", pattern, maxsplit=1)
+    parts = parts_of(pattern, most=2)
     if len(parts) != 2:
         return lambda name: False
     wanted = [part.replace("\\", "").lower() for part in parts]
