@@ -223,24 +223,20 @@ def check_tables(
     for schema in shaped:
         for name in capture.route(schema.database, schema.table):
             logical[name].append(schema)
-    return CheckedTables(logical, _seen(pipeline, connection, tables, shaped, lower_case=capture.lower_case))
+    seen = findings.attempt(subject, lambda: _seen(capture, connection, tables, shaped))
+    return CheckedTables(logical, seen)
 
 
 def _seen(
-    pipeline: Pipeline,
-    connection: pymysql.Connection[Any],
-    tables: Sequence[FoundTable],
-    shaped: Sequence[TableSchema],
-    *,
-    lower_case: bool,
+    capture: Capture, connection: pymysql.Connection[Any], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
 ) -> Seen | None:
     """None where the account may not see the columns of a table."""
     read = [one.schema for one in tables if one.schema is not None]
     if len(read) < len(tables):
         return None
     columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
-    every = table_names(connection) if pipeline.tables.exclude else ()
-    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), lower_case)
+    every = table_names(connection) if capture.tables.exclude else ()
+    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), capture.lower_case)
 
 
 def _warn_of_rows(
