@@ -320,7 +320,9 @@ def _written(files: StepFiles, folder: str, rows: pa.Table) -> tuple[str, ...]:
         pq.write_table(some, file, compression="zstd", write_statistics=False, use_dictionary=False)
 
     starts = range(0, max(rows.num_rows, 1), PART_ROWS)
-    return tuple(files.write(folder, partial(write, rows.slice(low, PART_ROWS))) for low in starts)
+    # Arrow writes a file in one thread.
+    with ThreadPoolExecutor(min(len(starts), THREADS), thread_name_prefix="file") as pool:
+        return tuple(pool.map(lambda low: files.write(folder, partial(write, rows.slice(low, PART_ROWS))), starts))
 
 
 def merged_rows(

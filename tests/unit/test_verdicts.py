@@ -10,6 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from great_expectations import expectations as gxe
+from great_expectations.execution_engine import pandas_execution_engine
 
 from spark_jobs.suite_runner import judge, judge_parts, judged_in_memory
 
@@ -25,6 +26,15 @@ def test_an_expectation_that_could_not_be_evaluated_fails_and_says_why_and_one_t
     assert (verdict["success"], there["success"], missing["success"]) == (False, True, False)
     assert "could not evaluate" in missing["result"]
     assert "could not evaluate" not in there["result"]
+
+
+def test_a_frame_is_judged_without_a_hash_of_all_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hashed(_: Any) -> str:
+        raise AssertionError("the whole frame was hashed")
+
+    monkeypatch.setattr(pandas_execution_engine, "hash_pandas_dataframe", hashed)
+    suite = gx.ExpectationSuite(name="own", expectations=[gxe.ExpectColumnValuesToNotBeNull(column="id")])
+    assert judge(pd.DataFrame({"id": [1, 2]}), suite, 2)["success"]
 
 
 @pytest.mark.parametrize(
