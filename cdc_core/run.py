@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +20,7 @@ from typing import Protocol
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
-from cdc_core.apply.jobs import SparkJob, environ_for, is_remote, spark_job
+from cdc_core.apply.jobs import SparkJob, environ_for, is_remote, job_of, spark_job
 from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
@@ -189,6 +189,16 @@ def application_of(context: RunContext) -> SparkApplication:
         environ=environ_for(context.pipeline, context.environ, {variable_of(one) for one in references}),
         driver_first=context.pipeline.spark.driver_mib > 0,
     )
+
+
+@contextmanager
+def shared_application(context: RunContext, *, ahead: bool = False) -> Iterator[tuple[RunContext, SparkApplication]]:
+    """(a context whose runs share one application, that application). ahead: a driver that may do all jobs itself loads
+    its libraries while the block does what comes before the first job. Raises what `application_of` raises."""
+    with application_of(context) as application:
+        if ahead:
+            application.start_ahead(job_of(MERGE.name, (), context.pipeline, (), local=application.local))
+        yield replace(context, application=lambda plan: nullcontext(application)), application
 
 
 class _TakenOver(Exception):

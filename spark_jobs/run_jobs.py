@@ -4,8 +4,8 @@ Arguments: the path of the Unix socket from which orders come, and of the file f
 line of JSON with the name of a job and its arguments; the answer is a line with the job's exit status. No more orders:
 the application ends.
 
-The libraries of quality take seconds to load. They are loaded beside the earlier jobs, which mostly wait: for Arrow's
-own threads, and for the target.
+The driver may be started before there is a job for it. It loads its libraries meanwhile. Those of quality take seconds
+to load: they are loaded beside the earlier jobs, which mostly wait: for Arrow's own threads, and for the target.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ def host(argv: Sequence[str]) -> int:
     print_to(output)
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(address)
+        import_beside()
         with channel.makefile("rb") as orders:
-            for number, line in enumerate(orders):
-                if not number:
-                    import_beside()
+            for line in orders:
                 order = json.loads(line)
                 status = run_job(order["job"], order["arguments"])
                 sys.stdout.flush()

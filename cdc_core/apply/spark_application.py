@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,17 +71,23 @@ class SparkApplication:
     ) -> None:
         self._end()
 
+    def start_ahead(self, job: SparkJob) -> None:
+        """Starts a driver that comes first, for jobs with the settings of this one, and does not wait for it: it loads
+        its libraries meanwhile. Whether that went well is seen by the first job. Raises Refused (run.no_spark_submit).
+        """
+        if self._driver_first and self._driver is None:
+            self._driver, self._settings = self._start(job), _settings(job)
+
     def submit(self, job: SparkJob) -> None:
         """Run a job to its end.
 
         Raises the error that the job reports, or RetryLater (run.spark_ended), Refused (run.no_spark_submit).
         """
-        settings = (job.conf, job.jars, job.packages, job.excluded)
-        if self._settings != settings:
+        if self._settings != _settings(job):
             self._end()
-        printed = self._output.stat().st_size if self._output.exists() else 0
         if self._driver is None:
-            self._driver, self._settings = self._start(job), settings
+            self._driver, self._settings = self._start(job), _settings(job)
+        printed = self._printed() if self._driver.has_run else self._driver.printed
         try:
             status = self._driver.run(job)
         except BaseException:
@@ -95,22 +101,28 @@ class SparkApplication:
             said = file.read().decode(errors="replace")
         raise error_of(said, job=job.name, status=status, seen=str(self._output))
 
+    def _printed(self) -> int:
+        return self._output.stat().st_size if self._output.exists() else 0
+
     def forget_output(self, above: int) -> None:
         """Empties the file of the output, between two jobs, if it has more bytes."""
-        if self._output.exists() and self._output.stat().st_size > above:
+        if self._printed() > above:
             os.truncate(self._output, 0)
 
     def _end(self) -> None:
         if self._driver is not None:
             self._driver.end()
+            if not self._driver.has_run:  # nothing refers to what it has printed
+                os.truncate(self._output, self._driver.printed)
+                if not self._driver.printed:
+                    self._output.unlink()
         self._driver = self._settings = None
 
     def _start(self, job: SparkJob) -> _Driver:
         """An application with the settings of a job."""
-        with (
-            tempfile.TemporaryDirectory(prefix="lockstep-", dir=_SHORT) as private,
-            socket.socket(socket.AF_UNIX) as listener,
-        ):
+        with ExitStack() as entrance:
+            private = entrance.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", dir=_SHORT))
+            listener = entrance.enter_context(socket.socket(socket.AF_UNIX))
             address = str(Path(private) / "jobs")
             listener.bind(address)
             listener.listen(1)
@@ -119,6 +131,7 @@ class SparkApplication:
             command, variables = (
                 host.driver(self._master) if self._driver_first else (host.command(self._master), dict[str, str]())
             )
+            printed = self._printed()
             with self._output.open("ab") as file:
                 try:
                     process = subprocess.Popen(
@@ -135,22 +148,34 @@ class SparkApplication:
                         code="run.no_spark_submit",
                         remedy="install pyspark in this Python (`make setup`), and Java 17",
                     ) from None
-            try:
-                return _Driver(process, _accepted(listener, process))
-            except BaseException:
-                end_group(process)
-                raise
+            return _Driver(process, printed, listener, entrance.pop_all())
 
 
-@dataclass(frozen=True, slots=True)
+def _settings(job: SparkJob) -> object:
+    return job.conf, job.jars, job.packages, job.excluded
+
+
+@dataclass(slots=True)
 class _Driver:
-    """An application's driver, as its submitter sees it. orders: None if the application ended before it connected."""
+    """An application's driver, as its submitter sees it.
+
+    printed: how many bytes the output had before it. listener: where it connects; `entrance` closes and removes that.
+    has_run: whether it was given a job. orders: None before that, and if the application ended before it connected.
+    """
 
     process: subprocess.Popen[bytes]
-    orders: socket.socket | None
+    printed: int
+    listener: socket.socket
+    entrance: ExitStack
+    has_run: bool = False
+    orders: socket.socket | None = None
 
     def run(self, job: SparkJob) -> int | None:
         """The exit status of a job, or of an application that ended without an answer: None instead of 0."""
+        if not self.has_run:
+            self.has_run = True
+            self.orders = self._accepted()
+            self.entrance.close()
         if self.orders is not None:
             answer = b""
             with suppress(ConnectionError):
@@ -162,6 +187,17 @@ class _Driver:
                         return int(answer)
         return self.process.wait() or None
 
+    def _accepted(self) -> socket.socket | None:
+        """The driver's connection; None if the process ends before there is one."""
+        while self.process.poll() is None:
+            try:
+                orders, _ = self.listener.accept()
+            except TimeoutError:
+                continue
+            orders.settimeout(_LOOK_S)
+            return orders
+        return None
+
     def _received(self, orders: socket.socket) -> bytes:
         """The next bytes of an answer; b"" if none come any more."""
         while True:
@@ -172,29 +208,21 @@ class _Driver:
                     return b""
 
     def end(self) -> None:
-        if self.orders is not None:
-            self.orders.close()
-        try:
-            self.process.wait(_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
+        if self.has_run:
+            self._leave()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_LEAVE_S)
+                return
+        self.kill()  # without a job, it may still be loading what nothing will use
 
     def kill(self) -> None:
-        if self.orders is not None:
-            self.orders.close()
+        self._leave()
         end_group(self.process)
 
-
-def _accepted(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket | None:
-    """The driver's connection; None if the process ends before there is one."""
-    while process.poll() is None:
-        try:
-            orders, _ = listener.accept()
-        except TimeoutError:
-            continue
-        orders.settimeout(_LOOK_S)
-        return orders
-    return None
+    def _leave(self) -> None:
+        self.entrance.close()
+        if self.orders is not None:
+            self.orders.close()
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

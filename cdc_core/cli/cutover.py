@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -340,14 +340,13 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
     """Of a pipeline and one of its targets; of a way back, of all of them."""
     from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
     from cdc_core.cutover.work import Work
-    from cdc_core.run import application_of
+    from cdc_core.run import shared_application
     from cdc_core.verify.job import Job
 
     path, parsed = load_pipeline(pipeline, pipelines)
     other = _forward_of(path, parsed, pipelines)
     chosen = parsed.targets if other is not None else (parsed.target(one_target(parsed, target, "cutover")),)
-    with run_context(parsed, path, CliOutput(as_json=True)) as context, application_of(context) as application:
-        kept = replace(context, application=lambda plan: nullcontext(application))
+    with run_context(parsed, path, CliOutput(as_json=True)) as context, shared_application(context) as (kept, _):
         jobs = {
             one.name: Job(
                 parsed, one, context.meta, context.store, lambda source: extract_on(parsed, source, output),

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +41,7 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
+    from cdc_core.apply.spark_application import SparkApplication
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.run import RunContext, RunResult
@@ -146,19 +147,20 @@ def run(
     if every is not None:
         _repeat(parsed, path, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
         return
-    extracted = (
-        [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
-    )
-    if extracted:
-        extracted = _after_extract(parsed, extracted, targets, output)
-    warn_of_partial(output, extracted)
     queried: dict[str, Any] = {}
-    with run_context(parsed, path, output) as context:
-        if again:
-            done = _replay(context, selection, requeue, targets[0] if target else None)
-        else:
-            queried = _look_up(context, targets, output) if extracted else {}
-            done = _apply(context, targets)
+    extracted: list[tuple[str, DrainResult]] = []
+    with _own_application(parsed, path) as (context, _):
+        if not staged and not again:
+            extracted = extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
+            extracted = _after_extract(parsed, extracted, targets, output)
+        warn_of_partial(output, extracted)
+        with _spinner(output) as began:
+            now = replace(context, began=began)
+            if again:
+                done = _replay(now, selection, requeue, targets[0] if target else None)
+            else:
+                queried = _look_up(now, targets, output) if extracted else {}
+                done = _apply(now, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
     _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing, queried)
 
@@ -197,12 +199,10 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
 
 def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, output: CliOutput) -> None:
     """Whole runs, one after the other, with one application for all of them."""
-    from cdc_core.run import application_of, apply
+    from cdc_core.run import apply
 
     names = [one.name for one in pipeline.sources]
-    quiet = CliOutput(as_json=True)  # each turn shows its progress: first that of the extract, then that of the run
-    with run_context(pipeline, path, quiet) as context, application_of(context) as application:
-        kept = replace(context, application=lambda plan: nullcontext(application))
+    with _own_application(pipeline, path) as (kept, application):
         numbers = itertools.count(1)
         warned: set[str] = set()
 
@@ -225,6 +225,18 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
             application.forget_output(_KEPT_OUTPUT)
 
         repeat(turn, every_s, output)
+
+
+@contextmanager
+def _own_application(pipeline: Pipeline, path: Path) -> Iterator[tuple[RunContext, SparkApplication]]:
+    """As shared_application, ahead of the extract, which shows its own progress."""
+    from cdc_core.run import shared_application
+
+    with (
+        run_context(pipeline, path, CliOutput(as_json=True)) as context,
+        shared_application(context, ahead=True) as found,
+    ):
+        yield found
 
 
 _KEPT_OUTPUT = 16 << 20

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from cdc_core.apply import retention
@@ -19,7 +19,7 @@ from cdc_core.errors import RetryLater
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
-from cdc_core.run import RunContext, application_of, apply
+from cdc_core.run import RunContext, apply, shared_application
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
 
@@ -69,8 +69,8 @@ def fill(context: RunContext, target: str, name: str, most_rows: int, told: Call
     """
     taking = _fed(context.pipeline, target)
     count_from_the_horizon(context.meta, context.store, taking, target)
-    with application_of(context) as application:
-        once = replace(context, pipeline=taking, application=lambda plan: nullcontext(application))
+    with shared_application(context) as (shared, _):
+        once = replace(shared, pipeline=taking)
         for number in itertools.count(1):
             now = filled(context.meta, taking, target)
             told(now)

@@ -100,6 +100,70 @@ def test_a_driver_that_may_do_all_jobs_itself_is_started_without_spark_submit(tm
     }
 
 
+class Alone(SparkJob):
+    """A job whose driver, which comes first, is a shell's command."""
+
+    def driver(self, master: str) -> tuple[list[str], dict[str, str]]:
+        return ["sh", "-c", self.conf["script"], "sh", self.application, *self.arguments], {}
+
+
+def alone(script: str) -> SparkJob:
+    return Alone("merge", "merge.py", (), {"script": script}, jars=(), packages=(), excluded=(), environment=())
+
+
+def ahead(tmp_path: Path, *, driver_first: bool = True) -> SparkApplication:
+    environ = {"PATH": "/usr/bin:/bin"}
+    return SparkApplication("lockstep-shop", master="local[2]", output=tmp_path / "spark.log", environ=environ,
+                            driver_first=driver_first)  # fmt: skip
+
+
+def test_a_driver_that_is_started_ahead_does_the_first_job(tmp_path: Path) -> None:
+    answering = f"""echo started; exec {sys.executable} -c 'import socket, sys
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(sys.argv[2])
+for line in channel.makefile("rb"):
+    channel.sendall(b"0\\n")' "$@" """
+    with ahead(tmp_path) as spark:
+        spark.start_ahead(alone(answering))
+        while not (tmp_path / "spark.log").read_text():
+            time.sleep(0.01)
+        spark.submit(alone(answering))
+        spark.submit(alone(answering))
+    assert (tmp_path / "spark.log").read_text() == "started\n"
+
+
+def test_a_driver_that_was_started_for_nothing_leaves_neither_process_nor_output(tmp_path: Path) -> None:
+    with ahead(tmp_path) as spark:
+        spark.start_ahead(alone(f"echo $$ > {tmp_path}/pid; echo a warning; exec sleep 60"))
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert [one.name for one in tmp_path.iterdir()] == ["pid"]
+
+
+def test_what_keeps_a_driver_from_starting_ahead_is_told_by_the_first_job(tmp_path: Path) -> None:
+    broken = alone(f"printf '%s\\n' '{to_line(ERROR, last=True)}'; exit 3")
+    with ahead(tmp_path) as spark:
+        spark.start_ahead(broken)
+        with pytest.raises(LockstepError) as caught:
+            spark.submit(broken)
+    assert caught.value.code == "target.key"
+
+
+def test_a_job_with_other_settings_does_not_get_the_driver_that_was_started_ahead(tmp_path: Path) -> None:
+    with ahead(tmp_path) as spark:
+        spark.start_ahead(alone("exec sleep 60"))
+        with pytest.raises(LockstepError) as caught:
+            spark.submit(alone("exit 4"))
+    assert "status 4" in caught.value.what
+
+
+def test_an_application_that_begins_with_a_jvm_is_not_started_ahead(tmp_path: Path) -> None:
+    with ahead(tmp_path, driver_first=False) as spark:
+        spark.start_ahead(alone("echo started"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_driver_that_dies_amid_a_job_is_missed(tmp_path: Path) -> None:
     dying = f"""exec {sys.executable} -c 'import socket, sys
 channel = socket.socket(socket.AF_UNIX)
