@@ -94,7 +94,7 @@ class Table:
         **options: Any,
     ) -> WriteCounts:
         layout = self.layout
-        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
+        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout, deletes_aside=True) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, placement, **options)

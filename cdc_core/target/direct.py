@@ -9,6 +9,9 @@ unique value, the table has: of whatever session, before the look or after it. I
 not fit. So every row must have been taken without a warning. Then the keys and versions in the table are compared with
 those of the file, by a sum: a trigger, which the account may not be able to see, could have changed a key.
 
+Deletes may be among the rows, as of rows that were copied and are gone since: an empty table only has to remember them.
+They are kept aside of the file (LoadFile.aside), and their tombstones are written in the same transaction.
+
 The rows of a part (target.parts) go straight into a table whose other parts are there already, if the range of their
 keys is empty: all of this then holds for that range. What no key of the range has cannot matter to a row of it.
 """
@@ -16,6 +19,7 @@ keys is empty: all of this then holds for that range. What no key of the range h
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
@@ -23,16 +27,25 @@ from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.key_range import KeyRange
-from cdc_core.target.load import LoadFile, reserved, send, target_name, warnings_of
+from cdc_core.target.load import (
+    TEMPORARY,
+    LoadFile,
+    create_temporary,
+    load,
+    reserved,
+    send,
+    target_name,
+    warnings_of,
+)
 from cdc_core.target.truncates import truncates_of
-from cdc_core.target.versions import as_text, table_name, tombstones_name
+from cdc_core.target.versions import as_text, on_key, table_name, tombstones_name
 
 _COMPARED = frozenset(INTEGER_BYTES) | TEXT_BASES | {"binary", "varbinary"}
 """Types of key columns whose values a server prints as the file has them."""
 
 
 def fits(facts: TableFacts, file: LoadFile) -> bool:
-    """Whether all rows of the file are upserts with all values, and the table treats no column or row specially."""
+    """Whether all lines of the file are upserts with all values, and the table treats no column or row specially."""
     keys = {facts.by_name[name.lower()].name for name in file.layout.key}
     plain_table = (
         facts.versioned
@@ -42,8 +55,12 @@ def fits(facts: TableFacts, file: LoadFile) -> bool:
         # MariaDB's LOAD DATA ... SET gives 0 the next number, whatever the sql_mode. In the key, it would be noticed.
         and all(column.name in keys for column in facts.columns if column.counted)
     )
-    plain_rows = file.only_upserts and not (
-        file.absent or file.truncates or file.decimals or file.error_values or file.no_text or file.layout.shared
+    plain_rows = (
+        file.lines
+        and file.only_upserts
+        and not (
+            file.absent or file.truncates or file.decimals or file.error_values or file.no_text or file.layout.shared
+        )
     )
     if not (plain_table and plain_rows):
         return False
@@ -61,6 +78,16 @@ def is_empty(cursor: Any, facts: TableFacts, keys: KeyRange | None = None) -> bo
     return not cursor.fetchone()[0]
 
 
+def prepare_deletes(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
+    """Loads the deletes that are aside into the temporary table; before the transaction. Raises what `load` raises."""
+    if file.aside:
+        with LoadFile(file.path.parent, file.layout) as deletes:
+            for batch in file.aside:
+                deletes.add(batch)
+            create_temporary(cursor, facts, file.layout)
+            load(cursor, facts, deletes)
+
+
 def load_empty(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | None = None) -> bool:
     """Loads all rows of a file that `fits` into the table; whether that was all there was to do. If not, the
     transaction must be undone. keys: of the file; None: nothing else may be in the table."""
@@ -68,7 +95,23 @@ def load_empty(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | 
         return False
     kept = ("@_k", "@_o", "@_v", "@_a", "@_p", "@_j")
     taken = send(cursor, facts, file, into=table_name(facts), kept=kept, version=VERSION_COLUMN)
-    return not warnings_of(cursor) and taken == file.rows and _as_in_file(cursor, facts, file, keys)
+    if warnings_of(cursor) or taken != file.lines or not _as_in_file(cursor, facts, file, keys):
+        return False
+    return not file.aside or _remember(cursor, facts, file.layout.key)
+
+
+def _remember(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
+    """Leaves tombstones for the loaded deletes; whether none of their keys is equal to that of a row of the table. If
+    two of them are equal in the table, the server finds a tombstone twice."""
+    names = [target_name(facts, name) for name in key]
+    cursor.execute(f"SELECT 1 FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)} LIMIT 1")
+    if cursor.fetchone() is not None:
+        return False
+    cursor.execute(
+        f"INSERT INTO {tombstones_name(facts)} ({', '.join([*names, VERSION_COLUMN])}) "
+        f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l"
+    )
+    return True
 
 
 def _within(facts: TableFacts, keys: KeyRange | None) -> str:
@@ -82,7 +125,7 @@ def _remembers(cursor: Any, facts: TableFacts, keys: KeyRange | None) -> bool:
 
 
 def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange | None) -> bool:
-    """Whether the table has exactly the keys of the file, each with its version. keys: only in this range."""
+    """Whether the table has exactly the keys of the file's lines, each with its version. keys: only in this range."""
     key = file.layout.key
     names = [as_text(facts, name, name in file.binary) for name in key]
     if len(key) > 1:  # as in text.row_keys
@@ -94,7 +137,7 @@ def _as_in_file(cursor: Any, facts: TableFacts, file: LoadFile, keys: KeyRange |
     there = f"{table_name(facts)} r{_within(facts, keys)}"
     cursor.execute(f"SELECT COUNT(*), COALESCE(SUM(CRC32({named})), 0) FROM {there}")
     rows, total = cursor.fetchone()
-    return bool(int(rows) == file.rows and int(total) == _sum_of(file))
+    return bool(int(rows) == file.lines and int(total) == _sum_of(file))
 
 
 def _is_text(facts: TableFacts, name: str) -> bool:

@@ -54,6 +54,8 @@ from cdc_core.target.text import (
 
 TEMPORARY = "_lockstep_load"
 _SHOWN = 120
+MAX_ASIDE = 10_000
+"""Deletes that a load file keeps in memory: those among many rows that an empty table gets."""
 MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more than these are not a problem of single rows."""
 _MAX_ERROR_COUNT = 65_535
@@ -212,9 +214,11 @@ def documents_of(facts: TableFacts, columns: Iterable[str]) -> frozenset[str]:
 class LoadFile:
     """The text file of one load. A context manager: the file is removed at the end.
 
+    deletes_aside: deletes stay out of the file until `add_deletes`, up to MAX_ASIDE of them.
+    rows: all of them. lines: those in the file. aside: the deletes that are not, without what a delete does not need.
     binary: the columns that travel as hex, known from the first batch.
-    absent: the columns that some row lacks. truncates: some row is one. only_upserts: all rows are upserts. nulls: the
-    columns in which some row has null.
+    absent: the columns that some row lacks. truncates: some row is one. only_upserts: all lines are upserts. nulls: the
+    columns in which some row has null. Of these four, what holds for the lines.
     decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
     key_widths: by binary column of the key, the shortest and the longest value in bytes.
     key_range: of the rows; None if some key is not made of whole numbers.
@@ -222,10 +226,12 @@ class LoadFile:
     no_text: by the number of a row, a column of which it has bytes that are not text.
     """
 
-    def __init__(self, directory: Path, layout: Layout) -> None:
+    def __init__(self, directory: Path, layout: Layout, *, deletes_aside: bool = False) -> None:
         self.layout = layout
         self.path = directory / f"{uuid.uuid4().hex}.load"  # not the table's name, which may have a slash
-        self.rows = 0
+        self.lines = 0
+        self.aside: list[pa.RecordBatch] = []
+        self._deletes_aside = deletes_aside and bool(layout.key)
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
         self.truncates = False
@@ -250,8 +256,34 @@ class LoadFile:
         finally:
             self.path.unlink(missing_ok=True)
 
+    @property
+    def rows(self) -> int:
+        return self.lines + self._rows_aside()
+
+    def _rows_aside(self) -> int:
+        return sum(batch.num_rows for batch in self.aside)
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Appends rows: the layout's columns and the bookkeeping of a merged row."""
+        if not batch.num_rows:
+            return
+        self._measure_key(batch)
+        if self._deletes_aside:
+            removed = pc.equal(batch.column(OP), MergedOp.DELETE)
+            if removed.true_count + self._rows_aside() > MAX_ASIDE:
+                self.add_deletes()
+            elif removed.true_count:
+                self.aside.append(_without_values(batch.filter(removed), self.layout))
+                batch = batch.filter(pc.invert(removed))
+        self._append(batch)
+
+    def add_deletes(self) -> None:
+        """All rows are in the file from here on."""
+        aside, self.aside, self._deletes_aside = self.aside, [], False
+        for batch in aside:
+            self._append(batch)
+
+    def _append(self, batch: pa.RecordBatch) -> None:
         if not batch.num_rows:
             return
         keys = row_keys(batch, self.layout.key)
@@ -261,7 +293,6 @@ class LoadFile:
             pc.any(pc.is_in(ops, pa.array([MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED]))).as_py()
         )
         self.only_upserts &= upserts.true_count == batch.num_rows
-        self._measure_key(batch)
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
             # An earlier run, whose write is being completed, may have had no origins.
@@ -282,14 +313,14 @@ class LoadFile:
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
         for row, name in empty_literals(batch):
             if name in self.layout.columns:
-                self.error_values.setdefault(name, []).append(self.rows + row + 1)
+                self.error_values.setdefault(name, []).append(self.lines + row + 1)
         for row, name in without_text(batch):
             needed = not self.layout.key or name in self.layout.key or upserts[row].as_py()
             if needed and name in self.layout.columns:
-                self.no_text.setdefault(self.rows + row + 1, name)
+                self.no_text.setdefault(self.lines + row + 1, name)
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
-        self.rows += batch.num_rows
+        self.lines += batch.num_rows
 
     def _measure_key(self, batch: pa.RecordBatch) -> None:
         for name in self.layout.key:
@@ -321,6 +352,14 @@ class LoadFile:
 
     def flush(self) -> None:
         self._file.flush()
+
+
+def _without_values(deletes: pa.RecordBatch, layout: Layout) -> pa.RecordBatch:
+    """Nulls for what a delete does not need, which may be long."""
+    for at, field in enumerate(deletes.schema):
+        if field.name in layout.columns and field.name not in layout.key:
+            deletes = deletes.set_column(at, field, pa.nulls(deletes.num_rows, field.type))
+    return deletes
 
 
 def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
@@ -374,6 +413,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
 
     tolerant: leave such rows out and return them, unless there are more than MAX_UNFIT.
     """
+    file.add_deletes()
     if tolerant:
         _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     loaded = send(cursor, facts, file, into=TEMPORARY, kept=("_k", "_o", "@_v", "_a", "_p", "_j"), version="_v")
@@ -400,7 +440,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
 
 
 def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: Sequence[str], version: str) -> int:
-    """Loads the file into a table; how many rows the server has taken.
+    """Loads the file's lines into a table; how many rows the server has taken.
 
     kept: where a line's bookkeeping goes: the key, operation, version (to `@_v`), absent columns, origins and decimals,
     a column or a variable for each. version: the column that takes the version.

@@ -65,7 +65,7 @@ def write_rows(
     whole: ShardResult | None = None
     mark = ""
     while rows.left:
-        with LoadFile(scratch, layout) as file:
+        with LoadFile(scratch, layout, deletes_aside=True) as file:
             while rows.left and not (part_rows and file.rows == part_rows):
                 file.add(rows.next(part_rows - file.rows if part_rows else None))
             if whole or rows.left:

@@ -17,8 +17,9 @@ or nothing.
              keys is left; what is written under their keys has replaced them
     ledger   what was done, in the same transaction; then commit
 
-Into a table that is empty, rows that are all plain upserts go without the temporary table (target.direct), in the same
-transaction as their fence, layout and ledger; so do those of a part whose range of keys is empty.
+Into a table that is empty, rows that are plain upserts go without the temporary table (target.direct), in the same
+transaction as their fence, layout and ledger; so do those of a part whose range of keys is empty. A few deletes among
+them leave their tombstones in the same transaction.
 
 Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
 If it fails or does not verify, it is undone, and the rows that hold such values are taken out first; this batch
@@ -259,6 +260,10 @@ def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file
     keys = file.key_range if write.part else None
     if (write.part and keys is None) or not direct.is_empty(cursor, facts, keys):
         return None
+    try:
+        direct.prepare_deletes(cursor, facts, file)
+    except DataAtRisk:
+        return None  # the guarded write says what is wrong, or sets rows aside
     lock = lock_table(cursor, facts.name)
     _begin(connection, cursor, write)
     try:
@@ -269,7 +274,8 @@ def _load_empty(connection: SafeConnection, cursor: Any, write: ShardWrite, file
         done, why = False, reason(error)
     counts = None
     if done:
-        counts = note(cursor, write, WriteCounts(write.logical, facts.name, written=file.rows, stale=0, absent=0))
+        written, absent = file.lines, file.rows - file.lines
+        counts = note(cursor, write, WriteCounts(write.logical, facts.name, written=written, stale=0, absent=absent))
         connection.commit()
     else:
         connection.rollback()

@@ -17,6 +17,7 @@ import pytest
 from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk
 from cdc_core.target import direct
+from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from examples.sandbox.mysql import MySql
 from tests.target_rows import COLUMNS, Table, Winner, shop, target_table
@@ -65,7 +66,7 @@ def _batch(chance: random.Random) -> list[Winner]:
     letters = "abcdefgh" if chance.random() < 0.3 else [f"{n}\t\\,\n\0" for n in range(500)]
     rows = []
     for id in chance.sample(range(-3, 12), chance.randint(1, 9)):
-        op = "d" if chance.random() < 0.03 else "u"
+        op = "d" if chance.random() < 0.2 else "u"
         code = "x" * 21 if chance.random() < 0.02 else chance.choice(letters)
         rows.append(shop(op, id, code, chance.choice([None, 0, 1, -5]), chance.randint(1, 9)))
     return rows
@@ -96,6 +97,59 @@ def test_both_ways_leave_the_same(table: Table, loads: list[bool], monkeypatch: 
     assert loads.count(False) > 2
 
 
+def test_deletes_among_upserts_leave_tombstones(table: Table, loads: list[bool]) -> None:
+    rows = [shop("d", 0, None, None, 20), shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 20)]
+    counts = table.write(rows, [shop("u", 3, "b", 1, 10), shop("d", 4, None, None, 20)])
+    assert (counts.written, counts.absent, loads, table.rows()) == (2, 3, [True], [(1, "a", 1), (3, "b", 1)])
+    assert ledger(table) == [("run", table.facts.table, "shop.t", 2, 0, 3, 1)]
+    late = table.write([shop("u", id, f"c{id}", id, 15) for id in range(5)], run="late")
+    assert (late.written, late.stale) == (2, 3)
+
+
+def test_more_deletes_than_are_kept_take_the_guarded_write(
+    table: Table, loads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_module, "MAX_ASIDE", 2)
+    batches = [[shop("d", 2 * at, None, None, 20), shop("u", 2 * at + 1, f"c{at}", at, 10)] for at in range(4)]
+    counts = table.write(*batches)
+    assert (counts.written, counts.absent, loads) == (4, 4, [])
+    assert [row[0] for row in table.rows()] == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("rows", ["ud", "du", "dd", "dud"])
+@pytest.mark.parametrize("later", [False, True])
+def test_keys_that_only_the_table_finds_equal(
+    server: Any, loads: list[bool], monkeypatch: pytest.MonkeyPatch, rows: str, later: bool
+) -> None:
+    """A row that was renamed from 'a' to 'A', or deleted and inserted again."""
+    definition = "CREATE TABLE {name} (id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, n INT)"
+    spelled = ["a", "A", "\u00e1"]
+    winners = [
+        Winner(op, {"id": spelled[at], "n": at}, (10, 10 + (at if later else -at), 0, "one"))
+        for at, op in enumerate(rows)
+    ]
+    winners += [Winner("u", {"id": f"x{at}", "n": at}, (10, 10, 0, "one")) for at in range(3)]
+    with target_table(server, definition, {"id": pa.string(), "n": pa.int32()}) as table:
+        found = table.write(winners), table.everything()
+        assert loads == [False]
+        table.clear()
+        monkeypatch.setattr(direct, "fits", lambda *_: False)
+        guarded = table.write(winners, run="again")
+        assert found == (replace(guarded, number=found[0].number), table.everything())
+
+
+def test_a_key_of_a_delete_that_does_not_fit_is_told(server: Any, loads: list[bool]) -> None:
+    definition = "CREATE TABLE {name} (id VARCHAR(3) COLLATE utf8mb4_bin PRIMARY KEY, n INT)"
+    rows = [Winner(op, {"id": id, "n": 1}, (10, 10, 0, "one")) for op, id in (("u", "a"), ("d", "long"), ("d", "b"))]
+    with target_table(server, definition, {"id": pa.string(), "n": pa.int32()}) as table:
+        with pytest.raises(DataAtRisk) as caught:
+            table.write(rows)
+        assert (caught.value.code, table.rows("id")) == ("target.row_error", [])
+        counts = table.write(rows, quarantine=True)
+        assert (counts.written, counts.absent, counts.quarantined, table.rows("id")) == (1, 1, 1, [("a",)])
+    assert loads == []
+
+
 def test_zero_is_not_replaced_by_the_next_number(server: Any, table: Table, loads: list[bool]) -> None:
     """MariaDB replaces it in a LOAD DATA that has SET, whatever the sql_mode."""
     table.write([shop("u", 7, "a", 7, 10), shop("u", 0, "b", 0, 10)])
@@ -117,7 +171,6 @@ def test_what_is_written_again_is_found(table: Table, loads: list[bool]) -> None
 
 
 SPECIAL_ROWS: dict[str, list[Winner]] = {
-    "a delete": [shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)],
     "a truncate": [Winner("t", {}, (5, 5, 0, "one")), shop("u", 1, "a", 1, 10)],
     "a row that left": [shop("u", 1, "a", 1, 10), shop("x", 2, "b", 1, 10)],
 }

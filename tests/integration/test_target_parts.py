@@ -284,11 +284,23 @@ def test_the_parts_of_an_empty_table_are_all_loaded_directly(
         assert len(loads) == 6 // part_rows + (6 % part_rows > 0)
 
 
+def test_parts_with_deletes_are_loaded_directly_too(server: Any, loads: list[bool]) -> None:
+    with target_table(server, PLAIN) as table:
+        mixed = [rows(id)[0] if id % 3 else shop("d", id, None, None, 99) for id in range(1, 10)]
+        done = table.write_in_parts(mixed, 4)
+        assert (done.written, done.absent, done.number) == (6, 3, 1)
+        assert loads == [True, True]  # the last one is a delete alone
+        again = table.write_in_parts(mixed, 4)
+        assert (again.written, again.absent, again.equal) == (6, 3, 6)
+        assert [row[0] for row in table.rows()] == [1, 2, 4, 5, 7, 8]
+        assert table.write_in_parts(rows(3, 6, 9), 2, run="late").stale == 3
+
+
 def test_a_part_with_rows_or_tombstones_among_its_keys_is_not_loaded_directly(server: Any, loads: list[bool]) -> None:
     with target_table(server, PLAIN) as table:
         table.write([*rows(20, seq=5), shop("d", 30, None, None, 99)], run="before")
         done = table.write_in_parts([*rows(10, 11), *rows(19, 21), *rows(30, 31), *rows(40, 41)], 2)
-        assert loads == [True, False, True]
+        assert loads == [True, True, False, True]  # the first is of the run before
         assert (done.written, done.stale) == (7, 1)
         assert [row[0] for row in table.rows()] == [10, 11, 19, 20, 21, 31, 40, 41]
 
