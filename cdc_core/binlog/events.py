@@ -286,10 +286,6 @@ class FormatDescription:
     def mariadb(self) -> bool:
         return "mariadb" in self.server_version.lower()
 
-    def post_header_length(self, event_type: int) -> int:
-        """0 for a type that the writing server does not know."""
-        return self.post_header_lengths[event_type - 1] if event_type <= len(self.post_header_lengths) else 0
-
 
 def parse_format_description(event: Event) -> FormatDescription:
     """version u16, server version 50 bytes NUL-padded, created u32, header length u8, a byte per type, checksum u8."""
@@ -448,34 +444,6 @@ def parse_xa_prepare(event: Event) -> XaPrepare:
     xid = XaId(number, read.take(gtrid_length), read.take(bqual_length))
     read.end()
     return XaPrepare(one_phase, xid)
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The server is alive and has sent all up to `file`:`offset`. Not in the log."""
-
-    file: str
-    offset: int
-
-
-def parse_heartbeat(event: Event) -> Heartbeat:
-    """27: the file's name, the offset in the header. 41: fields (type lenenc, length lenenc): 1 file, 2 offset.
-
-    27 has 32 bits of offset, so a file above 4 GiB needs 41 (MariaDB adds a u64 to 27 when it must)."""
-    read = event.cursor()
-    if event.header.type == EventType.HEARTBEAT:
-        if event.header.log_pos == 0 and read.left > 8:
-            offset = read.uint(8)
-            return Heartbeat(read.name(read.rest()), offset)
-        return Heartbeat(read.name(read.rest()), event.header.log_pos)
-    file, offset = "", 0
-    while (kind := read.lenenc()) != 0:
-        value = read.take(read.lenenc())
-        if kind == 1:
-            file = read.name(value)
-        elif kind == 2:
-            offset = WireCursor(value, event.name, event.where).lenenc()
-    return Heartbeat(file, offset)
 
 
 @dataclass(frozen=True, slots=True)
