@@ -51,8 +51,10 @@ class LaterStatements:
         with closing(self._stretches(begin)) as stretches:
             for stretch in stretches:
                 for event in stretch.events:
+                    if event.start < 0:  # it names the next file, and is in none
+                        continue
                     here = Position(begin.timeline, event.file, event.start + event.header.length)
-                    if event.start < 0 or here <= begin:
+                    if here <= begin:
                         continue
                     self._end = here
                     statement = self._select(event)

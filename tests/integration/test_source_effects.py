@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import pytest
 
 from cdc_core import connections
+from cdc_core.binlog.events import Event
 from cdc_core.errors import DataAtRisk
 from cdc_core.source.effects import Effect, Effects
-from cdc_core.source.statements import classify
+from cdc_core.source.later_statements import LaterStatements, statement_of
+from cdc_core.source.statements import Statement, classify
 from tests.integration.source_origin import Origin, fresh_name
 
 
@@ -182,3 +184,18 @@ def test_an_unknown_statement_concerns_what_it_names_and_all_where_it_names_noth
     assert [table for _, table in found.tables] == tables
     assert (found.unknown == "") is known
     assert found != Effect() or (known and not tables)
+
+
+def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str) -> None:
+    begin = origin.end()
+    origin.execute("FLUSH BINARY LOGS", "ALTER TABLE t ADD w INT", "INSERT INTO t VALUES (1, 2, 3)")
+    origin.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS", "ALTER TABLE t DROP w")
+    ahead = LaterStatements(origin.stream(begin)._statements_after, _statement)
+    assert [one.verb for one in ahead.of(begin.position)] == ["ALTER TABLE"] * 2
+    origin.execute("FLUSH BINARY LOGS", "ALTER TABLE t ADD w INT")
+    assert len(ahead.of(begin.position)) == 3
+
+
+def _statement(event: Event) -> Statement | None:
+    found = statement_of(event, lower_case=False, heed_temporary=True)
+    return found if found is not None and found.tables else None
