@@ -31,7 +31,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import compaction, coverage, reader, start, views
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
-from cdc_core.stage.manifest import chain, require_reached
+from cdc_core.stage.manifest import chain, require_found, require_reached
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage, open_store
 from cdc_core.stage.unify import latest_definitions, parts_of
@@ -70,8 +70,8 @@ Moment = datetime | str
 def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> Stage:
     """The stage of a pipeline file (*.yaml, *.yml), of a directory, or of a URI (`file:///…`, `s3://bucket/prefix`).
 
-    With a pipeline file the end of the stage is compared with the meta database, so that lost files are noticed at
-    the end too; a stage that is opened by its directory or URI alone is checked up to its last manifest.
+    With a pipeline file the stage is compared with the meta database, so that lost manifests are noticed at its end
+    too, and of copied rows; a stage that is opened by its directory or URI alone is checked up to its last manifest.
     s3_endpoint, s3_region: for a URI; a pipeline file has its own.
     Raises UsageError (stage.open, and what is wrong with a pipeline file), Refused (stage.empty), DataAtRisk (stage.gap
     and others, for a stage that is not whole).
@@ -111,10 +111,11 @@ class Chains:
 def read_chains(
     store: ObjectStore, pipeline: config.Pipeline | None, sources: Sequence[str], note: Callable[[str], None]
 ) -> Chains:
-    """All batches of the sources, verified to be chains that reach as far as meta says.
+    """All batches of the sources, verified to be chains that reach as far as meta says, with all copied rows that meta
+    knows of.
 
     pipeline: None where there is no meta. note: called if meta did not answer.
-    Raises DataAtRisk (stage.gap and others), Refused (stage.other_pipeline).
+    Raises DataAtRisk (stage.gap, stage.missing and others), Refused (stage.other_pipeline).
     """
     if pipeline is not None:
         for name in sources:
@@ -128,23 +129,27 @@ def read_chains(
         last = batches[-1] if batches else None
         reached[name] = None if last is None else last.end
         if recorded is not None:
-            checkpoint = recorded[name]
+            checkpoint, copied = recorded[name]
             require_reached(store, name, last, None if checkpoint is None else checkpoint.position)
+            require_found(store, name, copied, {batch.path for batch in batches})
             reached[name] = checkpoint or reached[name]
     return Chains(found, reached, recorded is not None, ranges)
 
 
 def recorded_ends(
     pipeline: config.Pipeline, names: Sequence[str], note: Callable[[str], None]
-) -> dict[str, Checkpoint | None] | None:
-    """The recorded end of each source; None, after a note, where meta does not answer."""
-    return _recorded(pipeline, note, lambda meta: {name: meta.checkpoint(name) for name in names})
+) -> dict[str, tuple[Checkpoint | None, tuple[str, ...]]] | None:
+    """The recorded end of each source, and the paths of its recorded manifests of copied rows; None, after a note,
+    where meta does not answer."""
+    return _recorded(
+        pipeline, note, lambda meta: {name: (meta.checkpoint(name), meta.copied_manifests(name)) for name in names}
+    )
 
 
 def recorded_manifests(
     pipeline: config.Pipeline, names: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, tuple[Checkpoint | None, list[str]]] | None:
-    """The recorded end of each source, and the paths of its recorded manifests; else as `recorded_ends`."""
+    """The recorded end of each source, and the paths of all its recorded manifests; else as `recorded_ends`."""
     return _recorded(
         pipeline, note,
         lambda meta: {name: (meta.checkpoint(name), [one.manifest for one in meta.batches(name)]) for name in names},

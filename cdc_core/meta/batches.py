@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from sqlalchemy import Connection, Row, delete, exists, insert, select, update
+from sqlalchemy import Connection, Row, and_, delete, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, RetryLater, defect
 from cdc_core.meta import copies, failures, leases, tables
@@ -155,6 +155,18 @@ def find(
     if until is not None:
         query = query.where(_batch.c.end_seq <= until.seq)
     return tuple(batch_of(row) for row in connection.execute(query.order_by(*IN_ORDER)))
+
+
+def by_id(connection: Connection, batch_id: str) -> BatchRow | None:
+    """See Meta.batch."""
+    row = connection.execute(select(_batch).where(_batch.c.batch_id == batch_id)).one_or_none()
+    return None if row is None else batch_of(row)
+
+
+def copied_manifests(connection: Connection, source: str) -> tuple[str, ...]:
+    """See Meta.copied_manifests."""
+    of_copies = and_(_batch.c.source == source, _batch.c.begin_seq == _batch.c.end_seq)
+    return tuple(connection.execute(select(_batch.c.manifest).where(of_copies)).scalars())
 
 
 def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:

@@ -319,6 +319,14 @@ class Meta:
         """In stream order: those that begin at or after `after` and end at or before `until`."""
         return self._database.read(lambda c: batches.find(c, source, after=after, until=until))
 
+    def batch(self, batch_id: str) -> BatchRow | None:
+        """A purged one too, until `forget_batches`."""
+        return self._database.read(lambda c: batches.by_id(c, batch_id))
+
+    def copied_manifests(self, source: str) -> tuple[str, ...]:
+        """The paths of its manifests of copied rows: without one of them, the chain of manifests has no gap."""
+        return self._database.read(lambda c: batches.copied_manifests(c, source))
+
     def files(self, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
         """The files of each batch, as in its manifest."""
         return self._database.read(lambda c: batches.files(c, batch_ids))

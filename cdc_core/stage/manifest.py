@@ -223,9 +223,15 @@ def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) ->
     none. Raises DataAtRisk (stage.missing, stage.start)."""
     listed = {info.path for info in store.list(manifests_prefix(source))}
     wanted = list(manifests)
-    lost = [path for path in wanted if path not in listed]
     if wanted and starts.read(store, source) is None:
         raise starts.missing_start(store, source)
+    require_found(store, source, wanted, listed)
+
+
+def require_found(store: ObjectStore, source: str, wanted: Iterable[str], found: Collection[str]) -> None:
+    """The manifests that are wanted, by their paths, were found on the stage; those before the horizon need not be.
+    Raises DataAtRisk (stage.missing)."""
+    lost = [path for path in wanted if path not in found]
     horizon = horizons.read(store, source) if lost else None
     for path in lost:
         if horizon is None or path >= first_at(source, horizon.position):

@@ -78,6 +78,26 @@ def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(stag
     assert not meta.exists()
 
 
+def test_each_reader_misses_a_lost_manifest_of_copied_rows_though_the_chain_has_no_gap(
+    staged: Any, lockstep: Any
+) -> None:
+    """The table was whole before it was copied again, so that without the manifest it would still seem whole."""
+    lockstep("snapshot", "shop.yaml", f"{staged.name}.orders")
+    stage = stage_of(lockstep)
+    (copied,) = [one for one in (stage / "manifests/shop").iterdir() if json.loads(one.read_text())["chunks"]]
+    readers = (
+        ("stage", "export", "shop.yaml", f"{staged.name}.orders", "-o", "out.parquet", "--force"),
+        ("stage", "sql", "shop.yaml", f"SELECT count(*) FROM {staged.name}.orders"),
+        ("stage", "ls", "shop.yaml", "--files"),
+    )
+    with without(copied):
+        for reader in readers:
+            error = lockstep(*reader, code=4).error
+            assert (error["code"], copied.name in error["what"]) == ("stage.missing", True), reader
+    for reader in readers:
+        lockstep(*reader)
+
+
 def test_an_extractor_that_finds_a_start_and_no_meta_begins_there_again(source_database: Any, lockstep: Any) -> None:
     """Killed between the two, or its meta was lost before anything was staged: `latest` means the same moment."""
     source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
