@@ -19,7 +19,15 @@ from cdc_core.config import Source
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.remedies import GIVE_UP
-from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
+from cdc_core.source.facts import (
+    ServerFacts,
+    applies_replicated,
+    binlog_files,
+    gtid_executed,
+    gtid_purged,
+    has_more_to_apply,
+    log_off,
+)
 from cdc_core.source.facts import now_us as server_now_us
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.start import Search, latest_us
@@ -172,6 +180,7 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
     file = search.file_at(moment_us)
     if file is None:
         raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
+    more_to_apply = has_more_to_apply(search.control)
     found = search.first(file, lambda one: latest_us(one.commit_ts_us) >= moment_us)
     again, last = 0, None
     for one in search.begins(found.position.file):
@@ -180,11 +189,25 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
             break
         if one.position >= found.position:
             again, last = again + 1, one.position
+    else:
+        if more_to_apply:  # of what was read, so that it would come again, and nothing would tell
+            raise _may_be_behind(search, source, stored)
     words = (
         f"by time, from {from_us(moment_us).isoformat()} on ({source.rewind_s:g} s before what was read last): "
         f"{again} transaction{'' if again == 1 else 's'} of that time may come again"
     )
     return found, words, last
+
+
+def _may_be_behind(search: Search, source: Source, stored: Checkpoint) -> RetryLater:
+    return RetryLater(
+        f"The standby {search.known.identity} may not yet have applied all that was read from {stored.server}: without "
+        "GTIDs, only its log and its replication can tell.",
+        where=f"{source.name}, {stored.position}",
+        code="source.standby_behind",
+        remedy="nothing is lost; the next attempt continues there once the standby has applied all that it received. "
+        "If it is the primary now, end its replication: STOP REPLICA, RESET REPLICA ALL",
+    )
 
 
 def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:

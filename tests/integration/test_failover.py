@@ -196,6 +196,36 @@ def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line
     assert max(again.values()) < again_until(line)
 
 
+@pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
+def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_read(pair: Pair, line: Line) -> None:
+    run(pair.primary, "CREATE TABLE bare (n INT)", database=pair.name)
+    write(pair.primary, pair.name, 1, 3)
+    pair.caught_up()
+    with pair.replica.connect(pair.name) as connection, connection.cursor() as cursor:
+        cursor.execute("LOCK TABLES bare READ, t READ")
+        run(pair.primary, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
+        line.drain()
+        time.sleep(1)  # the replica's relay log has it
+        pair.primary.kill()
+        with pytest.raises(RetryLater) as caught:
+            line.drain()
+        assert caught.value.code == "source.standby_behind"
+        # Nor while it is not promoted, though it has applied all: the primary may come back, and send more.
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not run(pair.replica, "SELECT * FROM bare", database=pair.name):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.05)
+    with pytest.raises(RetryLater):
+        line.drain()
+    pair.promote()
+    run(pair.replica, "INSERT INTO bare VALUES (3)", database=pair.name)
+    line.drain()
+    line.assert_equals(pair.replica)
+    with pytest.raises(Refused) as refused:
+        table_state(line.store, list(manifests.chain(line.store, "shop")), "bare")
+    assert (refused.value.code, "may be staged twice" in refused.value.what) == ("stage.partial", True)
+
+
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
 def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, line: Line) -> None:
     write(pair.primary, pair.name, 1, 10)
