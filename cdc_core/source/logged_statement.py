@@ -34,7 +34,7 @@ NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
 BEGIN = LoggedStatement(Statement(Action.BEGIN, "BEGIN"))
 
 
-def read_statement(event: Event, *, lower_case: bool) -> LoggedStatement:
+def read_statement(event: Event, *, lower_case: bool, mariadb: bool) -> LoggedStatement:
     """The statement of one of QUERIES. lower_case: the server compares names of tables in lower case."""
     if event.body.endswith(b"\0BEGIN"):
         return BEGIN  # one for each transaction of MySQL: not worth parsing its text
@@ -45,9 +45,12 @@ def read_statement(event: Event, *, lower_case: bool) -> LoggedStatement:
         # A QUERY with 13 more bytes after its post-header of 13: file id, the span of its name, duplicates.
         event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
     query = parse_query(event)
+    temporary = bool(event.header.flags & _FLAG_THREAD_SPECIFIC)
+    if not mariadb:  # it names the databases for a TRUNCATE of a temporary table: Sql_cmd_truncate_table
+        temporary = temporary and _UPDATED_DATABASES in query.status
     statement = classify(
         query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-        lower_case=lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
+        lower_case=lower_case, temporary=temporary,
     )  # fmt: skip
     words = ""
     if statement.action in _SHOWN_ACTIONS:

@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 STATEMENT_LEFT_OUT = "statement on a table not included"
 
+_PERHAPS_TEMPORARY = (
+    "all rows were removed, unless the session had a temporary table of that name, which the log does not show"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
@@ -72,7 +76,7 @@ class StatementJudge:
         self._cascades = cascades
         self._past = past
         self._temporary: set[tuple[int, Name]] = set()
-        """Temporary tables with the names of captured ones, by the session's connection id, in this file."""
+        """Temporary tables with names of captured ones, by the session's connection id: as far as the log was read."""
 
     def follow_temporary(self, logged: LoggedStatement) -> None:
         """A statement makes or drops temporary tables."""
@@ -83,24 +87,27 @@ class StatementJudge:
         else:
             self._temporary -= names
 
-    def next_file(self) -> None:
-        """A server that was started again gives out the same connection ids."""
+    def server_started(self) -> None:
+        """It has no temporary tables yet, and gives out the same connection ids as before."""
         self._temporary.clear()
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
         """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
         empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change)."""
-        statement = logged.statement
+        statement, on_truncate = logged.statement, self._policy.on_truncate
         if statement.temporary and statement.tables is not None:
             (truncated,) = statement.tables
             if (logged.thread, truncated) in self._temporary:
                 return None
+            # The session may have made the temporary table before what was read: such a TRUNCATE must empty nothing.
+            statement, on_truncate = replace(statement, unlogged=_PERHAPS_TEMPORARY), "unlogged"
+            logged = replace(logged, statement=statement)
         if statement.queries:
             self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
         effect = define_tables(
             statement, self._tables, LogPoint(group.seq, at.after), group.commit_ts_us,
             stops_at_cascades=self._cascades.active and self._policy.on_unlogged_change == "stop",
-            on_truncate=self._policy.on_truncate,
+            on_truncate=on_truncate,
         )  # fmt: skip
         group.happened += effect.happened
         if not self._past:

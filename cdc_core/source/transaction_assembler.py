@@ -26,6 +26,7 @@ from cdc_core.binlog.events import (
     EventType,
     crc_of,
     folded,
+    parse_format_description,
     parse_rotate,
     parse_xa_prepare,
     type_name,
@@ -267,7 +268,7 @@ class TransactionAssembler:
         }
         for types, handler in (
             (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
-            (_ASIDE, self._aside), (_FILE_EVENTS, lambda event: self._advance(event, Mark.OF_FILE)),
+            (_ASIDE, self._aside), (_FILE_EVENTS, self._of_file),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
@@ -348,6 +349,11 @@ class TransactionAssembler:
 
     # The file
 
+    def _of_file(self, event: Event) -> Iterable[Block]:
+        if event.header.type == EventType.FORMAT_DESCRIPTION and parse_format_description(event).created:
+            self.judge.server_started()
+        return self._advance(event, Mark.OF_FILE)
+
     def _switch(self, event: Event) -> Blocks:
         """The next events are in another file. Without a ROTATE before it the server stopped or crashed there."""
         file = parse_rotate(event).file
@@ -366,7 +372,6 @@ class TransactionAssembler:
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
-            self.judge.next_file()
             self._file = next_file
             self._end = FIRST_OFFSET
             self.trace = NOT_TRACED
@@ -576,7 +581,7 @@ class TransactionAssembler:
     # Statements
 
     def _query(self, event: Event) -> Iterable[Block]:
-        logged = read_statement(event, lower_case=self.lower_case)
+        logged = read_statement(event, lower_case=self.lower_case, mariadb=self.mariadb)
         if logged.statement.temporaries:
             self.judge.follow_temporary(logged)
         return self._advance(event, logged.statement.action, logged)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
-from cdc_core.model.block import EntryKind
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import dump, server
 from cdc_core.source.gtid_sets import advanced
@@ -246,6 +249,44 @@ def test_create_table_select_and_temporary_tables_are_read_right(origin: Origin)
         row["id"] for b in blocks for part in b.tables if part.schema.table == "twin" for row in part.rows.to_pylist()
     ]
     assert twin == [1]
+
+
+def truncates(blocks: Sequence[Block]) -> list[str]:
+    return [part.schema.table for block in blocks for part in block.tables for row in part.rows.to_pylist()
+            if row["_cdc_op"] == "t"]  # fmt: skip
+
+
+def test_a_truncate_of_a_temporary_table_with_the_name_of_a_captured_one_empties_nothing(origin: Origin) -> None:
+    """Though the log went on in another file meanwhile, or what was read begins after the table was made."""
+    origin.execute(*TABLES, "INSERT INTO customer VALUES (1, 'a', 1, NULL)")
+    stages = {"on_truncate": "stage"}
+    start = origin.end()
+    with origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", "CREATE TEMPORARY TABLE customer (id INT)")
+        origin.execute("FLUSH BINARY LOGS")
+        later = origin.end()
+        run("TRUNCATE customer")
+        assert truncates(origin.drain(start, **stages)) == []
+        with pytest.raises(DataAtRisk) as caught:
+            origin.drain(later, **stages)
+        assert (caught.value.code, "temporary table" in caught.value.what) == ("source.unlogged_change", True)
+        blocks = origin.drain(later, **stages, on_unlogged_change="resync")
+        assert truncates(blocks) == []
+        assert [(one.table, one.what) for block in blocks for one in block.happened] == [
+            (f"{origin.name}.customer", Happened.UNLOGGED)
+        ]
+        run("DROP TEMPORARY TABLE customer", "TRUNCATE customer")
+    assert truncates(origin.drain(start, **stages)) == ["customer"]
+
+
+def test_a_truncate_in_a_procedure_that_used_a_temporary_table_is_staged(origin: Origin) -> None:
+    origin.execute(
+        *TABLES, "CREATE PROCEDURE fill() BEGIN CREATE TEMPORARY TABLE w (id INT); INSERT INTO w VALUES (1); "
+        "TRUNCATE customer; INSERT INTO customer SELECT id, 'a', 1, NULL FROM w; END",
+    )  # fmt: skip
+    start = origin.end()
+    origin.execute("CALL fill()")
+    assert truncates(origin.drain(start, on_truncate="stage")) == ["customer"]
 
 
 def test_gtids_of_the_entries_advance_a_checkpoint_to_what_the_server_has_executed(origin: Origin) -> None:
