@@ -59,13 +59,15 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
         said = f"way back: not ready: {found.way_back} has not run yet"
         return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
     behind_s, waiting = _behind(meta, status)
-    lag_s = max(behind_s, *(one.lag_us / 1e6 for one in status.sources))
+    lags_us = [one.lag_us for one in status.sources if one.lag_us is not None]
+    known = len(lags_us) == len(status.sources)
+    lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
     age_s, doubt = _proven(status, oldest)
     runs = standing(status)
     problem = next((one.what for one in status.failures if one.task != RUN or one.subject in runs), "")
-    ready = not doubt and not problem and lag_s < LATE_S
+    ready = not doubt and not problem and lag_s is not None and lag_s < LATE_S
     why = [
-        f"lag {duration(lag_s)}",
+        "lag unknown" if lag_s is None else f"lag {duration(lag_s)}",
         f"{counted(waiting, 'batch')} to apply" if waiting else "",
         "" if age_s is None else f"evidence {duration(age_s)} old",
         doubt,

@@ -111,9 +111,10 @@ def extract(
     rows = [
         (
             name, result.staged.rows, result.staged.batches, result.staged.files, size(result.staged.size_bytes),
-            result.position, moment(result.watermark_us), duration(_lag_s(result)),
+            result.position, moment(result.watermark_us), "unknown" if lag_s is None else duration(lag_s),
         )
         for name, result in results
+        for lag_s in [_lag_s(result)]
     ]  # fmt: skip
     output.answer(document, table("staged", columns, rows, numbers=("rows", "batches", "files", "size", "lag")))
     warn_of_partial(output, results)
@@ -148,7 +149,7 @@ def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str,
 
 def describe(name: str, result: DrainResult) -> dict[str, Any]:
     """The progress of a source's extract, for --json."""
-    staged = result.staged
+    staged, lag_s = result.staged, _lag_s(result)
     return {
         "source": name,
         "done": result.done,
@@ -159,12 +160,15 @@ def describe(name: str, result: DrainResult) -> dict[str, Any]:
         "size_bytes": staged.size_bytes,
         "position": result.position.to_json(),
         "complete_to": moment(result.watermark_us),
-        "lag_s": round(_lag_s(result), 3),
+        "lag_s": None if lag_s is None else round(lag_s, 3),
         "partial": {table: one.to_json() for table, one in result.partial.items()},
     }
 
 
-def _lag_s(result: DrainResult) -> float:
+def _lag_s(result: DrainResult) -> float | None:
+    """None without a watermark."""
+    if not result.watermark_us:
+        return None
     return (to_us(datetime.now(UTC)) - result.watermark_us) / 1e6
 
 

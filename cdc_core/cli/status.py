@@ -204,7 +204,7 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "position": one.checkpoint.position.to_json(),
         "gtid_set": one.checkpoint.gtid_set,
         "complete_to": moment(one.checkpoint.watermark_us),
-        "lag_s": one.lag_us / 1e6,
+        "lag_s": None if one.lag_us is None else one.lag_us / 1e6,
         "holder": one.holder,
         "ring": asdict(one.ring),
         "epoch": one.epoch,
@@ -342,7 +342,8 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
 def _tables(found: Status, waiting: list[str], *, every: bool) -> list[RenderableType]:
     sources: list[tuple[object, ...]] = [
         (
-            one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us), duration(one.lag_us / 1e6),
+            one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us),
+            "unknown" if one.lag_us is None else duration(one.lag_us / 1e6),
             one.batches, one.rows, size(one.size_bytes), one.holder or "not running",
         )
         for one in found.sources

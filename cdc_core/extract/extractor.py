@@ -385,6 +385,11 @@ class Extractor:
             if waited and fence is None and budget_s is not None:
                 return self._result(done=False)
 
+    @property
+    def reached(self) -> DrainResult:
+        """What is staged so far, also by a drain that raised."""
+        return self._result(done=False)
+
     def _now_us(self) -> int:
         """The earlier of the clocks of server and meta: if only one of them is ahead, it does no harm."""
         if time.monotonic() >= self._clock_due_s:

@@ -160,33 +160,36 @@ def intervals_late(windows: Windows, complete_us: int, now_us: int) -> int:
 def _late(status: Status, windows: Windows, targets: Sequence[str]) -> Iterator[Problem]:
     for one in status.sources:
         reached = one.checkpoint.watermark_us
-        late = intervals_late(windows, reached, status.now_us) if reached else 0
+        # Without a watermark it is at least as late as its latest progress is old.
+        late = intervals_late(windows, reached or one.updated_us, status.now_us)
         if late:
-            yield _lateness(f"source {one.source}", one.source, late, reached, "extracted")
+            done = "it is extracted up to" if reached else "it was extracted last at"
+            yield _lateness(f"source {one.source}", one.source, late, reached or one.updated_us, done)
     for target in status.targets:
         oldest = target.oldest_window_us
         late = intervals_late(windows, oldest, status.now_us) if oldest is not None and target.target in targets else 0
         if late and oldest is not None:
-            yield _lateness(f"target {target.target}", target.target, late, oldest, "applied")
+            yield _lateness(f"target {target.target}", target.target, late, oldest, "it is applied up to")
 
 
 def _lateness(subject: str, name: str, late: int, reached_us: int, done: str) -> Problem:
     count = f"{late:,} interval{'s' if late > 1 else ''}" if late < MOST_LATE else f"{MOST_LATE:,} intervals or more"
     return Problem(
-        Level.LATE, subject, f"{name} is late by {count}: it is {done} up to {_moment(reached_us)}.",
+        Level.LATE, subject, f"{name} is late by {count}: {done} {_moment(reached_us)}.",
         remedy="check that the DAG is switched on and its runs succeed, or run `lockstep run` by hand",
         since_us=reached_us, exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
     )  # fmt: skip
 
 
-def retention_left_s(source: SourceStatus) -> float | None:
+def retention_left_s(source: SourceStatus, now_us: int) -> float | None:
     """How long the source still keeps what is not extracted yet; None if it keeps its log for ever."""
-    return source.retention_s - source.lag_us / 1e6 if source.retention_s else None
+    reached_us = source.checkpoint.watermark_us or source.updated_us
+    return source.retention_s - (now_us - reached_us) / 1e6 if source.retention_s else None
 
 
 def _purged_soon(status: Status) -> Iterator[Problem]:
     for one in status.sources:
-        left_s = retention_left_s(one)
+        left_s = retention_left_s(one, status.now_us)
         if left_s is not None and left_s < one.retention_s / 2:
             gone = "may be purged already" if left_s <= 0 else f"are purged in {left_s / 3600:.1f} h"
             yield Problem(

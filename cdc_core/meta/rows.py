@@ -279,12 +279,12 @@ class CopyStatus:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag.
-    Below 0 where clocks were ahead: see Checkpoint.floor_us."""
+    """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag. None without
+    a watermark, which was withdrawn because clocks were ahead: see Checkpoint.floor_us. Below 0 before that."""
 
     source: str
     checkpoint: Checkpoint
-    lag_us: int
+    lag_us: int | None
     updated_us: int
     epoch: int
     holder: str | None
@@ -345,7 +345,7 @@ class Status:
     pipeline: str
     now_us: int
     watermark_us: int
-    """The lowest watermark of its sources: all windows that end at or before it are staged."""
+    """The lowest watermark of its sources: all windows that end at or before it are staged. 0: not known."""
     sources: tuple[SourceStatus, ...]
     targets: tuple[TargetStatus, ...]
     runs: tuple[RunRow, ...]

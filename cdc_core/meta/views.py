@@ -195,7 +195,7 @@ def _source_status(connection: Connection, source: str, now: int, failed: Sequen
     return SourceStatus(
         source=source,
         checkpoint=checkpoint,
-        lag_us=now - checkpoint.watermark_us,
+        lag_us=now - checkpoint.watermark_us if checkpoint.watermark_us else None,
         updated_us=row.updated_us,
         epoch=0 if holder is None else holder.epoch,
         holder=reader,

@@ -33,10 +33,10 @@ from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, holder_name, is_dry_run, run_name
 from lockstep_airflow.sensor import DRAIN_S
-from lockstep_airflow.specs import COPY
+from lockstep_airflow.specs import COPY, PLAN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMED = 10
 LINE_S = 10.0
 """At most one line a table in this time, while it is read."""
 UNFINISHED = ("queued", "running")
@@ -242,7 +243,7 @@ class StageCopySensor(_CopySensor):
 
         read = [one.table for one in meta.copies(self.source) if one.complete]
         if not read and not meta.decided_copied(self.source):
-            self._require_copied(context, pipeline, meta)
+            self._require_copied(context, pipeline, meta, store)
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
         holder = holder_name(context)
         extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
@@ -256,17 +257,23 @@ class StageCopySensor(_CopySensor):
         if staged.waiting is not None:
             log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
             return PokeReturnValue(False)
-        self._require_copied(context, pipeline, meta)
+        self._require_copied(context, pipeline, meta, store)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
         return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
 
-    def _require_copied(self, context: Context, pipeline: Pipeline, meta: Meta) -> None:
-        """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code."""
+    def _require_copied(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> None:
+        """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
+        airflow.not_copied where that task has not run."""
         from cdc_core.meta.failures import COPY_TABLE, copied_table
 
         ti = context["ti"]
-        read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index) or {}
-        if read.get("refused"):
+        read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
+        if read is None:  # it was skipped, as there was nothing to copy, or marked
+            planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.source: 1})
+            left = _wanted(context, pipeline, meta, store, self.source) if planned.get(self.source) else ()
+            if left:
+                raise _not_copied(self.source, [one.name for one in left])
+        elif read.get("refused"):
             refused = [
                 Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
                 for one in meta.failures(pipeline.pipeline)
@@ -280,6 +287,17 @@ class StageCopySensor(_CopySensor):
         from lockstep_airflow import lineage
 
         return lineage.of_copy(self.file, self.source, task_instance.get_template_context())
+
+
+def _not_copied(source: str, tables: Sequence[str]) -> Refused:
+    some = ", ".join(tables[:_MOST_NAMED]) + (f" and {len(tables) - _MOST_NAMED:,} more" * (len(tables) > _MOST_NAMED))
+    return Refused(
+        f"The task {COPY} has not said that it has read what this run was to copy of {source}: it was marked, or "
+        f"Airflow has removed its XCom. Not copied: {some}.",
+        where=f"task {COPY}",
+        code="airflow.not_copied",
+        remedy=f"what was read is staged; clear the task {COPY} with this one: it continues after the last chunk",
+    )
 
 
 class StartCopyOperator(BaseOperator):

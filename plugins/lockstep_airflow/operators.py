@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from cdc_core.apply.jobs import SparkJob
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta
-    from cdc_core.model.batch import Manifest
     from cdc_core.model.run import RunPlan
     from cdc_core.stage.objects import ObjectStore
     from lockstep_airflow.lineage import Lineage
@@ -453,7 +452,7 @@ class CommitOperator(_RunOperator):
             if run_is_over(meta, plan):
                 end_application(plan, Path(self.file), pipeline)
             metrics.committed(pipeline.pipeline, summary)
-            positions = _positions(store, plan, self.target)
+            positions = _positions(meta, plan, self.target)
         for table in summary.tables:
             log.info("%s", table)
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
@@ -480,21 +479,15 @@ def asset_name(pipeline: str, target: str, table: str) -> str:
     return f"lockstep/{pipeline}/{target}/{table}"
 
 
-def _positions(store: ObjectStore, plan: RunPlan, target: str) -> dict[str, list[str]]:
-    """By source: where the run's first batch begins and where its last one ends."""
+def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
+    """By source: where the run's first batch begins and where its last one ends; not of batches that were forgotten."""
     ends: dict[str, tuple[str, str]] = {}
     for batch_id in plan.target(target).batches:
         source = batch_id.partition("/")[0]
         ends[source] = (ends.get(source, (batch_id, ""))[0], batch_id)
-    return {
-        source: [str(_manifest(store, first).begin.position), str(_manifest(store, last).end.position)]
-        for source, (first, last) in ends.items()
-    }
-
-
-def _manifest(store: ObjectStore, batch_id: str) -> Manifest:
-    from cdc_core.stage.layout import batch_path
-    from cdc_core.stage.manifest import parse
-
-    path = batch_path(batch_id)
-    return parse(store.get(path), path, store.uri)
+    found = {}
+    for source, (first, last) in ends.items():
+        begins, ends_ = meta.batch(first), meta.batch(last)
+        if begins is not None and ends_ is not None:
+            found[source] = [str(begins.begin), str(ends_.end)]
+    return found

@@ -111,9 +111,12 @@ class ExtractSensor(Leaving, BaseSensorOperator):
                     raise
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)
-        result = self._extractor.drain(until_us=window.end_us, budget_s=DRAIN_S)
-        metrics.drained(pipeline.pipeline, self.source, result, self._drained)
-        self._drained = result
+        try:
+            result = self._extractor.drain(until_us=window.end_us, budget_s=DRAIN_S)
+        finally:  # what it staged before it raised counts too
+            reached = self._extractor.reached
+            metrics.drained(pipeline.pipeline, self.source, reached, self._drained)
+            self._drained = reached
         log.info(
             "%s: %s %s; staged %s rows in %s batches of this try, at %s",
             self.source,

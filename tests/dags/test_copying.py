@@ -170,6 +170,32 @@ def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
     assert world.asked == (["extract", "stage"] * 2 if others else [])
 
 
+@pytest.mark.parametrize("others", [True, False])
+def test_a_run_whose_copy_was_marked_fails_once_what_was_read_is_staged_unless_all_is_copied(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    task = sensor(StageCopySensor, file)
+    answers = {"plan": {"sources": {"shop_db": 1}}, "copy": None}
+    context["ti"].xcom_pull = lambda task_ids, **_: answers[task_ids]
+    world.staged = Staged(tables=("shop.u",))
+    if not others:
+        monkeypatch.setattr(Meta, "copies", lambda *_: ())
+    with pytest.raises(AirflowFailException, match=r"(?s)Not copied: shop\.t\..*airflow\.not_copied"):
+        task.poke(context)
+    assert world.asked == (["extract", "stage"] if others else [])
+    answers["plan"] = None  # marked as well
+    with pytest.raises(AirflowFailException, match=r"airflow\.not_copied"):
+        task.poke(context)
+    answers["plan"], pending, world.pending = {"sources": {"shop_db": 1}}, world.pending, ()
+    for _ in range(2):  # then: nothing was to be copied, and a copy came due since
+        if others:
+            assert task.poke(context).is_done
+        else:
+            with pytest.raises(AirflowSkipException):
+                task.poke(context)
+        answers["plan"], world.pending = {"sources": {"shop_db": 0}}, pending
+
+
 @pytest.mark.parametrize("kind", [CopySensor, StageCopySensor])
 def test_a_dry_run_asks_nobody_and_a_termination_leaves(
     world: World, file: str, context: Any, kind: type, monkeypatch: pytest.MonkeyPatch

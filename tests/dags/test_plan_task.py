@@ -15,12 +15,13 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, D
 
 from cdc_core import config
 from cdc_core.apply import plan as planning
+from cdc_core.apply import retention
 from cdc_core.meta import Meta
 from cdc_core.repair import reverse_query
 from cdc_core.repair.reverse_query import Queried
 from cdc_core.windows import parse_moment, to_us
 from lockstep_airflow import operators
-from lockstep_airflow.operators import PlanOperator
+from lockstep_airflow.operators import PlanOperator, _positions
 from lockstep_airflow.pipelines import dags_of
 from lockstep_airflow.run_context import window_of
 from lockstep_airflow.window import RunWindow
@@ -150,3 +151,17 @@ def test_a_task_whose_plan_task_says_nothing_asks_the_plan_and_not_only_whether_
     with pytest.raises(AirflowSkipException, match="no batches for main"):
         commits("idle")
     line.meta.close()
+
+
+def test_a_commit_that_is_repeated_after_a_purge_still_knows_from_where_to_where_it_applied(tmp_path: Path) -> None:
+    line = Line.open(tmp_path)
+    with line.meta:
+        batches = [manifest(number, window=number) for number in range(3)]
+        line.stage(*batches)
+        run = line.done("first")
+        ends = {"shop": [str(batches[0].begin.position), str(batches[2].end.position)]}
+        assert _positions(line.meta, run, "t") == ends
+        retention.purge(line.meta, line.store, line.pipeline, cutoff_us=1 << 60)
+        assert _positions(line.meta, run, "t") == ends
+        retention.purge(line.meta, line.store, line.pipeline, cutoff_us=1 << 60, forget_us=1 << 60)
+        assert _positions(line.meta, run, "t") == {}

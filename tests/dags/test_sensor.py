@@ -22,10 +22,12 @@ from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.windows import CLOCK_TOLERANCE_US
+from lockstep_airflow import metrics
 from lockstep_airflow.sensor import ExtractSensor
 
 HELD = RetryLater("Held by another.", code="meta.lease_held", remedy="wait")
 POSITION = Position(0, "binlog.000007", 1234)
+STAGED = StagingTotals(batches=1, files=2, rows=3, events=4), POSITION, 99
 
 
 @dataclass
@@ -68,7 +70,11 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
             answer = record.answers.pop(0)
             if isinstance(answer, LockstepError):
                 raise answer
-            return DrainResult(answer, StagingTotals(batches=1, files=2, rows=3, events=4), POSITION, 99)
+            return DrainResult(answer, *STAGED)
+
+        @property
+        def reached(self) -> DrainResult:
+            return DrainResult(False, *STAGED)
 
     monkeypatch.setattr(cdc_core.extract, "Extractor", StandIn)
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", "mysql://u:p@127.0.0.1:1/")
@@ -159,15 +165,19 @@ def test_a_source_that_another_holds_is_waited_for(extraction: Extraction, senso
     ],
 )
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])
-def test_an_error_closes_the_extractor(
-    extraction: Extraction, sensor: Any, context: Any, mode: str, error: LockstepError, kind: type[Exception]
-) -> None:
+def test_an_error_closes_the_extractor_and_what_was_staged_before_it_is_counted(
+    extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch, mode: str,
+    error: LockstepError, kind: type[Exception],
+) -> None:  # fmt: skip
+    counted: dict[str, int] = {}
+    monkeypatch.setattr(metrics, "_count", lambda name, more, **_: counted.update({name: more}))
     extraction.answers = [error]
     task = sensor(mode)
     with pytest.raises(kind) as raised:
         task.execute(context)
     assert type(raised.value) is kind
     assert extraction.events == ["open", "drain", "close"]
+    assert (counted["lockstep.batches_staged"], counted["lockstep.rows_staged"]) == (1, 3)
 
 
 @pytest.mark.parametrize("swallowed", [False, True], ids=["", "swallowed"])

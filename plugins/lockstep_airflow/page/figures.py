@@ -153,7 +153,8 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     known = {one.source for one in seen.status.sources}
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
     start_us, end_us = pipeline.windows.containing(seen.status.now_us)
-    left = {one.source: retention_left_s(one) for one in seen.status.sources}
+    left = {one.source: retention_left_s(one, seen.status.now_us) for one in seen.status.sources}
+    lags_us = [one.lag_us for one in seen.status.sources]
     partial = {logical for one in seen.status.sources for covered in one.partial.values() for logical in covered.feeds}
     document |= {
         "schedule": pipeline.schedule,
@@ -173,7 +174,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         ],
         "copies": [{"source": one["source"], **copy} for one in document["sources"] for copy in one.get("copies", ())],
         "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_mib << 20},
-        "lag_s": max((one.lag_us for one in seen.status.sources), default=0) / 1e6,
+        "lag_s": None if None in lags_us else max((one for one in lags_us if one is not None), default=0) / 1e6,
         "batches": [_batch(one) for one in seen.batches],
         "windows": [
             {

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.cli.cutover_status import way_back_document
+from cdc_core.cli.status import status_document
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, TableCopy, copier_of
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
@@ -168,11 +169,33 @@ def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_
 def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     line.meta.record_retention(line.leases["shop"], 7200)
-    (source,) = line.meta.status("line").sources
-    left = retention_left_s(source)
+    status = line.meta.status("line")
+    left = retention_left_s(status.sources[0], status.now_us)
     assert left is not None
     assert left < 0  # the made batches are years old
     assert any("may be purged already" in one.what for one in problems(line.meta.status("line"), HOURLY, ["shop"], []))
+
+
+def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -> None:
+    """Not one of 56 years, for which logs count as purged."""
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    stored = line.meta.checkpoint("shop")
+    assert stored is not None
+    line.meta.advance_watermark(line.leases["shop"], stored.distrusted())
+    line.meta.record_retention(line.leases["shop"], 7200)
+    status = line.meta.status("line")
+    (source,) = status.sources
+    assert (source.lag_us, status_document(status, [])["sources"][0]["lag_s"]) == (None, None)
+    left = retention_left_s(source, status.now_us)
+    assert left is not None
+    assert 0 < left <= 7200
+    assert not problems(status, HOURLY, ["shop"], [])
+    later = replace(status, now_us=status.now_us + 3 * HOUR_US)
+    what = [one.what for one in problems(later, HOURLY, ["shop"], [])]
+    assert [" late by " in one and "was extracted last at" in one for one in what] == [True, False]
+    assert "may be purged already" in what[1]
+    back = way_back_document(line.meta, Cutover("c1", "there", "line", "WATCH"), "24h")
+    assert (back["ready"], back["lag_s"], "not ready: lag unknown" in back["said"]) == (False, None, True)
 
 
 @settings(deadline=None)
