@@ -256,10 +256,20 @@ def require_chain(view: PlanView, source: str, *, whole: bool = True) -> None:
 
 def schemas_of(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
     """Every definition of the pending files; read from the manifests if meta does not have it."""
-    found = dict(view.schemas)
-    manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
-    for batch_id, files in view.files.items():
-        if any(file.schema_id not in found for file in files):
+    return definitions(view.schemas, view.files, (batch for chain in view.chain.values() for batch in chain), store)
+
+
+def definitions(
+    known: Mapping[str, TableSchema],
+    files: Mapping[str, Sequence[FileRow]],
+    batches: Iterable[BatchRow],
+    store: ObjectStore,
+) -> Mapping[str, TableSchema]:
+    """Every definition of the files of these batches, by id: those of meta, and others from the manifests."""
+    found = dict(known)
+    manifests = {batch.batch_id: batch.manifest for batch in batches}
+    for batch_id, of_batch in files.items():
+        if any(file.schema_id not in found for file in of_batch):
             found |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
     return found
 

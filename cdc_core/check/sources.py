@@ -91,6 +91,9 @@ def check_server(
             findings.ok(f"{subject}: {name}", said[name])
         else:
             findings.warn(f"{subject}: {name}", advice.what, advice.remedy)
+    order = server.advise_gtid_order(facts, source)
+    if order is not None:
+        findings.warn(f"{subject}: gtid order", order.what, order.remedy)
     if stored is not None and is_other_server(stored, facts):
         if len(source.connections) > 1:
             findings.ok(f"{subject}: position", f"not this server's: {stored.server} was read, up to {stored.position}")

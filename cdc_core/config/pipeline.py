@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -76,6 +77,16 @@ class Pipeline(Model):
         ]
         named += [one for target in self.targets for one in target.connections]
         return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
+
+    @property
+    def kept_elsewhere(self) -> dict[str, Any]:
+        """What was chosen and holds in the pipelines that Lockstep writes for the same rows, too. Not what a run does
+        about rows that it does not expect (suites, tables.on_*): a way back stops there, and a person decides."""
+        chosen: dict[str, Any] = self.model_dump(
+            mode="json", exclude_unset=True, exclude_none=True,
+            include={"retention": True, "repair": True, "quality": {"sample_rows"}},
+        )  # fmt: skip
+        return {key: value for key, value in chosen.items() if value}
 
     @property
     def windows(self) -> Windows:

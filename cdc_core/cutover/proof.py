@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from cdc_core.apply.plan import definitions
 from cdc_core.config import Pipeline
 from cdc_core.connections import resolve
 from cdc_core.cutover.unstaged import StagedTables
@@ -160,7 +161,8 @@ class Prover:
         """By logical table, the keys of the rows that these batches change."""
         files = self._job.meta.files([one.batch_id for one in batches])
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
-        schemas = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
+        known = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
+        schemas = definitions(known, files, batches, self._job.store)
         found: dict[str, set[str]] = {}
         for file in as_read(self._job.store, listed):
             schema, shape = schemas[file.schema_id], self._tables[file.table].shape

@@ -112,6 +112,7 @@ class Reverse:
             "limits": forward.limits.model_dump(mode="json"),
             "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
             "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
+            **forward.kept_elsewhere,
         } | ({"snapshot": pace} if (pace := forward.snapshot.elsewhere) else {})  # verifications keep to it
 
     def _verified(self) -> Verify:

@@ -87,7 +87,13 @@ class CoverageLog:
                 self._set(table, first)
             elif known.how is How.EXISTING and known.rows is None and rows is not None:
                 self._set(table, replace(known, rows=rows))
+            elif known.gone and not known.whole:  # it was created again, which the log may not say
+                self._set(table, replace(known, absent_seq=0))
         if found.complete:
+            # A session that does not log can drop a table: without it, no copy is due.
+            for table, known in list(self._known.items()):
+                if known.due and table not in found.tables:
+                    self._set(table, replace(known, absent_seq=seq))
             self.surveyed, self._sought = Surveyed(seq, captured), lambda database, table: True
 
     def declared_empty(self, tables: Iterable[str], position: Position, at_us: int) -> None:

@@ -22,6 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from cdc_core.model.paths import LONGEST_NAME
+
 metadata = MetaData()
 
 
@@ -35,7 +37,7 @@ def long_text() -> TypeEngine[str]:
     return Text().with_variant(exact, "mysql", "mariadb")
 
 
-NAME, BATCH_ID, TABLE_NAME, RUN_ID, PATH, HOLDER = 64, 128, 192, 250, 512, 250
+NAME, BATCH_ID, TABLE_NAME, RUN_ID, PATH, HOLDER = 64, 128, LONGEST_NAME, 250, 512, 250
 """Lengths of text columns, in characters."""
 
 

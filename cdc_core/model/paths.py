@@ -12,6 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 
+LONGEST_NAME = 192
+"""Characters of the name of a logical table, at most: the meta database takes no more."""
 _LONGEST = 200
 _HASH = 16
 _OTHER = re.compile(r"[^A-Za-z0-9_.-]")

@@ -16,7 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_core.apply.plan import schemas_of
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.meta import Meta, PlanView
@@ -104,6 +105,7 @@ def look_up(
         with suppress(RetryLater):  # else another process finishes it
             finish_former(pipeline, meta, store, name)
     view = meta.plan_view("", names, targets, None)
+    view = replace(view, schemas=schemas_of(view, store))
     wanted, left_out, left = _old_changes(
         pipeline, store, view, before_us=meta.now_us() - age_us(config.older_than), most=config.max_keys
     )

@@ -129,6 +129,7 @@ def successor_document(
         "limits": pipeline.limits.model_dump(mode="json"),
         "cutover": pipeline.cutover.model_dump(mode="json", exclude_none=True),
         "airflow": pipeline.airflow.model_dump(mode="json", exclude_none=True),
+        **pipeline.kept_elsewhere,
     }
 
 

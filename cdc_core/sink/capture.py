@@ -23,6 +23,7 @@ from cdc_core.config import CaptureRules, Processor, Route, RowFilter
 from cdc_core.errors import UsageError, defect
 from cdc_core.model.block import Block, TableRows
 from cdc_core.model.condition import parse
+from cdc_core.model.paths import LONGEST_NAME
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved, staged_schema
 from cdc_core.sink.columns import Masking
@@ -98,7 +99,7 @@ class Capture:
 
     def route(self, database: str, table: str) -> tuple[str, ...]:
         """Logical names of a captured table; () for one that is not captured. Raises UsageError (sink.empty_route,
-        sink.dotted_database)."""
+        sink.long_route, sink.dotted_database)."""
         key = (database, table)
         decided = self._decided.get(key)
         if decided is None:
@@ -215,5 +216,13 @@ def _expand(route: Route, match: re.Match[str], name: str) -> str:
             where="routes",
             code="sink.empty_route",
             remedy="make the group that `to` takes match at least one character",
+        )
+    if len(logical) > LONGEST_NAME:
+        raise UsageError(
+            f"The route {route.match!r} gives {name} a logical name of {len(logical)} characters, "
+            f"{logical[:40]!r}...: {LONGEST_NAME} are the most.",
+            where="routes",
+            code="sink.long_route",
+            remedy="write a shorter `to`",
         )
     return logical

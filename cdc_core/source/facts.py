@@ -82,6 +82,8 @@ class ServerFacts:
     grants: Grants
     replicas: tuple[Replica, ...]
     lower_case: bool = False
+    gtid_strict: bool = True
+    """MariaDB: whether the numbers of a domain's transactions grow in this server's log (gtid_strict_mode)."""
 
     @property
     def mariadb(self) -> bool:
@@ -173,7 +175,7 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
 _VARIABLES = (
     "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
     "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
-    "log_slave_updates", "lower_case_table_names",
+    "log_slave_updates", "lower_case_table_names", "gtid_strict_mode",
 )  # fmt: skip
 
 
@@ -208,6 +210,7 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         grants=parse_grants([str(row[0]) for row in query(connection, "SHOW GRANTS")]),
         replicas=_replicas(connection),
         lower_case=value.get("lower_case_table_names", "0") != "0",
+        gtid_strict=value.get("gtid_strict_mode", "ON").upper() in ("ON", "1"),
     )
 
 

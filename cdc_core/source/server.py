@@ -185,6 +185,18 @@ def advise_checksum(server: ServerFacts) -> Advice | None:
     )
 
 
+def advise_gtid_order(server: ServerFacts, source: Source) -> Advice | None:
+    """Order keys and positions in one server's log do not depend on GTIDs."""
+    if server.gtid_strict or (len(source.connections) == 1 and source.copy_from is None):
+        return None
+    return Advice(
+        "gtid_strict_mode is OFF: a server can log transactions of a domain in another order than their numbers, as "
+        "after a write at a replica. A failover takes what has a lower number than the last one read for read, so that "
+        "such a write is missing in stage and targets; a copy at a replica takes it for executed",
+        "SET GLOBAL gtid_strict_mode = ON on all servers of the source, and write only at the primary",
+    )
+
+
 def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> Advice | None:
     """A warning if the server may soon purge the stored position."""
     age_s = (server.clock_us - stored.watermark_us) / 1e6

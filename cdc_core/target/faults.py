@@ -25,7 +25,7 @@ BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
 PASSING = (
     frozenset({3, 23, 24, 28, 1021, 1026, 1114, 1878})  # disk and files
     | {1037, 1038, 1040, 1041, 1135, 1203, 1226}  # memory, threads, connections
-    | {1047, 1290, 1792, 1836, 3100, 3168, 3598}  # read-only, offline, not in its cluster
+    | {1047, 1290, 1792, 1836, 3168, 3598}  # read-only, offline, not in its cluster
     | {1969, 3024}  # a limit on the time of statements
 )
 """The server accepts no writes now."""
@@ -59,6 +59,13 @@ ROW = (
 )
 """A row that the table rejects: a value, a check, a partition, a trigger's SIGNAL."""
 
+GROUP = frozenset({3100})
+"""Group Replication refused a transaction at its commit: it is above a limit of size, or the server left its group."""
+KEYS_OF_GROUP = frozenset({3231})
+"""The keys of a transaction's rows alone are above Group Replication's limit of size."""
+NOT_IN_GROUP = frozenset({3098})
+"""Group Replication takes no writes to the table."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
@@ -75,6 +82,13 @@ _TABLE: tuple[tuple[Iterable[int], _Fault], ...] = (
                             "run the task again once the server accepts writes; if this lasts, check its log and its "
                             "disk, and whether it is a read-only replica (read_only, super_read_only): then point the "
                             "connection at another server")),
+    (GROUP, _Fault(RetryLater, "target.group", "The target's replication group did not take the transaction",
+                   "if this lasts, the transaction is too large for the group: raise "
+                   "group_replication_transaction_size_limit on all of its servers; the server's log has the reason")),
+    (KEYS_OF_GROUP, _Fault(Refused, "target.limit", "A transaction has too many rows for the replication group",
+                           "raise group_replication_transaction_size_limit on all servers of the group")),
+    (NOT_IN_GROUP, _Fault(Refused, "target.engine", "The target's replication group takes no writes to the table",
+                          "give the table a primary key and ENGINE=InnoDB, as Group Replication requires")),
     (_DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
                     f"GRANT {', '.join(PRIVILEGES)} ON the target's databases to the pipeline's account")),
     (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job ran",

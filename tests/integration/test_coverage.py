@@ -13,8 +13,10 @@ from cdc_core.errors import Refused
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
+from cdc_core.snapshot.pending import pending
 from cdc_core.source.survey import proven_empty
 from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.coverage import coverage_of
 from cdc_core.stage.reader import changes, export
 from cdc_core.stage.views import sql
 from tests.integration.line import Line
@@ -121,6 +123,33 @@ def test_nothing_is_missing_of_a_name_that_a_table_had_only_on_its_way(
     assert line.drain() == {"a": How.UNLOGGED, "b": How.UNLOGGED}
     origin.execute(ROWS.format("c"), "INSERT INTO c VALUES (1, 1)")  # the first table of that name
     assert line.drain()["c"] is How.CREATED
+
+
+def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_is_there_again(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    tables = ("changed", "old")
+    origin.execute(*(ROWS.format(table) for table in tables), *(f"INSERT INTO {one} VALUES (1, 1)" for one in tables))
+    line = make_line(more=", on_unlogged_change: resync")
+    line.drain()
+    origin.execute("ALTER TABLE changed ADD w INT NOT NULL DEFAULT 5")
+
+    def due() -> list[str]:
+        origin.execute("CREATE TABLE another (id INT)", "DROP TABLE another")  # a batch, which says what is known
+        line.drain()
+        with Meta.open(line.pipeline.meta.url) as meta:
+            return [one.name.rpartition(".")[2] for one in pending(meta, "shop")]
+
+    assert due() == ["changed", "old"]
+    origin.execute("SET sql_log_bin = 0", "DROP TABLE changed", "DROP TABLE old")
+    assert due() == []
+    known = coverage_of(line.store, "shop", line.chain)
+    assert all(known[f"{origin.name}.{table}"].gone for table in tables)
+    assert "without row events" in line.refuses("changed")
+    origin.execute("SET sql_log_bin = 0", ROWS.format("changed"), "INSERT INTO changed VALUES (1, 1)")
+    assert due() == ["changed"]
+    origin.execute("CREATE TABLE IF NOT EXISTS old (id INT PRIMARY KEY, v INT)")
+    assert due() == ["changed"]
 
 
 def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(

@@ -325,7 +325,11 @@ def test_check_says_where_another_server_would_go_on(
         said = {one.subject: one for one in check(alone.pipeline).findings}
         assert said["source shop: position"].status == "ok"
         assert "continue at timeline 1" in said["source shop: position"].what
+        assert "source shop: gtid order" not in said
+    run(pair.replica, "SET GLOBAL gtid_strict_mode = ON")
     said = {one.subject: one for one in check(line.pipeline).findings}
     assert said["source shop at env:A: position"].what.startswith("continues at")
     assert said["source shop at env:B: position"].what.startswith("not this server's")
+    assert said["source shop at env:A: gtid order"].status == "warn"
+    assert "source shop at env:B: gtid order" not in said
     assert line.notes == []

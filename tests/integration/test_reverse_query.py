@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import sqlite3
 import struct
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -98,6 +100,18 @@ def test_an_answer_is_not_taken_for_a_copy_of_its_table(verified: Callable[..., 
     assert queried(run).rows == 1
     with Meta.open(run.line.pipeline.meta.url) as meta:
         assert copied_since(meta, run.line.store, "shop", 0) == frozenset()
+
+
+@FIRST_MARIADB
+def test_definitions_that_meta_lacks_are_read_from_the_manifests(verified: Callable[..., Verified]) -> None:
+    run = configured(verified())
+    numbers(run, 5)
+    run.source("UPDATE number SET v = 'logged' WHERE id = 1")
+    run.drain()
+    with closing(sqlite3.connect(run.line.folder / "meta.db")) as meta, meta:
+        meta.execute("DELETE FROM schema_version")
+    done = queried(run)
+    assert (done.rows, done.error) == (1, None)
 
 
 @pytest.mark.matrix

@@ -21,11 +21,13 @@ from cdc_core.model.version import Version, decode, encode, newer_or_equal, othe
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
+from cdc_core.target.faults import translating
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.load import open_session
 from cdc_core.target.prepare import prepare, require_store, versions_table
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
+from examples.sandbox.process import free_port
 from tests.target_rows import Table, Winner, shop, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -654,6 +656,40 @@ def test_absent_values_of_a_row_that_is_not_there_are_refused_and_nothing_is_wri
     assert table.rows() == [(1, "a", 1)]
     table.write([Winner("d", {"id": 9}, (9, 9, 0, "one"), absent=["code", "n"])])
     assert table.write([partial(9, 8, n=5)]).stale == 1
+
+
+def test_a_replication_group_that_refuses_a_transaction_or_a_table_is_named(mysql9: Any) -> None:
+    """mysql9: that such a server is set up."""
+    options = {"gtid-mode": "ON", "enforce-gtid-consistency": "ON"}
+    wide = "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code LONGTEXT NOT NULL, n INT)"
+    with MySql.start(server_id=44, options=options) as grouped, target_table(grouped, wide) as table:
+        table.query(f"CREATE TABLE {table.facts.database}.bare (id INT) ENGINE=InnoDB")
+        for statement in (
+            "INSTALL PLUGIN group_replication SONAME 'group_replication.so'",
+            "SET GLOBAL group_replication_group_name = 'aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa'",
+            f"SET GLOBAL group_replication_local_address = '127.0.0.1:{free_port()}'",
+            "SET GLOBAL group_replication_bootstrap_group = ON",
+            "START GROUP_REPLICATION",
+        ):
+            table.query(statement)
+        table.write([shop("u", 1, "a", 1, 10)])
+        table.query("SET GLOBAL group_replication_transaction_size_limit = 20000")
+        large = [shop("u", id, f"c{id}", id, 20) for id in range(2, 5000)]
+        with pytest.raises(Refused, match="group_replication_transaction_size_limit") as refused:
+            table.write(large)
+        assert refused.value.code == "target.limit"
+        # Few keys, and much in their rows.
+        with pytest.raises(RetryLater, match="group_replication_transaction_size_limit") as refused:
+            table.write([shop("u", 2, "x" * 100_000, 2, 20)])
+        assert refused.value.code == "target.group"
+        assert table.rows() == [(1, "a", 1)]
+        table.query("SET GLOBAL group_replication_transaction_size_limit = 0")
+        table.write(large)
+        with pytest.raises(Refused, match="primary key") as unfit, translating(table.facts.database):
+            table.query(f"INSERT INTO {table.facts.database}.bare VALUES (1)")
+        assert unfit.value.code == "target.engine"
+        for statement in ("STOP GROUP_REPLICATION", "SET GLOBAL super_read_only = OFF"):
+            table.query(statement)
 
 
 @pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)])

@@ -126,6 +126,23 @@ def test_it_is_verified_at_the_pace_of_the_pipeline() -> None:
     assert made(forward).snapshot.model_dump(exclude_unset=True) == {}
 
 
+def test_its_files_are_purged_and_its_rows_repaired_and_read_back_as_those_of_the_pipeline() -> None:
+    forward = pipeline(", on_unlogged_change: resync")
+    chosen = {
+        "retention": {"keep": "7d", "compact": "day"},
+        "repair": {"max_rows_per_day": 5},
+        "quality": {"sample_rows": 1000, "suites": [{"path": "suite.json", "table": "orders"}]},
+        "reverse_query": {"older_than": "10s"},
+    }
+    back = made(Pipeline.model_validate(forward.model_dump(mode="json", exclude_unset=True) | chosen))
+    assert back.retention is not None
+    assert (back.retention.keep, back.retention.compact, back.repair.max_rows_per_day) == ("7d", "day", 5)
+    # Rows that are not as expected stop it: a person decides, and its servers are asked for nothing more.
+    assert (back.quality.sample_rows, back.quality.suites, back.reverse_query) == (1000, (), None)
+    assert back.tables.on_unlogged_change == "stop"
+    assert not {"retention", "repair", "quality"} & made(forward).model_fields_set
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [

@@ -31,6 +31,7 @@ sources: [{name: shop, connection: "env:SRC", server_id: 9}]
 tables: {include: ['shop\\..*']}
 stage: {uri: "s3://bucket/shop/"}
 meta: {url: "sqlite:////nowhere/meta.db"}
+retention: {keep: 7d}
 snapshot: {mode: initial, readers: 1, throttle: {threads_running: 9, replicas: ["env:STANDBY"], query: SELECT 0}}
 targets:
   - name: shards
@@ -48,3 +49,4 @@ targets:
     assert (made.snapshot.mode, made.snapshot.readers, made.snapshot.throttle.threads_running) == ("initial", 1, 9)
     assert (made.snapshot.throttle.replicas, made.snapshot.throttle.query) == ((), None)
     assert made.target("wide").sessions == 4
+    assert made.retention == forward.retention

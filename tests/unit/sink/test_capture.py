@@ -79,6 +79,14 @@ def test_a_route_to_an_empty_name_is_an_error_of_the_pipeline_file() -> None:
     assert raised.value.code == "sink.empty_route"
 
 
+def test_a_route_to_a_name_for_which_meta_has_no_room_is_an_error_of_the_pipeline_file() -> None:
+    capture = Capture(CaptureRules(include=(".*",)), (Route(match=r"shop\.(.*)", to="x" * 190 + r"\1"),))
+    assert capture.route("shop", "ab") == ("x" * 190 + "ab",)
+    with pytest.raises(UsageError) as raised:
+        capture.route("shop", "abc")
+    assert raised.value.code == "sink.long_route"
+
+
 def test_a_database_with_a_dot_would_share_the_names_of_its_tables_with_another() -> None:
     rules = CaptureRules(include=(r"a\..*", "other"), exclude=(r"a\.left_out\..*",))
     assert Capture(rules).route("a", "b.c") == ("a.b.c",)
