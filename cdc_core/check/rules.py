@@ -11,36 +11,41 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
 from cdc_core.source.near import ALIKE, parts_of
 
+_MOST_NAMED = 5
 _COLUMN = "column of a captured table"
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What a source has. tables: all that the account may see, as `database.table`; captured: those that the pipeline
-    captures. columns: of these, as `database.table.column`, before and after functions of the user's."""
+    captures. columns: of these, as `database.table.column`, before and after functions of the user's. unread: captured
+    tables whose columns the account may not see, and the logical tables to which they lead."""
 
     tables: frozenset[str]
     captured: frozenset[str]
     columns: frozenset[str]
     lower_case: bool
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """One kind of rule. names: what its patterns may match. flags: how they are compared."""
+    """One kind of rule. names: what its patterns may match. flags: how they are compared. unread: tables that may have
+    further names."""
 
     place: str
     what: str
     patterns: Sequence[str]
     names: Collection[str]
     flags: re.RegexFlag
+    unread: Sequence[str] = ()
 
 
 def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str], findings: Findings) -> None:
@@ -48,6 +53,7 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
     tables = {name for one in seen for name in one.tables}
     captured = {name for one in seen for name in one.captured}
     columns = {name for one in seen for name in one.columns}
+    unread = sorted({name for one in seen for name in one.unread})
     if not captured:
         return  # that is said of tables.include
     flags = re.IGNORECASE if any(one.lower_case for one in seen) else re.NOFLAG
@@ -56,12 +62,12 @@ def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str]
         _Patterns("tables.exclude", "table", rules.exclude, tables, flags),
         _Patterns("tables.processors", "captured table", [rule.match for rule in rules.processors], captured, flags),
         _Patterns("tables.rows", "captured table", [rule.match for rule in rules.rows], captured, flags),
-        _Patterns("tables.columns.exclude", _COLUMN, rules.columns.exclude, columns, re.IGNORECASE),
-        _Patterns("tables.columns.mask", _COLUMN, rules.columns.mask, columns, re.IGNORECASE),
+        _Patterns("tables.columns.exclude", _COLUMN, rules.columns.exclude, columns, re.IGNORECASE, unread),
+        _Patterns("tables.columns.mask", _COLUMN, rules.columns.mask, columns, re.IGNORECASE, unread),
         _Patterns("routes", "captured table", [route.match for route in pipeline.routes], captured, flags),
     ):
         _check(one, findings)
-    names = sorted(logical)
+    names = sorted({*logical, *(name for one in seen for led in one.unread.values() for name in led)})
     for target in pipeline.targets:
         _names(f"targets.{target.name}.tables", target.tables, names, findings)
     suites = dict.fromkeys(suite.table for suite in pipeline.quality.suites)
@@ -74,6 +80,11 @@ def _check(rule: _Patterns, findings: Findings) -> None:
         if any(re.fullmatch(pattern, name, rule.flags) for name in rule.names):
             continue
         what = f"no {rule.what} matches {pattern!r} of {rule.place}"
+        if rule.unread:
+            some = ", ".join(rule.unread[:_MOST_NAMED])
+            what = f"{what}, of those that the account may see, which are not the columns of {some}"
+            findings.warn(rule.place, what, "let the account see these tables (GRANT SELECT), and check again")
+            continue
         near = sorted(name for name in free if _resembles(pattern, name))
         if near:
             asked = f"Did you mean {near[0]}? A pattern must match the whole name, such as '{re.escape(near[0])}'"

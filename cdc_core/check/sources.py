@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pymysql
@@ -181,7 +181,8 @@ def check_tables(
     if found is None:
         return CheckedTables({}, None)
     tables = [one for one in found if one.kind == "table"]
-    _check_patterns(capture, connection, [one.name for one in found], subject, findings)
+    names = cache(partial(table_names, connection))
+    _check_patterns(capture, names, [one.name for one in found], subject, findings)
     if tables:
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
@@ -226,20 +227,19 @@ def check_tables(
     for schema in shaped:
         for name in capture.route(schema.database, schema.table):
             logical[name].append(schema)
-    seen = findings.attempt(subject, lambda: _seen(capture, connection, tables, shaped))
+    seen = findings.attempt(subject, lambda: _seen(capture, names, tables, shaped))
     return CheckedTables(logical, seen)
 
 
 def _seen(
-    capture: Capture, connection: pymysql.Connection[Any], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
-) -> Seen | None:
-    """None where the account may not see the columns of a table."""
+    capture: Capture, names: Callable[[], Sequence[str]], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
+) -> Seen:
+    """names: of all tables that the account may see."""
     read = [one.schema for one in tables if one.schema is not None]
-    if len(read) < len(tables):
-        return None
+    unread = {one.name: capture.route(one.database, one.table) for one in tables if one.schema is None}
     columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
-    every = table_names(connection) if capture.tables.exclude else ()
-    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), capture.lower_case)
+    every = names() if capture.tables.exclude else ()
+    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), capture.lower_case, unread)
 
 
 def _warn_of_rows(
@@ -321,13 +321,13 @@ def _warn_of_locks(
 
 
 def _check_patterns(
-    capture: Capture, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
+    capture: Capture, every: Callable[[], Sequence[str]], matched: list[str], subject: str, findings: Findings
 ) -> None:
     """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
     idle = [one for one in capture.tables.include if not any(capture.matches(one, name) for name in matched)]
     if not idle:
         return
-    names = findings.attempt(subject, lambda: table_names(connection)) or []
+    names = findings.attempt(subject, every) or []
     # Tables that tables.exclude leaves out are matched anyway.
     idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
     near = {one: question(one, names) for one in idle}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pymysql
@@ -18,7 +18,7 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import sensible
 from cdc_core.errors import LockstepError, UsageError, combined, parts_of
-from cdc_core.meta import Meta
+from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
@@ -69,10 +69,17 @@ def check_target(
 
 
 def require_target(
-    meta: Meta, pipeline: Pipeline, plan: RunPlan, target_name: str, environ: Mapping[str, str] | None = None
+    meta: Meta,
+    pipeline: Pipeline,
+    plan: RunPlan,
+    target_name: str,
+    environ: Mapping[str, str] | None = None,
+    *,
+    covered: Callable[[str], SourceCoverage] | None = None,
 ) -> None:
     """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts,
-    and whether it still has what earlier runs wrote. A replay may write what it lost.
+    and whether it still has what earlier runs wrote. A replay may write what it lost. covered: of a source by its name;
+    by default meta is asked.
 
     Raises one error with everything that is wrong (errors.combined).
     """
@@ -88,7 +95,8 @@ def require_target(
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
     try:
-        require_apart(target, dict.fromkeys([*(table.table for table in tables), *_followed(meta, pipeline, target)]))
+        followed = _followed(covered or meta.coverage, pipeline, target)
+        require_apart(target, dict.fromkeys([*(table.table for table in tables), *followed]))
     except LockstepError as error:
         problems.append(error)
     with Survey(target, [table.table for table in tables], environ) as survey:
@@ -115,13 +123,13 @@ def require_target(
         raise combined(problems)
 
 
-def _followed(meta: Meta, pipeline: Pipeline, target: Target) -> list[str]:
+def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:
     """The logical tables that the target takes, of all tables that the sources are known to have: another run may bring
     rows of any of them. Not those for which its rules give no names: they are of no concern to this run."""
     capture = Capture(pipeline.tables, pipeline.routes)
     found: dict[str, None] = {}
     for source in pipeline.sources:
-        known = meta.coverage(source.name)
+        known = covered(source.name)
         there = capture.as_in(known.surveyed.captured)
         for name, one in known.tables.items():
             database, _, table = name.partition(".")
@@ -150,10 +158,11 @@ def require_any_target(
 
     made: what may change a target that fails, so that it is asked again; whether it has."""
     asked = [one.target for one in plan.targets if one.batches]
+    covered = cache(meta.coverage)  # the same for each target
     failed: dict[str, LockstepError] = {}
     for name in asked:
         try:
-            _require_or_make(meta, pipeline, plan, name, environ, made)
+            _require_or_make(partial(require_target, meta, pipeline, plan, name, environ, covered=covered), name, made)
         except LockstepError as error:
             failed[name] = error
     if failed and len(failed) == len(asked):
@@ -161,20 +170,13 @@ def require_any_target(
     return failed
 
 
-def _require_or_make(
-    meta: Meta,
-    pipeline: Pipeline,
-    plan: RunPlan,
-    name: str,
-    environ: Mapping[str, str] | None,
-    made: Callable[[str, LockstepError], bool],
-) -> None:
+def _require_or_make(require: Callable[[], None], name: str, made: Callable[[str, LockstepError], bool]) -> None:
     try:
-        require_target(meta, pipeline, plan, name, environ)
+        require()
     except LockstepError as error:
         if not made(name, error):
             raise
-        require_target(meta, pipeline, plan, name, environ)
+        require()
 
 
 def _identity(connection: pymysql.Connection[Any], place: str, findings: Findings) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ SEEN = Seen(
 LOGICAL = ("shop.customers", "orders")
 
 
-def found(tables: dict[str, Any] | None = None, **keys: Any) -> list[tuple[str, str]]:
+def found(tables: dict[str, Any] | None = None, seen: Seen = SEEN, **keys: Any) -> list[tuple[str, str]]:
     pipeline = {
         "pipeline": "shop", "sources": [{"name": "shop", "connection": "env:SHOP", "server_id": 4711}],
         "tables": {"include": [r"shop\..*"]} | (tables or {}),
@@ -29,8 +30,17 @@ def found(tables: dict[str, Any] | None = None, **keys: Any) -> list[tuple[str, 
         "stage": {"uri": "file:///stage"}, "meta": {"url": "sqlite:///meta.db"},
     }  # fmt: skip
     findings = Findings()
-    check_rules(parse(yaml.safe_dump(pipeline | keys), where="test"), [SEEN], LOGICAL, findings)
+    check_rules(parse(yaml.safe_dump(pipeline | keys), where="test"), [seen], LOGICAL, findings)
     return [(one.status, one.what) for one in findings.made]
+
+
+def test_what_a_rule_may_match_in_columns_that_the_account_may_not_see_is_not_decided_and_other_rules_are() -> None:
+    unread = replace(SEEN, captured=CAPTURED | {"shop.hidden"}, unread={"shop.hidden": ("hidden",)})
+    assert found(seen=unread, tables=masked(r".*\.phone"), targets=target("hidden")) == []
+    ((status, what),) = found(seen=unread, tables=masked(r".*\.emial"))
+    assert (status, "not the columns of shop.hidden" in what) == ("warn", True)
+    for rules in ({"tables": {"exclude": [r"shop\.secret"]}}, {"targets": target("Orders")}):
+        assert [status for status, _ in found(seen=unread, **rules)] == ["fail"]
 
 
 def masked(pattern: str, *others: str) -> dict[str, Any]:
