@@ -10,6 +10,7 @@ Then an operator can give up what was not read (`after_loss`), and every table i
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pymysql
@@ -30,7 +31,7 @@ from cdc_core.source.facts import (
 )
 from cdc_core.source.facts import now_us as server_now_us
 from cdc_core.source.gtid_sets import GtidSet
-from cdc_core.source.start import Search, latest_us
+from cdc_core.source.start import Begin, Search, latest_us
 from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, from_us
 
 log = logging.getLogger(__name__)
@@ -133,7 +134,12 @@ def _by_gtid(
     if known.mariadb:
         _require_same_history(search, begin, wanted, source, stored)
     found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
-    again, last = _logged_later(search, found, wanted)
+    unordered = _unordered(search, begin, found.position) if known.mariadb else {}
+    if unordered:
+        end, found = found.position, _before(search, unordered, source)
+        again, last = _between(search, found.position, end)
+    else:
+        again, last = _logged_later(search, found, wanted)
     words = (
         f"by GTID: {again} transaction{'' if again == 1 else 's'} read before will come again, because this server has "
         "logged its transactions in another order"
@@ -141,6 +147,58 @@ def _by_gtid(
     if not known.mariadb:
         found = replace(found, gtid_set=str(wanted.union(GtidSet.parse(found.gtid_set))))
     return found, "by GTID, without overlap" if last is None else words, last
+
+
+def _unordered(search: Search, begin: str, end: Position) -> dict[int, int]:
+    """MariaDB without gtid_strict_mode: by domain, the lowest number in the log from a file up to a place that an equal
+    or higher one precedes. From there on, a number does not tell whether a transaction was read: a write at the standby
+    has one that a transaction of its primary has, too."""
+    highest = {domain: number for domain, (_, number) in GtidSet.parse(search.head(begin).previous).domains}
+    found: dict[int, int] = {}
+    for one in search.begins(begin):
+        if one.position >= end:
+            break
+        domain, number = _numbered(one)
+        if number <= highest.get(domain, -1):
+            found[domain] = min(number, found.get(domain, number))
+        highest[domain] = max(number, highest.get(domain, -1))
+    return found
+
+
+def _before(search: Search, unordered: Mapping[int, int], source: Source) -> Checkpoint:
+    """Before the first transaction with one of these numbers of its domain, or a higher one."""
+
+    def earlier(head: str) -> bool:
+        reached = dict(GtidSet.parse(head).domains)
+        return all(reached.get(domain, (0, -1))[1] < number for domain, number in unordered.items())
+
+    begin = next((file.name for file in reversed(search.files) if earlier(search.head(file.name).previous)), None)
+    if begin is None:
+        numbers = ", ".join(f"{number} of domain {domain}" for domain, number in sorted(unordered.items()))
+        raise _purged(f"all transactions from the number {numbers} on, which it has twice", source, search.known)
+
+    def among(one: Begin) -> bool:
+        domain, number = _numbered(one)
+        return number >= unordered.get(domain, number + 1)
+
+    return search.first(begin, among)
+
+
+def _between(search: Search, begin: Position, end: Position) -> tuple[int, Position | None]:
+    """How many transactions there are from a place up to another, and the last of them."""
+    count, last = 0, None
+    for one in search.begins(begin.file):
+        if one.position >= end:
+            break
+        if one.position >= begin:
+            count, last = count + 1, one.position
+    return count, last
+
+
+def _numbered(one: Begin) -> tuple[int, int]:
+    """Domain and number of a transaction of MariaDB."""
+    domain, _, number = one.gtid.split("-")
+    return int(domain), int(number)
 
 
 def _logged_later(search: Search, found: Checkpoint, wanted: GtidSet) -> tuple[int, Position | None]:

@@ -191,8 +191,8 @@ def advise_gtid_order(server: ServerFacts, source: Source) -> Advice | None:
         return None
     return Advice(
         "gtid_strict_mode is OFF: a server can log transactions of a domain in another order than their numbers, as "
-        "after a write at a replica. A failover takes what has a lower number than the last one read for read, so that "
-        "such a write is missing in stage and targets; a copy at a replica takes it for executed",
+        "after a write at a replica. A failover may take such a write for read, so that it is missing in stage and "
+        "targets; a copy at a replica may take it for executed",
         "SET GLOBAL gtid_strict_mode = ON on all servers of the source, and write only at the primary",
     )
 

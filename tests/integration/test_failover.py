@@ -271,6 +271,23 @@ def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: Line) -> None:
     line.assert_equals(pair.replica)
 
 
+@pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
+def test_a_write_at_the_standby_that_the_primary_never_had_is_read_after_the_failover(pair: Pair, line: Line) -> None:
+    """Without gtid_strict_mode, MariaDB gives it a number that a transaction of the primary gets, too."""
+    write(pair.primary, pair.name, 1, 3)
+    pair.caught_up()
+    line.drain()
+    run(pair.replica, "INSERT INTO t VALUES (1001, 1)", "FLUSH BINARY LOGS", database=pair.name)
+    run(pair.primary, "INSERT INTO t VALUES (2000, 1)", "INSERT INTO t VALUES (2001, 1)", database=pair.name)
+    pair.caught_up()
+    line.drain()
+    pair.primary.kill()
+    pair.promote()
+    write(pair.replica, pair.name, 4, 3)
+    line.drain()
+    line.assert_equals(pair.replica)
+
+
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
 def test_while_the_server_that_is_read_lives_another_one_is_not_tried(pair: Pair, line: Line, tmp_path: Path) -> None:
     write(pair.primary, pair.name, 1, 10)
