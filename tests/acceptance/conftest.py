@@ -1,4 +1,8 @@
-"""`lockstep` as a user calls it: a process of its own, in a directory of its own, against real servers."""
+"""`lockstep` as a user calls it: a process of its own, in a directory of its own, against real servers.
+
+The drivers of its runs are forked too. Real ones are started by what is started by `CommandLine.command`, by the
+tutorial and in spark/test_driver_alone.py.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +46,8 @@ class CommandLine:
 
 
 @pytest.fixture
-def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
-    return CommandLine(tmp_path, commands)
+def lockstep(tmp_path: Path, commands: ForkedCommands, drivers: dict[str, str]) -> CommandLine:
+    return CommandLine(tmp_path, commands, dict(drivers))
 
 
 @pytest.fixture

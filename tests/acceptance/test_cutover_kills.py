@@ -170,9 +170,8 @@ def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
     record_property: Callable[[str, str], None],
 ) -> None:
     there = case.direction == THERE
-    of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ={})  # it outlives the case
-    for one in (lockstep, of_its_own):
-        one.environ |= drivers
+    # It outlives the case.
+    of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ=dict(drivers))
     opened = writing(lockstep, servers, postgres) if there else stations.one(of_its_own, servers, postgres)
     with opened as (made, application):
         source, target = (made.source, made.target) if there else (made.target, made.source)
