@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ADDRESS = "LOCKSTEP_TEST_DRIVERS"
-"""The variable that says to a command where the socket is."""
+"""The variable that says to a command where the socket is. Empty: it starts its drivers by itself."""
 _ROOT = Path(__file__).parents[1]
 
 

@@ -32,11 +32,15 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
+_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""None of them lives long enough for what its compiler would gain."""
+
+
 def _environ(given: Mapping[str, str]) -> dict[str, str]:
     """Of Spark's processes: what a service has, and nothing of this process but its Java."""
     kept = {name: os.environ[name] for name in ("JAVA_HOME", "LANG") if name in os.environ}
     return {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_LOCAL_IP": HOST,
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_LOCAL_IP": HOST, "JDK_JAVA_OPTIONS": _JVM,
         "SPARK_HOME": str(spark_home()), **kept, **given,
     }  # fmt: skip
 
