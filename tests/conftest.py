@@ -25,7 +25,7 @@ from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
 from tests.databases import drop_database
 from tests.forked_commands import ForkedCommands
-from tests.forked_drivers import ADDRESS, forked_drivers
+from tests.forked_drivers import forked_drivers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,16 +133,9 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def commands() -> Iterator[ForkedCommands]:
-    """Runs `lockstep` without loading it each time."""
-    with ForkedCommands() as running:
+    """Runs `lockstep` without loading it each time, nor the libraries of a run."""
+    with forked_drivers() as address, ForkedCommands(drivers=address) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def drivers() -> Iterator[dict[str, str]]:
-    """Variables with which a command of `commands` does not load the libraries of a run each time."""
-    with forked_drivers() as address:
-        yield {ADDRESS: address}
 
 
 @pytest.fixture(scope="session")

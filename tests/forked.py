@@ -7,6 +7,7 @@ than most commands do. Nothing of a command is left for the next.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import importlib.util
@@ -44,7 +45,9 @@ def load() -> None:
 
 
 def become(order: dict[str, Any]) -> None:
-    """Runs the command, which leaves by SystemExit as it does when it is a program."""
+    """Runs the command, which leaves by SystemExit as it does when it is a program. The process then ends as Python
+    ends it, but does not take all modules apart: that would copy most of the memory of the process that has forked it,
+    and take longer than most commands do."""
     os.chdir(order["directory"])
     os.environ.clear()
     os.environ.update(order["environ"])
@@ -57,7 +60,14 @@ def become(order: dict[str, Any]) -> None:
         forked_drivers.install(address)
     if "LOCKSTEP_CRASH" in os.environ:
         arm()
-    main()
+    try:
+        main()
+    except SystemExit as left:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(left.code)
 
 
 def arm() -> None:

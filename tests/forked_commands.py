@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.forked_drivers import ADDRESS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -36,9 +38,14 @@ class Done:
 
 
 class ForkedCommands:
-    """Runs one command after the other. path: folders that Python looks into before all others."""
+    """Runs one command after the other.
 
-    def __init__(self, *path: Path) -> None:
+    path: folders that Python looks into before all others. drivers: where commands get the drivers of their runs, if
+    not otherwise in a command's `environ`; "": each starts its own.
+    """
+
+    def __init__(self, *path: Path, drivers: str = "") -> None:
+        self._drivers = drivers
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forked.py"))],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))},
@@ -59,13 +66,20 @@ class ForkedCommands:
     def run(self, *arguments: object, directory: Path, environ: Mapping[str, str]) -> Done:
         """`lockstep ARGUMENTS` to its end. It leaves `.stdout` and `.stderr` in `directory`."""
         out, err = directory / ".stdout", directory / ".stderr"
-        code = self._ask({**_order(arguments, directory, environ), "out": str(out), "err": str(err)})
+        code = self._ask({**self._order(arguments, directory, environ), "out": str(out), "err": str(err)})
         return Done(code, out.read_text(), err.read_text())
 
     def start(self, *arguments: object, directory: Path, environ: Mapping[str, str], log: Path) -> Started:
         """`lockstep ARGUMENTS`, which goes on beside others. log: the file for what it prints."""
-        order = _order(arguments, directory, environ)
+        order = self._order(arguments, directory, environ)
         return Started(self, self._ask({**order, "out": str(log), "err": str(log), "started": True}), log)
+
+    def _order(self, arguments: Sequence[object], directory: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "arguments": [str(one) for one in arguments],
+            "directory": str(directory),
+            "environ": {ADDRESS: self._drivers, **environ},
+        }
 
     def _ask(self, order: Mapping[str, Any]) -> int:
         assert self._process.stdin is not None
@@ -94,11 +108,3 @@ class Started:
         """kill -9. Its exit code: -9, or another one if it had ended before."""
         os.kill(self.pid, signal.SIGKILL)
         return self._commands._ask({"ended": self.pid})
-
-
-def _order(arguments: Sequence[object], directory: Path, environ: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "arguments": [str(one) for one in arguments],
-        "directory": str(directory),
-        "environ": dict(environ),
-    }

@@ -1,5 +1,5 @@
 """Drivers of runs, each forked from one process that has loaded the libraries of their jobs: loading them takes longer
-than most runs do, and Great Expectations most of it.
+than most runs do, and Great Expectations most of it. It loads them when the first driver is asked for.
 
 A driver is a process of its own, in a session of its own, that does what `spark_jobs/run_jobs.py` does when it is
 started. `install` makes a command start its drivers here. Orders and answers go through a Unix socket: a line of JSON,
@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any
 
 ADDRESS = "LOCKSTEP_TEST_DRIVERS"
-"""The variable that says to a command where the socket is."""
+"""The variable that says to a command where the socket is. Empty: it starts its drivers by itself."""
 _ROOT = Path(__file__).parents[1]
 
 
@@ -76,7 +76,8 @@ def install(address: str) -> None:
     def started(command: Sequence[str], *, env: Mapping[str, str], stdout: Any, **rest: Any) -> Any:
         if command[0] != sys.executable:  # spark-submit
             return subprocess.Popen(command, env=env, stdout=stdout, **rest)
-        return Driver(address, {"arguments": command[2:], "environ": dict(env), "output": stdout.name})
+        order = {"arguments": command[2:], "environ": dict(env), "directory": os.getcwd(), "output": stdout.name}
+        return Driver(address, order)
 
     spark_application.subprocess = SimpleNamespace(  # type: ignore[attr-defined]
         Popen=started, STDOUT=subprocess.STDOUT, TimeoutExpired=subprocess.TimeoutExpired
@@ -86,6 +87,7 @@ def install(address: str) -> None:
 def _become(order: Mapping[str, Any]) -> None:
     from spark_jobs.run_jobs import host
 
+    os.chdir(order["directory"])
     os.environ.clear()
     os.environ.update(order["environ"])
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -125,14 +127,17 @@ def _load() -> None:
 
 
 if __name__ == "__main__":
-    _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(sys.argv[1])
         listener.listen()
         print("ready", flush=True)
+        loaded = False
         while True:
             accepted, _ = listener.accept()
+            if not loaded:
+                _load()
+                loaded = True
             if os.fork() == 0:
                 listener.close()
                 try:

@@ -30,6 +30,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer
         yield server
 
 
+@pytest.mark.usefixtures("real_drivers")
 def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_unseen(
     endpoint: ConnectServer, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
 ) -> None:

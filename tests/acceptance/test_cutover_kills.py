@@ -161,7 +161,6 @@ def stations() -> Iterator[Stations]:
 def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
     lockstep: Any,
     commands: ForkedCommands,
-    drivers: dict[str, str],
     servers: tuple[Any, Any],
     postgres: Any,
     stations: Stations,
@@ -171,8 +170,6 @@ def test_whatever_is_killed_a_cutover_ends_switched_or_rolled_back(
 ) -> None:
     there = case.direction == THERE
     of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ={})  # it outlives the case
-    for one in (lockstep, of_its_own):
-        one.environ |= drivers
     opened = writing(lockstep, servers, postgres) if there else stations.one(of_its_own, servers, postgres)
     with opened as (made, application):
         source, target = (made.source, made.target) if there else (made.target, made.source)
@@ -240,7 +237,6 @@ def equal_on_both_sides(made: Shop, application: Application, *, switched: bool)
 def test_random_cutovers_there_and_back_lose_no_write(
     lockstep: Any,
     commands: ForkedCommands,
-    drivers: dict[str, str],
     servers: tuple[Any, Any],
     postgres: Any,
     request: pytest.FixtureRequest,
@@ -260,7 +256,7 @@ def test_random_cutovers_there_and_back_lose_no_write(
     dwelled_s: dict[str, float] = {}
     while numbers and time.monotonic() < end_s:
         some = [numbers.popleft() for _ in range(min(len(numbers), _IN_ONE_SHOP))]
-        of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ=dict(drivers))
+        of_its_own = replace(lockstep, directory=tmp_path_factory.mktemp("shop"), environ={})
         with (
             shop(of_its_own, *servers) as made,
             meta_of(postgres, made),

@@ -84,6 +84,7 @@ def command_lines() -> Iterator[set[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by", ["spark", "driver"])
+@pytest.mark.usefixtures("real_drivers")
 def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_itself(
     bucket: Any, source_database: Any, mariadb_target: Any, s3_server: Any, lockstep: Any, by: str
 ) -> None:

@@ -234,7 +234,7 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
                 "Targets": "Empty: all targets",
             },
         ),
-        (
+        pytest.param(
             REPLAY,
             {
                 "Target": "an empty target is rebuilt",
@@ -246,6 +246,7 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
                 "Requeue a run": "A run that quarantined rows",
                 "Dry run": "List the batches that would be replayed",
             },
+            marks=pytest.mark.matrix,
         ),
         pytest.param(
             SNAPSHOT,
@@ -334,19 +335,19 @@ def test_a_link_to_airflow_opens_there_and_not_in_the_frame(log_in: Callable[[st
     assert "plugin" not in visit.page.url
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light")])
 def test_the_page_fits_its_window_in_the_light_and_in_the_dark(
-    log_in: Callable[[str], Visit], width: int, scheme: str, tmp_path_factory: pytest.TempPathFactory
+    log_in: Callable[[str], Visit], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     visit = log_in("looker")
-    visit.page.set_viewport_size({"width": width, "height": 900})
-    visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-    visit.go("/lockstep/")
     page = visit.page
-    expect(page.get_by_role("heading", name="shop")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(int(part) for part in re.findall(r"\d+", ground)[:3]) < 384) == (scheme == "dark")
     folder = Path(os.environ.get("LOCKSTEP_PICTURES") or tmp_path_factory.mktemp("pictures"))
     folder.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=folder / f"page-{width}-{scheme}.png", full_page=True)
+    for width, scheme in ((1400, "light"), (1400, "dark"), (390, "light")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        visit.go("/lockstep/")
+        expect(page.get_by_role("heading", name="shop")).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(int(part) for part in re.findall(r"\d+", ground)[:3]) < 384) == (scheme == "dark")
+        page.screenshot(path=folder / f"page-{width}-{scheme}.png", full_page=True)

@@ -132,8 +132,9 @@ def fill(line: Line, rows: int = ROWS) -> None:
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         for table, definition in TABLES.items():
             cursor.execute(definition)
-            for n in range(rows):
-                cursor.execute(insert(table, n, n))
+            head, _, _ = insert(table, 0, 0).partition(" VALUES ")
+            values = ", ".join(insert(table, n, n).partition(" VALUES ")[2] for n in range(rows))
+            cursor.execute(f"{head} VALUES {values}")
             connection.commit()
 
 
