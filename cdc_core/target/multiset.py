@@ -19,13 +19,14 @@ so a table has all changes up to its mark, and none after it. `_cdc_seq` of a lo
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pymysql
 
 from cdc_core.connections import quote
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
@@ -34,22 +35,27 @@ from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error
 from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
 from cdc_core.target.prepare import MARKS
-from cdc_core.target.versions import as_text, table_literal, table_name
+from cdc_core.target.versions import LARGER_PACKETS, as_text, table_literal, table_name
 from cdc_core.target.write import ShardWrite, note, states_of
 
 UPSERT, DELETE, TRUNCATE = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE
 NEW, STALE = RowState.NEW, RowState.STALE
-_LINES, _NET, _HAD, _NOW, _KEPT = (f"_lockstep_{name}" for name in ("lines", "net", "had", "now", "kept"))
+_LINES, _NET, _HAD, _NOW, _KEPT, _STAYS = (
+    f"_lockstep_{name}" for name in ("lines", "net", "had", "now", "kept", "stays")
+)
 _TABLES = {
     _LINES: "_n BIGINT UNSIGNED PRIMARY KEY, _o CHAR(1) CHARACTER SET ascii, _f BINARY(32), _r BIGINT",
     _NET: "_f BINARY(32) PRIMARY KEY, _net BIGINT NOT NULL",
     _HAD: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
     _NOW: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
+    _STAYS: "_n BIGINT PRIMARY KEY",
 }
 """Loaded rows that count: line, operation, fingerprint, number among those equal in both. The net of each fingerprint.
-Copies that the table had before the write, and has after it."""
+Copies that the table had before the write, and has after it. Which rows of _KEPT stay, by number."""
 _BYTES = TEXT_BASES | BINARY_BASES | GEOMETRY_BASES | {"enum", "set", "json", "vector"}
 _LONG = 256
+_ALL = 2**63
+_HASH_OF_NOTHING = hashlib.sha256(b"").hexdigest()
 
 
 def write_copies(
@@ -109,8 +115,10 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
     cursor.execute(
         f"INSERT INTO {_LINES} SELECT _n, _o, _f, ROW_NUMBER() OVER (PARTITION BY _f, _o ORDER BY _n) FROM "
         f"(SELECT _n, _o, {_fingerprint(facts, columns, '_l')} AS _f FROM {TEMPORARY} _l "
-        f"WHERE _s = {NEW} AND _o IN ('{UPSERT}', '{DELETE}')) one"
+        # The limit keeps MySQL from merging the two: it cannot sort what has JSON of more than some 100 kB in it.
+        f"WHERE _s = {NEW} AND _o IN ('{UPSERT}', '{DELETE}') LIMIT {_ALL}) one"
     )
+    _require_fingerprints(cursor, facts)
     net = f"SUM(IF(_o = '{UPSERT}', 1, -1))"
     cursor.execute(f"INSERT INTO {_NET} SELECT _f, {net} FROM {_LINES} GROUP BY _f HAVING {net} <> 0")
     cursor.execute(f"SELECT COALESCE(SUM(_net < 0), 0), COALESCE(SUM(GREATEST(_net, 0)), 0) FROM {_NET}")
@@ -138,6 +146,19 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
     return absent
 
 
+def _require_fingerprints(cursor: Any, facts: TableFacts) -> None:
+    """Rows of the table that have none are equal to no loaded row: the limit is the same for all of them."""
+    cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {_LINES} WHERE _f IS NULL)")
+    if cursor.fetchone()[0]:
+        raise Refused(
+            "The server cannot compare a row that has no key: the text of a JSON document in it, or of all its values, "
+            "is longer than the server's max_allowed_packet.",
+            where=facts.name,
+            code="target.limit",
+            remedy=LARGER_PACKETS,
+        )
+
+
 def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
     """Removes the copies that go; how many were not there. Which of equal copies stay is arbitrary: those that stay
     keep the values of columns that only the target has."""
@@ -153,13 +174,17 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
     if staying:
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_KEPT}")
         cursor.execute(
-            f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_n BIGINT AUTO_INCREMENT PRIMARY KEY, _lockstep_stays BOOL, "
-            f"{', '.join(column_sql(column) for column in whole)}) ENGINE=InnoDB"
+            f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_n BIGINT AUTO_INCREMENT PRIMARY KEY, "
+            f"_lockstep_f BINARY(32), _lockstep_stay BIGINT, {', '.join(column_sql(column) for column in whole)}) "
+            "ENGINE=InnoDB"
         )
         cursor.execute(
-            f"INSERT INTO {_KEPT} (_lockstep_stays, {names}) "
-            "SELECT ROW_NUMBER() OVER (PARTITION BY n._f) <= h._c + n._net, "
+            f"INSERT INTO {_KEPT} (_lockstep_f, _lockstep_stay, {names}) SELECT n._f, h._c + n._net, "
             f"{', '.join(f'r.{quote(column.name)}' for column in whole)} FROM {here} {stay} WHERE n._net < 0"
+        )
+        cursor.execute(
+            f"INSERT INTO {_STAYS} SELECT _lockstep_n FROM (SELECT _lockstep_n, _lockstep_stay, ROW_NUMBER() OVER "
+            f"(PARTITION BY _lockstep_f ORDER BY _lockstep_n) AS place FROM {_KEPT}) one WHERE place <= _lockstep_stay"
         )
     if there:
         cursor.execute(f"DELETE r FROM {here} WHERE n._net < 0")
@@ -169,7 +194,8 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
             cursor,
             facts,
             staying,
-            f"INSERT INTO {table_name(facts)} ({names}) SELECT {names} FROM {_KEPT} WHERE _lockstep_stays",
+            f"INSERT INTO {table_name(facts)} ({names}) SELECT {names} FROM {_KEPT} "
+            f"WHERE _lockstep_n IN (SELECT _n FROM {_STAYS})",
             _KEPT,
             "_lockstep_n",
         )
@@ -227,8 +253,9 @@ def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
 
 
 def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
-    """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others. The error value of
-    an ENUM is not its label ''."""
+    """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others; null where the
+    server makes no text of them, as it is longer than max_allowed_packet. The error value of an ENUM is not its
+    label ''."""
     parts = []
     for name in columns:
         column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
@@ -240,5 +267,10 @@ def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
             value = f"HEX({column})"
         else:
             value = f"SHA2({column}, 256)"  # as hex it could exceed the longest text
-        parts.append(f"COALESCE({value}, 'null')")
-    return f"UNHEX(SHA2(CONCAT_WS(',', {', '.join(parts)}), 256))"
+        if kind.base == "json":
+            # MySQL makes '' of a document that is too long.
+            parts.append(f"IF({column} IS NULL, 'null', NULLIF({value}, '{_HASH_OF_NOTHING}'))")
+        else:
+            parts.append(f"COALESCE({value}, 'null')")
+    joined = ", ',', ".join(parts)
+    return f"UNHEX(SHA2(CONCAT({joined}), 256))"

@@ -182,6 +182,12 @@ def _whole_text(facts: TableFacts, name: str, as_hex: bool) -> str:
     return error_or(facts, name, as_text(facts, name, as_hex))
 
 
+LARGER_PACKETS = (
+    "raise max_allowed_packet on the target (SET GLOBAL max_allowed_packet = 1073741824, which holds for new "
+    "connections, and its option file); then run the task again"
+)
+
+
 def _require_whole_documents(
     facts: TableFacts, columns: Iterable[str], values: Mapping[int, Mapping[str, str | None]]
 ) -> None:
@@ -194,8 +200,7 @@ def _require_whole_documents(
                 "server sends an empty text for it.",
                 where=facts.name,
                 code="target.limit",
-                remedy="raise max_allowed_packet on the target (SET GLOBAL max_allowed_packet = 1073741824, which "
-                "holds for new connections, and its option file); then run the task again",
+                remedy=LARGER_PACKETS,
             )
 
 

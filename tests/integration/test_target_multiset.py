@@ -14,10 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import WriteCounts
 from cdc_core.target.facts import table_facts
 from cdc_core.target.multiset import write_copies
+from tests.integration.test_target_session import with_globals
 from tests.target_rows import Table, Winner, target_table
 
 LOG = "CREATE TABLE {name} (word VARCHAR(20) COLLATE utf8mb4_general_ci, n INT, extra VARCHAR(9))"
@@ -245,6 +246,38 @@ def test_rows_that_differ_in_one_value_of_any_type_are_told_apart(table: Table) 
     found = kinds.query(f"SELECT CAST(d AS CHAR) FROM {kinds.facts.name} WHERE d IS NOT NULL")
     assert sorted(value for (value,) in found) == ["-0", "0", "0.1", "0.10000000000000002", "1e300"]
     assert kinds.query(f"SELECT COUNT(*) FROM {kinds.facts.name}") == [(len(rows) + 1,)]
+
+
+@pytest.mark.parametrize("server", ["mariadb_target", "mysql9"])
+def test_documents_that_are_longer_than_what_the_server_prints_are_never_taken_for_each_other(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    """MySQL makes '' of their texts. In a column, their numbers take less."""
+    sandbox = request.getfixturevalue(server)
+    documents = [str([number] * 150_000) for number in (1_000_000_001, 1_000_000_002)]
+    with target_table(sandbox, "CREATE TABLE {name} (doc JSON)", {"doc": pa.string()}, ()) as table:
+
+        def apply(batch: int, *ops: str) -> list[int]:
+            """The numbers of the documents that are there after these copies of each have come or gone."""
+            loaded = [
+                Winner(op, {"doc": document}, (batch, batch, copy, "one"))
+                for document, of_one in zip(documents, ops, strict=True)
+                for copy, op in enumerate(of_one)
+            ]
+            put(table, loaded, {"one": batch})
+            return sorted(
+                int(at) for (at,) in table.query(f"SELECT JSON_EXTRACT(doc, '$[0]') % 10 FROM {table.facts.name}")
+            )
+
+        assert apply(1, "uuu", "u") == [1, 1, 1, 2]
+        with with_globals(sandbox, {"max_allowed_packet": str(1 << 20)}):
+            if server == "mysql9":
+                with pytest.raises(Refused) as caught:
+                    apply(2, "d", "d")
+                assert caught.value.code == "target.limit"
+            else:
+                assert apply(2, "d", "d") == [1, 1]
+        assert apply(2, "d", "d") == [1, 1]
 
 
 def test_the_error_value_of_an_enum_and_its_label_without_characters_are_two_rows(table: Table) -> None:
