@@ -1,7 +1,8 @@
 """Unique values that move from row to row, as in a swap: the rows that hold them are taken out before the upsert.
 
 A row may be taken out only if this batch writes it again. Columns of the target that the source does not have are
-saved meanwhile, so that taking a row out loses nothing.
+saved meanwhile, so that taking a row out loses nothing. Which rows hold a value that the table computes by itself, the
+loaded rows do not say: all rows that the batch writes are taken out then.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ def _others(facts: TableFacts, layout: Layout) -> list[UniqueKey]:
     return [one for one in facts.unique_keys if one.columns != key and one.columns <= known]
 
 
+def _computes(facts: TableFacts, layout: Layout) -> bool:
+    """Whether the table has a unique key over an expression, or over a generated column that the rows do not have."""
+    known = {name.lower() for name in layout.columns}
+    own = {column.name.lower() for column in facts.columns if column.generated} - known
+    return any(not one.columns.isdisjoint({"", *own}) for one in facts.unique_keys)
+
+
 def needs_care(facts: TableFacts, layout: Layout) -> bool:
-    return bool(_others(facts, layout))
+    return bool(_others(facts, layout)) or _computes(facts, layout)
 
 
 def may_collide(facts: TableFacts, layout: Layout) -> bool:
@@ -70,6 +78,13 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     key = [target_name(facts, name) for name in layout.key]
     kept = [quote(name) for name in _extra(facts, layout)]
     own = " AND ".join(f"r.{name} = _l.{name}" for name in key)
+    delete = f"DELETE r FROM {TAKEN} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)}"
+    if _computes(facts, layout):
+        cursor.execute(
+            f"INSERT INTO {TAKEN} ({', '.join(key + kept)}) SELECT {', '.join(f'r.{name}' for name in key + kept)} "
+            f"FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} WHERE {IS_WRITTEN}"
+        )
+        cursor.execute(delete)
     for unique in _others(facts, layout):
         columns = [(quote(facts.by_name[name.lower()].name), length) for name, length in unique.parts]
         whole = [f"_l.{name}" if length is None else f"LEFT(_l.{name}, {length})" for name, length in columns]
@@ -100,7 +115,7 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
             raise _conflict(
                 facts, unique, _rival(cursor, facts, same, own), holder, "the batch does not write the second"
             )
-        cursor.execute(f"DELETE r FROM {TAKEN} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)}")
+        cursor.execute(delete)
 
 
 def _rival(cursor: Any, facts: TableFacts, same: str, own: str) -> bytes:

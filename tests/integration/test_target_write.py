@@ -264,6 +264,25 @@ def test_unique_values_may_swap_inside_a_batch(table: Table) -> None:
     assert table.rows("id, code, n, kept") == [(1, "b", 2, None), (2, "c", 2, "mine"), (3, "a", 2, None)]
 
 
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_unique_values_that_the_table_computes_may_swap_inside_a_batch(server: Any, store: str) -> None:
+    computed = ["low VARCHAR(20) AS (LOWER(code)) VIRTUAL, UNIQUE KEY (low)"]
+    if not isinstance(server, MariaDb):
+        computed.append("UNIQUE KEY ((LOWER(code)))")
+    for unique in computed:
+        definition = f"CREATE TABLE {{name}} (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, kept VARCHAR(9), {unique})"
+        with target_table(server, definition, store=store) as table:
+            table.write([shop("u", id, code, 1, 10) for id, code in ((1, "A"), (2, "B"), (3, "C"), (4, "D"))])
+            table.query(f"UPDATE {table.facts.name} SET kept = 'mine'")
+            batch = [(1, "b"), (2, "c"), (3, "a"), (5, "E")]
+            assert table.write([shop("u", id, code, 2, 20) for id, code in batch]).written == 4
+            after = [(1, "b", "mine"), (2, "c", "mine"), (3, "a", "mine"), (4, "D", "mine"), (5, "E", None)]
+            assert table.rows("id, code, kept") == after
+            with pytest.raises(DataAtRisk):
+                table.write([shop("u", 1, "d", 3, 30), shop("u", 2, "b", 3, 30)])
+            assert table.rows("id, code, kept") == after
+
+
 def test_a_unique_value_may_pass_from_a_deleted_row_to_a_new_one(table: Table) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
     assert table.write([shop("d", 1, "a", 1, 20), shop("u", 2, "a", 1, 21)]).written == 2
