@@ -132,10 +132,10 @@ def run(
         led = _led(meta, asked)
         if led is None:
             _before(meta, asked)
+        else:
+            _write_successors(meta, asked, led, output)
     if led is None:
         _fill(asked, rows, output)
-    else:
-        _write_successors(asked, led, output)
 
 
 @app.command()
@@ -362,7 +362,26 @@ def _successors(asked: _Asked, led: Cutover) -> tuple[str, str]:
     return made.pipeline, text
 
 
-def _write_successors(asked: _Asked, led: Cutover, output: CliOutput) -> None:
+def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) -> None:
+    """The application has not been led on from any of the shards by another pipeline: the fences let the way back of
+    one pipeline through. Raises Refused (reshard.shards)."""
+    from cdc_core.config import WAY_BACK_SUFFIX
+    from cdc_core.cutover.states import State
+    from cdc_core.target.fence import let_through_by
+
+    passing = let_through_by(asked.old, asked.old_tables(led), asked.part.has)
+    for other in sorted({one.removesuffix(WAY_BACK_SUFFIX) for one in passing} - {successor}):
+        found = meta.latest_cutover(other)
+        if found is not None and found.state not in (State.BACK, State.ROLLED_BACK):
+            raise Refused(
+                f"Another pipeline, {other!r}, has led the application on from some of these shards, or is about to.",
+                where=asked.pipeline.pipeline,
+                code="reshard.shards",
+                remedy=f"name shards that {other!r} does not move (--shards); or lead its shards back first",
+            )
+
+
+def _write_successors(meta: Meta, asked: _Asked, led: Cutover, output: CliOutput) -> None:
     from cdc_core.config import WAY_BACK_SUFFIX
     from cdc_core.cutover.work import pair_of
     from cdc_core.target.fence import let_through
@@ -376,6 +395,7 @@ def _write_successors(asked: _Asked, led: Cutover, output: CliOutput) -> None:
             code="reshard.file_exists",
             remedy="if it is the pipeline of this move, and was changed on purpose, run it; else remove it",
         )
+    _require_unmoved(meta, asked, led, made)
     owner = pair_of(led.pipeline, led.way_back)
     let_through(asked.old, asked.old_tables(led), made + WAY_BACK_SUFFIX, owner, asked.part.has)
     if not file.exists():

@@ -48,7 +48,8 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """From `0-7,12`. Raises UsageError (reshard.shards)."""
+        """From `0-7,12`. The same shards have the same suffix, `_s0_7_s12`, however they are named, and others another
+        one. Raises UsageError (reshard.shards)."""
         ranges = [one.partition("-") for one in text.split(",")]
         bounds = [(first, last or first) for first, _, last in ranges]
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text) or any(
@@ -61,7 +62,10 @@ class Part:
                 remedy="give numbers and ranges of the former shards, as in 0-7,12",
             )
         numbers = frozenset(n for first, last in bounds for n in range(int(first), int(last) + 1))
-        return cls("_s" + re.sub(r"\D", "_", text), numbers)
+        firsts = sorted(n for n in numbers if n - 1 not in numbers)
+        lasts = sorted(n for n in numbers if n + 1 not in numbers)
+        names = [f"_s{first}" + (f"_{last}" if last > first else "") for first, last in zip(firsts, lasts, strict=True)]
+        return cls("".join(names), numbers)
 
 
 def successor_document(

@@ -134,6 +134,17 @@ def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     return found
 
 
+def let_through_by(target: Target, logical: Sequence[str], among: Callable[[ShardTable], bool]) -> set[str]:
+    """The single pipelines that fences let through. among: which of the tables. Raises as fences."""
+    found: set[str] = set()
+    for connection, tables in _by_server(target, logical):
+        with connection.cursor() as cursor:
+            here = {name: fences_in(cursor, name) for name in {place.database for _, place in tables}}
+        up = [here[place.database].get(place.table) for _, place in tables if among(place)]
+        found |= {fence.passes for fence in up if fence is not None}
+    return found - {"", ALL}
+
+
 def raise_fences(
     target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None, *, owner: str = ""
 ) -> None:

@@ -12,7 +12,15 @@ from tests.refusals import refusal
 
 @pytest.mark.parametrize(
     ("text", "suffix", "numbers"),
-    [("3", "_s3", {3}), ("0-2", "_s0_2", {0, 1, 2}), ("0-1,12", "_s0_1_12", {0, 1, 12}), ("5-5", "_s5_5", {5})],
+    [
+        ("3", "_s3", {3}),
+        ("0-2", "_s0_2", {0, 1, 2}),
+        ("0-1,12", "_s0_1_s12", {0, 1, 12}),
+        ("0,1-2,12", "_s0_2_s12", {0, 1, 2, 12}),
+        ("0,2-12", "_s0_s2_12", {0, *range(2, 13)}),
+        ("5-5", "_s5", {5}),
+        ("12,2,0-1", "_s0_2_s12", {0, 1, 2, 12}),
+    ],
 )
 def test_shards_are_named_by_numbers_and_ranges(text: str, suffix: str, numbers: set[int]) -> None:
     assert Part.parse(text) == Part(suffix, frozenset(numbers))
