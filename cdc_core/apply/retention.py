@@ -417,7 +417,8 @@ def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> N
                 f"The target {target!r} has not taken the changes of {source!r} before {horizon}, which were purged.",
                 where=f"targets.{target}",
                 code="plan.purged",
-                remedy="fill its tables by other means (a dump of the source, or of a target that has them, with "
-                "_cdc_version and _lockstep_tombstone_*), then confirm it: "
+                remedy="fill its tables from a dump of a target that has them, made in one transaction, with "
+                "_cdc_version and the tables _lockstep_tombstone_*, _lockstep_version_*, _lockstep_truncate and "
+                "_lockstep_mark; tables that have a key, also from a dump of the source; then confirm it: "
                 f"lockstep stage purge PIPELINE --seeded {target}",
             )

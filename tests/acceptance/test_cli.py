@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -655,21 +655,25 @@ def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_doe
     assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
 
 
+def age(lockstep: Any, batches: Sequence[str]) -> None:
+    """By a week. The clock is not ours to set; the ends of windows are."""
+    stage = Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
+    for batch in batches:
+        path = stage / f"manifests/{batch}.json"
+        path.write_text(
+            re.sub(
+                r'"window_end_us": (\d+)', lambda found: f'"window_end_us": {int(found[1]) - WEEK_US}', path.read_text()
+            )
+        )
+
+
 def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizon(shop: Any, lockstep: Any) -> None:
     for number in range(4):
         shop.execute(f"INSERT INTO orders VALUES ({number},'old',1,NULL)")
         lockstep("extract", "shop.yaml")
     batches = lockstep("stage", "ls", "shop.yaml").document["batches"]
     assert [one["rows"] for one in batches][:4] == [1, 1, 1, 1]
-    # The clock is not ours to set; the ends of three windows are.
-    stage = Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
-    for one in batches[:3]:
-        path = stage / f"manifests/{one['batch']}.json"
-        path.write_text(
-            re.sub(
-                r'"window_end_us": (\d+)', lambda found: f'"window_end_us": {int(found[1]) - WEEK_US}', path.read_text()
-            )
-        )
+    age(lockstep, [one["batch"] for one in batches[:3]])
     assert lockstep("stage", "purge", "shop.yaml", code=2).error["code"] == "cli.usage"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "soon", code=2).error["code"] == "cli.usage"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "4w").document["sources"][0]["batches"] == 0

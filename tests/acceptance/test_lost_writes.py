@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from typing import Any
 
 import pytest
 
-from tests.acceptance.test_cli import ORDERS, failed
+from tests.acceptance.test_cli import ORDERS, age, failed
 
 LOG = "CREATE TABLE log (line VARCHAR(20), n INT)"
 RULES = """targets:
@@ -40,13 +41,27 @@ class Copied:
     def tables(self) -> list[str]:
         return [name for (name,) in self.query("SHOW TABLES")]
 
-    def equal(self) -> bool:
+    def equal(self, database: str = "") -> bool:
         orders = "SELECT order_id, status, amount, at FROM orders ORDER BY order_id"
         log = "SELECT line, n FROM log ORDER BY line, n"
-        return all(self.query(sql) == self.query(sql, server=self.source.server) for sql in (orders, log))
+        return all(
+            self.query(sql, database=database) == self.query(sql, server=self.source.server) for sql in (orders, log)
+        )
 
     def run(self, *arguments: str, code: int = 0) -> Any:
         return self.lockstep("run", "shop.yaml", *arguments, code=code)
+
+    def copy_table(self, table: str, database: str) -> None:
+        """With its invisible columns, as a dump has them."""
+        found = self.query(
+            "SELECT COLUMN_NAME FROM information_schema.COLUMNS "
+            f"WHERE TABLE_SCHEMA = '{self.name}' AND TABLE_NAME = '{table}'"
+        )
+        names = ", ".join(f"`{name}`" for (name,) in found)
+        self.query(
+            f"CREATE TABLE {database}.`{table}` LIKE `{table}`",
+            f"INSERT INTO {database}.`{table}` ({names}) SELECT {names} FROM `{table}`",
+        )
 
     @contextmanager
     def backup(self) -> Iterator[None]:
@@ -55,15 +70,7 @@ class Copied:
         self.query(f"CREATE DATABASE {spare}")
         tables = self.tables()
         for table in tables:
-            names = ", ".join(
-                f"`{name}`"
-                for (name,) in self.query(
-                    "SELECT COLUMN_NAME FROM information_schema.COLUMNS "
-                    f"WHERE TABLE_SCHEMA = '{self.name}' AND TABLE_NAME = '{table}'"
-                )
-            )
-            move = f"INSERT INTO {{}}.`{table}` ({names}) SELECT {names} FROM {{}}.`{table}`"
-            self.query(f"CREATE TABLE {spare}.`{table}` LIKE `{table}`", move.format(spare, self.name))
+            self.copy_table(table, spare)
         yield
         for table in self.tables():
             self.query(f"DROP TABLE `{table}`")
@@ -121,3 +128,40 @@ def test_a_target_that_lost_committed_writes_stops_the_next_run_and_a_replay_res
     assert copied.lockstep("check", "shop.yaml").document["ok"] is True
     copied.run()
     assert copied.equal()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_target_that_is_added_after_a_purge_and_filled_as_the_message_says_is_equal(copied: Copied) -> None:
+    copied.source.execute(
+        "INSERT INTO orders VALUES (1,'new',1,NULL), (2,'new',2,NULL)",
+        "INSERT INTO log VALUES ('a',1), ('a',1), ('b',2)",
+    )
+    copied.run()
+    staged = copied.lockstep("stage", "ls", "shop.yaml").document["batches"]
+    age(copied.lockstep, [one["batch"] for one in staged])
+    copied.source.execute("DELETE FROM orders WHERE order_id=1", "INSERT INTO log VALUES ('a',1), ('c',3)")
+    copied.run()
+    assert copied.lockstep("stage", "purge", "shop.yaml", "--older-than", "6d").document["sources"][0]["batches"]
+    second = f"{copied.name}_backup"
+    file = copied.lockstep.directory / "shop.yaml"
+    rules = (
+        RULES.format(copied.name).partition("\n")[2].replace("copy", "second").replace("{}", f"{{database: {second}}}")
+    )
+    rules = rules.replace("no_key: rows", f"database: {second}, no_key: rows")
+    file.write_text(re.sub(r"(?m)^targets:.*\n", lambda found: found[0] + rules, file.read_text()))
+    refused = copied.run(code=3).error
+    assert refused["code"] == "plan.purged"
+    parts = ["orders", "log", *re.findall(r"_lockstep_\w+\*?", refused["remedy"])]
+    copied.query(f"CREATE DATABASE {second}")
+    for table in copied.tables():
+        if any(fnmatch(table, part) for part in parts):
+            copied.copy_table(table, second)
+    copied.source.execute("UPDATE orders SET status='paid' WHERE order_id=2", "DELETE FROM log WHERE line='b'")
+    command = re.search(r"lockstep (stage purge) PIPELINE (--seeded second)", refused["remedy"])
+    assert command is not None, refused
+    copied.lockstep(*command[1].split(), "shop.yaml", *command[2].split())
+    copied.run()
+    assert copied.equal()
+    assert copied.equal(second)
