@@ -1,6 +1,6 @@
 """The user's command that runs an online schema change tool for a statement that copies the table.
 
-It is called for each shard, twice, with LOCKSTEP_DDL_PHASE:
+It may take days, so that nothing ends it: a tool has time-outs of its own. It is called for each shard, twice, with LOCKSTEP_DDL_PHASE:
 
     start      bring the copy into step with the table, exchange nothing yet, and end with code 0
     complete   exchange the two, and end with code 0
@@ -39,6 +39,11 @@ def call(
         "LOCKSTEP_DDL_PORT": str(server.port),
         "LOCKSTEP_DDL_USER": server.user,
         "LOCKSTEP_DDL_PASSWORD": server.password,
+        "LOCKSTEP_DDL_SSL_MODE": server.tls.mode.value,
+        "LOCKSTEP_DDL_SSL_CA": server.tls.ca,
+        "LOCKSTEP_DDL_SSL_CERT": server.tls.cert,
+        "LOCKSTEP_DDL_SSL_KEY": server.tls.key,
+        "LOCKSTEP_DDL_SSL_KEY_PASSWORD": server.tls.key_password,
         "LOCKSTEP_DDL_DATABASE": place.database,
         "LOCKSTEP_DDL_TABLE": place.table,
         "LOCKSTEP_DDL_CLAUSES": statement.clauses,
@@ -56,7 +61,10 @@ def call(
             code="ddl.hook",
             remedy="give the path of a program, and its arguments, in one text",
         ) from None
-    said = " ".join((done.stderr or done.stdout).replace(server.password or "\0", "***").split())
+    said = done.stderr or done.stdout
+    for secret in filter(None, (server.password, server.tls.key_password)):
+        said = said.replace(secret, "***")
+    said = " ".join(said.split())
     log.info("%s: %s: exit %d: %s", place.name, phase, done.returncode, said[-_SHOWN:])
     if done.returncode:
         raise RetryLater(

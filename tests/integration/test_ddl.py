@@ -414,6 +414,7 @@ with open(sys.argv[1], "a") as calls:
 if pathlib.Path(sys.argv[1] + "." + phase + get("SHARD")).exists():
     sys.exit("no " + get("PASSWORD"))
 with pymysql.connect(host=get("HOST"), port=int(get("PORT")), user=get("USER"), password=get("PASSWORD"),
+                     ssl=get("SSL_MODE") == "REQUIRED" and {"check_hostname": False},
                      database=get("DATABASE"), autocommit=True) as connection, connection.cursor() as cursor:
     if phase == "start":
         cursor.execute(f"DROP TABLE IF EXISTS `_{table}_new`")
@@ -475,9 +476,21 @@ def test_pt_online_schema_change_makes_the_copies_while_an_application_writes(sh
     assert shards.on(f"SELECT * FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA LIKE '{shards.name}\\_%'") == []
 
 
+@pytest.fixture
+def encrypted(shards: Shards) -> Iterator[Shards]:
+    """With an account to which the server talks by TLS alone."""
+    account = f"'{shards.name}'@'%'"
+    shards.on(f"CREATE USER {account} IDENTIFIED BY 'secret' REQUIRE SSL", f"GRANT ALL ON *.* TO {account}")
+    work = shards.work
+    url = f"mysql://{shards.name}:secret@127.0.0.1:{shards.server.port}/?ssl_mode=REQUIRED"
+    yield replace(shards, work=Work(work.pipeline, work.target, work.meta, {"SERVER": url}))
+    shards.on(f"DROP USER {account}")
+
+
 def test_what_copies_is_left_to_a_tool_that_exchanges_nothing_before_all_copies_are_ready(
-    shards: Shards, tmp_path: Path
+    encrypted: Shards, tmp_path: Path
 ) -> None:
+    shards = encrypted
     tool, calls = tmp_path / "tool.py", tmp_path / "calls"
     tool.write_text(_TOOL)
     command = f"{sys.executable} {tool} {calls}"
