@@ -441,7 +441,8 @@ def _inspect(
                 continue
             facts = found[place.table]
             _collect(problems, require_store, connection, facts, known.ours)
-            if granted and facts in sound and not demands.ready:
+            known_key = all(one.lower() in facts.by_name for one in demands.key)  # otherwise said above
+            if granted and facts in sound and known_key and not demands.ready:
                 _collect(
                     problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
                 )

@@ -20,11 +20,12 @@ import pytest
 
 from cdc_core.config import Target
 from cdc_core.connections import connect, parse_url
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, parts_of
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.faults import translating
 from spark_jobs.failures import carried, found
+from tests.refusals import refusal
 from tests.target_rows import Table, Winner
 
 
@@ -105,6 +106,14 @@ def test_tables_that_cannot_roll_back_are_refused_with_a_key_and_without(place: 
     assert place.opened(
         ID, "CREATE TABLE t (id INT PRIMARY KEY, v INT) ENGINE=InnoDB PARTITION BY HASH(id) PARTITIONS 2"
     )
+
+
+def test_a_table_that_lacks_a_column_of_the_key_is_refused_for_nothing_else(place: Place) -> None:
+    for own in ("old INT PRIMARY KEY", "old INT"):
+        error = refusal(lambda own=own: place.opened(ID, f"CREATE TABLE t ({own}, v INT)"))
+        codes = {one.code for one in parts_of(error)}
+        assert "target.key" in codes
+        assert codes <= {"target.key", "target.column"}
 
 
 def test_a_view_is_refused(place: Place) -> None:
