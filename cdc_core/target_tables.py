@@ -108,7 +108,8 @@ def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Seq
                 continue
             literal = any(column.default == LITERAL for column in definition.columns)
             literals = column_defaults(connection, schema) if literal else {}
-            yield Origin(capture.shape(schema), definition, literals)
+            masked = frozenset(one.name.lower() for one in schema.columns if capture.masks(schema, one.name))
+            yield Origin(capture.shape(schema), definition, literals, masked)
 
 
 def _literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:

@@ -1,13 +1,13 @@
 """The user's command that runs an online schema change tool for a statement that copies the table.
 
-It may take days, so that nothing ends it: a tool has time-outs of its own. It is called for each shard, twice, with LOCKSTEP_DDL_PHASE:
+It is called for each shard, twice, with LOCKSTEP_DDL_PHASE:
 
     start      bring the copy into step with the table, exchange nothing yet, and end with code 0
     complete   exchange the two, and end with code 0
 
-`complete` is called once `start` has succeeded for every shard. Either may be called again after a kill; whether a
-shard has its new definition, Lockstep sees itself. With gh-ost, `start` runs it with --postpone-cut-over-flag-file, and
-`complete` removes the file.
+A copy may take days, so that nothing ends a call. `complete` is called once `start` has succeeded for every shard.
+Either may be called again after a kill; whether a shard has its new definition, Lockstep sees itself. With gh-ost,
+`start` runs it with --postpone-cut-over-flag-file, and `complete` removes the file.
 """
 
 from __future__ import annotations

@@ -54,11 +54,13 @@ class Dialect:
 @dataclass(frozen=True, slots=True)
 class Origin:
     """A source table. schema: its captured columns after all rules. definition: None where it could not be asked.
-    literals: the exact values of its literal defaults, as source.defaults has them."""
+    literals: the exact values of its literal defaults, as source.defaults has them. masked: columns whose values were
+    replaced, whatever their types say, in lower case."""
 
     schema: TableSchema
     definition: TableDefinition | None = None
     literals: Mapping[str, str | None] | None = None
+    masked: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +267,8 @@ class _Plan:
             self.note(f"{name} has no ON UPDATE: its values come from the source")
 
     def _definition_of(self, column: Column) -> ColumnDefinition | None:
-        """The source's definition of the column, if no rule of the pipeline has changed its type."""
-        if self.first is None:
+        """The source's definition of the column, if no rule of the pipeline has changed its values or its type."""
+        if self.first is None or column.name.lower() in self.origins[0].masked:
             return None
         found = self.first.by_name.get(column.name.lower())
         return found if found is not None and found.type == column.type else None
@@ -312,7 +314,11 @@ class _Plan:
     def _changed(self, names: frozenset[str]) -> set[str]:
         """Those of the source's columns that are not captured as they are."""
         assert self.first is not None
-        captured = {column.name.lower(): column.type for column in self.origins[0].schema.columns}
+        captured = {
+            column.name.lower(): column.type
+            for column in self.origins[0].schema.columns
+            if column.name.lower() not in self.origins[0].masked
+        }
         return {
             name for name in names
             if name not in self.first.by_name or captured.get(name) != self.first.by_name[name].type
@@ -381,7 +387,7 @@ class _Plan:
             column = columns.get(part.column.lower())
             if column is None:
                 return f"the column {part.column} is not captured"
-            if part.prefix is not None and (column.source != self.first.by_name[part.column.lower()].type):
+            if part.prefix is not None and self._changed(frozenset({part.column.lower()})):
                 return f"the column {part.column} is masked or changed"
             if index.kind == "SPATIAL" and (column.nullable or column.type.base not in GEOMETRY_BASES):
                 return f"the column {part.column} may be null or is not a geometry"

@@ -655,7 +655,7 @@ def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_doe
     assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
 
 
-def age(lockstep: Any, batches: Sequence[str]) -> None:
+def make_older(lockstep: Any, batches: Sequence[str]) -> None:
     """By a week. The clock is not ours to set; the ends of windows are."""
     stage = Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
     for batch in batches:
@@ -673,7 +673,7 @@ def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizo
         lockstep("extract", "shop.yaml")
     batches = lockstep("stage", "ls", "shop.yaml").document["batches"]
     assert [one["rows"] for one in batches][:4] == [1, 1, 1, 1]
-    age(lockstep, [one["batch"] for one in batches[:3]])
+    make_older(lockstep, [one["batch"] for one in batches[:3]])
     assert lockstep("stage", "purge", "shop.yaml", code=2).error["code"] == "cli.usage"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "soon", code=2).error["code"] == "cli.usage"
     assert lockstep("stage", "purge", "shop.yaml", "--older-than", "4w").document["sources"][0]["batches"] == 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.test_cli import ORDERS, age, failed
+from tests.acceptance.test_cli import ORDERS, failed, make_older
 
 LOG = "CREATE TABLE log (line VARCHAR(20), n INT)"
 RULES = """targets:
@@ -140,7 +140,7 @@ def test_a_target_that_is_added_after_a_purge_and_filled_as_the_message_says_is_
     )
     copied.run()
     staged = copied.lockstep("stage", "ls", "shop.yaml").document["batches"]
-    age(copied.lockstep, [one["batch"] for one in staged])
+    make_older(copied.lockstep, [one["batch"] for one in staged])
     copied.source.execute("DELETE FROM orders WHERE order_id=1", "INSERT INTO log VALUES ('a',1), ('c',3)")
     copied.run()
     assert copied.lockstep("stage", "purge", "shop.yaml", "--older-than", "6d").document["sources"][0]["batches"]

@@ -19,6 +19,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import LITERAL
 from cdc_core.results import TableReader
+from cdc_core.sink.columns import HASH
 from cdc_core.target.definition import read_definitions
 from cdc_core.target.destination import open_destination
 from cdc_core.target.keys import coarser_columns
@@ -363,16 +364,18 @@ def test_masked_and_excluded_columns_have_the_types_of_what_is_staged(any_pair: 
     pair = any_pair
     pair.on_source(
         "CREATE TABLE people (id INT PRIMARY KEY, mail VARCHAR(99), secret INT, born DATE, UNIQUE KEY mail (mail), "
-        "KEY secret (secret), KEY prefix (mail(5)), KEY born (born), g INT AS (secret + 1) STORED)"
+        "KEY secret (secret), KEY prefix (mail(5)), KEY born (born), g INT AS (secret + 1) STORED, "
+        f"digest {HASH} COLLATE {HASH.collation} AS (SHA2(born, 256)) STORED COMMENT 'of the day')"
     )
     pipeline = pair.pipeline(
-        rules="  columns: {mask: ['.*\\.mail'], exclude: ['.*\\.secret'], salt: env:SALT}",
+        rules="  columns: {mask: ['.*\\.mail', '.*\\.digest'], exclude: ['.*\\.secret'], salt: env:SALT}",
     )
     made = pair.create(pipeline)[f"{pair.made}.people"]
     assert made.state == "created"
     there = known_schema(pair.target, pair.made, "people")
     assert [str(column.type) for column in there.columns[:4]] == ["int", "char(64)", "date", "int"]
     assert not there.column("g").generated
+    assert (there.column("digest").type, there.column("digest").generated) == (HASH, False)
     with opened(pair.target) as connection:
         found = read_definitions(connection, pair.made, ["people"])["people"]
     assert {one.name for one in found.indexes} == {"PRIMARY", "mail", "born"}

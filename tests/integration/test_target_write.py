@@ -270,7 +270,8 @@ def test_unique_values_that_the_table_computes_may_swap_inside_a_batch(server: A
     if not isinstance(server, MariaDb):
         computed.append("UNIQUE KEY ((LOWER(code)))")
     for unique in computed:
-        definition = f"CREATE TABLE {{name}} (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, kept VARCHAR(9), {unique})"
+        columns = "id BIGINT PRIMARY KEY, code VARCHAR(20), n INT, kept VARCHAR(9)"
+        definition = f"CREATE TABLE {{name}} ({columns}, {unique})"
         with target_table(server, definition, store=store) as table:
             table.write([shop("u", id, code, 1, 10) for id, code in ((1, "A"), (2, "B"), (3, "C"), (4, "D"))])
             table.query(f"UPDATE {table.facts.name} SET kept = 'mine'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.sink.columns import HASH
 from cdc_core.target.collations import BYTES, substitute
 from cdc_core.target.create import Existing, differences
 from cdc_core.target.definition import (
@@ -143,6 +145,23 @@ def test_generated_columns_are_computed_only_by_a_server_of_the_same_kind_from_u
     left = planned(replace(whole, schema=without))
     assert "GENERATED" not in left.create("d", "t")
     assert any("depends on n, which is excluded or masked" in note for note in left.notes)
+
+
+def test_a_masked_column_of_the_type_of_a_hash_has_nothing_of_the_sources_definition() -> None:
+    digest = ColumnDefinition(
+        "digest", HASH, generated="STORED", expression=Expression("sha2(`n`,256)"), comment="of a secret"
+    )
+    from_it = ColumnDefinition("g", INT, generated="STORED", expression=Expression("length(`digest`)"))
+    token = ColumnDefinition("token", HASH, default=LITERAL)
+    prefix = IndexDefinition("i", False, (IndexPart("token", 8),))
+    found = definition(ID, ColumnDefinition("n", INT), digest, from_it, token, indexes=(prefix,))
+    whole = origin(found, token="secret")
+    plain = planned(whole).create("d", "t")
+    assert plain.count("GENERATED") == 2
+    assert "(`token`(8))" in plain
+    masked = planned(replace(whole, masked=frozenset({"digest", "token"}))).create("d", "t")
+    assert not re.search(r"GENERATED|secret|KEY `i`", masked)
+    assert masked.count("` char(64)") == 2
 
 
 def test_sources_that_differ_are_refused_with_every_difference() -> None:
