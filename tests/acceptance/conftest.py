@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,28 @@ def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
 def real_drivers(lockstep: CommandLine) -> None:
     """The command starts the drivers of its runs as it does for a user."""
     lockstep.environ[ADDRESS] = ""
+
+
+@pytest.fixture
+def cursors(mariadb: Any, mariadb_target: Any, lockstep: CommandLine) -> Iterator[tuple[Any, Any]]:
+    """At the source, env:SHOP, and at the target, env:COPY. Databases that a test creates by them are dropped."""
+    lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
+    with (
+        mariadb.connect(autocommit=True) as one, one.cursor() as source,
+        mariadb_target.connect(autocommit=True) as other, other.cursor() as copy,
+    ):  # fmt: skip
+        before = [databases(cursor) for cursor in (source, copy)]
+        try:
+            yield source, copy
+        finally:
+            for cursor, there in zip((source, copy), before, strict=True):
+                for name in databases(cursor) - there:
+                    cursor.execute(f"DROP DATABASE `{name}`")
+
+
+def databases(cursor: Any) -> set[str]:
+    cursor.execute("SHOW DATABASES")
+    return {name for (name,) in cursor.fetchall()}
 
 
 @pytest.fixture

@@ -20,39 +20,31 @@ targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: odd_cop
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["stop", "quarantine"])
 def test_bytes_that_are_not_text_reach_no_target_as_their_digits(
-    mariadb: Any, mariadb_target: Any, lockstep: Any, rule: str
+    cursors: tuple[Any, Any], lockstep: Any, rule: str
 ) -> None:
-    lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
+    source, copy = cursors
     text = PIPELINE.replace("HERE", str(lockstep.directory)).replace("RULE", rule)
     (lockstep.directory / "odd.yaml").write_text(text)
     table = "t (id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET greek)"
-    with (
-        mariadb.connect(autocommit=True) as one, one.cursor() as source,
-        mariadb_target.connect(autocommit=True) as other, other.cursor() as copy,
-    ):  # fmt: skip
-        source.execute("CREATE DATABASE odd")
-        copy.execute("CREATE DATABASE odd_copy")
-        try:
-            source.execute(f"CREATE TABLE odd.{table}")
-            copy.execute(f"CREATE TABLE odd_copy.{table}")
-            lockstep("extract", "odd.yaml")
-            source.execute("INSERT INTO odd.t VALUES (1, X'D2'), (2, '0xd2'), (3, X'E1')")
-            if rule == "stop":
-                stopped = lockstep("run", "odd.yaml", "--until", "now", code=4)
-                assert stopped.error["code"] == "target.row_error"
-                assert "v" in stopped.error["what"]
-                copy.execute("SELECT COUNT(*) FROM odd_copy.t")
-                assert copy.fetchall() == ((0,),)
-            else:
-                (ledger,) = lockstep("run", "odd.yaml", "--until", "now").document["ledgers"]
-                assert (ledger["written"], ledger["quarantined"]) == (2, 1)
-                assert lockstep("verify", "odd.yaml", code=4).document["tables"][0]["findings"]
-            source.execute("UPDATE odd.t SET v = 'a' WHERE id = 1")
-            lockstep("run", "odd.yaml", "--until", "now")
-            copy.execute("SELECT id, HEX(v) FROM odd_copy.t ORDER BY id")
-            assert copy.fetchall() == ((1, "61"), (2, "30786432"), (3, "E1"))
-            copy.execute("UPDATE odd_copy.t SET v = X'D2' WHERE id = 2")
-            assert lockstep("verify", "odd.yaml", code=4).document["equal"] is False
-        finally:
-            source.execute("DROP DATABASE odd")
-            copy.execute("DROP DATABASE odd_copy")
+    source.execute("CREATE DATABASE odd")
+    copy.execute("CREATE DATABASE odd_copy")
+    source.execute(f"CREATE TABLE odd.{table}")
+    copy.execute(f"CREATE TABLE odd_copy.{table}")
+    lockstep("extract", "odd.yaml")
+    source.execute("INSERT INTO odd.t VALUES (1, X'D2'), (2, '0xd2'), (3, X'E1')")
+    if rule == "stop":
+        stopped = lockstep("run", "odd.yaml", "--until", "now", code=4)
+        assert stopped.error["code"] == "target.row_error"
+        assert "v" in stopped.error["what"]
+        copy.execute("SELECT COUNT(*) FROM odd_copy.t")
+        assert copy.fetchall() == ((0,),)
+    else:
+        (ledger,) = lockstep("run", "odd.yaml", "--until", "now").document["ledgers"]
+        assert (ledger["written"], ledger["quarantined"]) == (2, 1)
+        assert lockstep("verify", "odd.yaml", code=4).document["tables"][0]["findings"]
+    source.execute("UPDATE odd.t SET v = 'a' WHERE id = 1")
+    lockstep("run", "odd.yaml", "--until", "now")
+    copy.execute("SELECT id, HEX(v) FROM odd_copy.t ORDER BY id")
+    assert copy.fetchall() == ((1, "61"), (2, "30786432"), (3, "E1"))
+    copy.execute("UPDATE odd_copy.t SET v = X'D2' WHERE id = 2")
+    assert lockstep("verify", "odd.yaml", code=4).document["equal"] is False

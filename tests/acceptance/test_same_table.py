@@ -23,36 +23,27 @@ def write(lockstep: Any, rules: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_two_tables_that_the_rules_make_one_are_refused(mariadb: Any, mariadb_target: Any, lockstep: Any) -> None:
-    lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
+def test_two_tables_that_the_rules_make_one_are_refused(cursors: tuple[Any, Any], lockstep: Any) -> None:
+    source, copy = cursors
     write(lockstep, "'*': {database: warehouse}")
-    with (
-        mariadb.connect(autocommit=True) as one, one.cursor() as source,
-        mariadb_target.connect(autocommit=True) as other, other.cursor() as copy,
-    ):  # fmt: skip
-        copy.execute("CREATE DATABASE warehouse")
-        copy.execute("CREATE TABLE warehouse.users (id INT PRIMARY KEY, name VARCHAR(20))")
-        try:
-            for database in ("one_db", "other_db"):
-                source.execute(f"CREATE DATABASE {database}")
-                source.execute(f"CREATE TABLE {database}.users (id INT PRIMARY KEY, name VARCHAR(20))")
-            lockstep("extract", "two.yaml")
-            source.execute("INSERT INTO one_db.users VALUES (1, 'Ada'), (2, 'Bo')")
-            checked = lockstep("check", "two.yaml", code=3)
-            assert "target.same_table" in checked.out
-            refused = lockstep("run", "two.yaml", "--until", "now", code=3)  # also if it has rows of one of them alone
-            assert refused.error["code"] == "target.same_table"
-            copy.execute("SELECT * FROM warehouse.users")
-            assert copy.fetchall() == ()
-            source.execute("INSERT INTO other_db.users VALUES (2, 'Xi')")
-            rules = "'*': {database: warehouse}, other_db.users: {database: warehouse, table: others}"
-            write(lockstep, rules)
-            copy.execute("CREATE TABLE warehouse.others LIKE warehouse.users")
-            lockstep("check", "two.yaml")
-            lockstep("run", "two.yaml", "--until", "now")
-            copy.execute("SELECT * FROM warehouse.users")
-            assert copy.fetchall() == ((1, "Ada"), (2, "Bo"))
-        finally:
-            source.execute("DROP DATABASE one_db")
-            source.execute("DROP DATABASE other_db")
-            copy.execute("DROP DATABASE warehouse")
+    copy.execute("CREATE DATABASE warehouse")
+    copy.execute("CREATE TABLE warehouse.users (id INT PRIMARY KEY, name VARCHAR(20))")
+    for database in ("one_db", "other_db"):
+        source.execute(f"CREATE DATABASE {database}")
+        source.execute(f"CREATE TABLE {database}.users (id INT PRIMARY KEY, name VARCHAR(20))")
+    lockstep("extract", "two.yaml")
+    source.execute("INSERT INTO one_db.users VALUES (1, 'Ada'), (2, 'Bo')")
+    checked = lockstep("check", "two.yaml", code=3)
+    assert "target.same_table" in checked.out
+    refused = lockstep("run", "two.yaml", "--until", "now", code=3)  # also if it has rows of one of them alone
+    assert refused.error["code"] == "target.same_table"
+    copy.execute("SELECT * FROM warehouse.users")
+    assert copy.fetchall() == ()
+    source.execute("INSERT INTO other_db.users VALUES (2, 'Xi')")
+    rules = "'*': {database: warehouse}, other_db.users: {database: warehouse, table: others}"
+    write(lockstep, rules)
+    copy.execute("CREATE TABLE warehouse.others LIKE warehouse.users")
+    lockstep("check", "two.yaml")
+    lockstep("run", "two.yaml", "--until", "now")
+    copy.execute("SELECT * FROM warehouse.users")
+    assert copy.fetchall() == ((1, "Ada"), (2, "Bo"))

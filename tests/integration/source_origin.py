@@ -154,6 +154,17 @@ def read_to(stream: SourceStream, until: Position) -> list[Block]:
     return list(stream.blocks(stop))
 
 
+@contextmanager
+def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
+    """A new account with these privileges on everything."""
+    user, password = origin.name, "Correct-horse-9"
+    origin.execute(f"CREATE USER {user} IDENTIFIED BY '{password}'", f"GRANT {', '.join(grants)} ON *.* TO {user}")
+    try:
+        yield origin.address(user, password)
+    finally:
+        origin.execute(f"DROP USER {user}")
+
+
 def fresh_name() -> str:
     return f"s_{uuid.uuid4().hex[:12]}"
 

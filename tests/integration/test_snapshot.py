@@ -1065,6 +1065,14 @@ def refuses_to_read_what_is_unseen(line: Line, monkeypatch: pytest.MonkeyPatch) 
     assert refused.value.code == "snapshot.not_visible"
 
 
+def has_what_was_unseen(line: Line) -> None:
+    read(line)
+    line.drain()
+    assert len(stage(line).tables) == len(TABLES)
+    assert (-1, "w0") in [row[1:] for row in at_source(line, "number")]
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
 @pytest.mark.parametrize("flavor", ["mysql9", "mariadb"])
 def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str
@@ -1082,11 +1090,7 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
             line.drain()  # an extractor that starts now finds the log that it read
             refuses_to_read_what_is_unseen(line, monkeypatch)
         monkeypatch.undo()
-        read(line)
-        line.drain()
-        assert len(stage(line).tables) == len(TABLES)
-        assert (-1, "w0") in [row[1:] for row in at_source(line, "number")]
-        assert in_stage(line, "number") == at_source(line, "number")
+        has_what_was_unseen(line)
         origin.control.close()
 
 
@@ -1109,11 +1113,7 @@ def test_a_transaction_that_is_logged_before_the_capture_and_visible_later_is_in
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
             refuses_to_read_what_is_unseen(line, monkeypatch)
         monkeypatch.undo()
-        read(line)
-        line.drain()
-        assert len(stage(line).tables) == len(TABLES)
-        assert (-1, "w0") in [row[1:] for row in at_source(line, "number")]
-        assert in_stage(line, "number") == at_source(line, "number")
+        has_what_was_unseen(line)
         origin.control.close()
 
 

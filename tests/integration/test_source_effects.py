@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.errors import DataAtRisk
 from cdc_core.source.effects import Effect, Effects
 from cdc_core.source.later_statements import LaterStatements, statement_of
 from cdc_core.source.statements import Statement, classify
-from tests.integration.source_origin import Origin, fresh_name
+from tests.integration.source_origin import Origin, account, fresh_name
 
 
 @pytest.fixture
@@ -95,16 +93,6 @@ def test_what_is_defined_further_on_elsewhere_does_not_matter(origin: Origin, ot
     )  # fmt: skip
     as_statements(origin, other, "INSERT INTO plain VALUES (2)", "DELETE FROM plain")
     assert not stops(origin, start)
-
-
-@contextmanager
-def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
-    user, password = origin.name, "Correct-horse-9"
-    origin.execute(f"CREATE USER {user} IDENTIFIED BY '{password}'", f"GRANT {', '.join(grants)} ON *.* TO {user}")
-    try:
-        yield origin.address(user, password)
-    finally:
-        origin.execute(f"DROP USER {user}")
 
 
 @pytest.mark.parametrize("hidden", ["trigger", "view", "function"])

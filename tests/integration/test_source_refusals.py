@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -22,7 +21,7 @@ from cdc_core.source.server_id import replica_host
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from examples.sandbox.mysql import MySql
-from tests.integration.source_origin import Origin, read_to
+from tests.integration.source_origin import Origin, account, read_to
 
 E = TypeVar("E", bound=LockstepError)
 
@@ -31,17 +30,6 @@ E = TypeVar("E", bound=LockstepError)
 def origin(origin: Origin) -> Origin:
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))")
     return origin
-
-
-@contextmanager
-def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
-    """A new account with these privileges on everything."""
-    user, password = origin.name, "Correct-horse-9"
-    origin.execute(f"CREATE USER {user} IDENTIFIED BY '{password}'", f"GRANT {', '.join(grants)} ON *.* TO {user}")
-    try:
-        yield origin.address(user, password)
-    finally:
-        origin.execute(f"DROP USER {user}")
 
 
 def read_once(stream: SourceStream) -> None:
