@@ -30,6 +30,7 @@ from cdc_core.target.prepare import prepare
 from cdc_core.target.text import version_hex
 from cdc_core.target.versions import classify, versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
+from tests.integration.test_target_session import with_globals
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -577,3 +578,15 @@ def test_keys_of_both_widths_of_a_widened_binary_column_are_one_row(server: Any,
                 counts = table.write(batch)
                 assert (counts.written + counts.absent, counts.stale) == (1, 1)
                 assert table.rows("k, v") == left
+
+
+def test_keys_that_are_longer_than_what_the_server_casts_stop_the_write_too(mariadb_target: Any) -> None:
+    shape = "CREATE TABLE {name} (k LONGTEXT COLLATE utf8mb4_general_ci NOT NULL, v INT, UNIQUE KEY (k))"
+    with target_table(mariadb_target, shape, {"k": pa.string(), "v": pa.int32()}, ("k",)) as table:
+        finer = replace(table, facts=replace(table.facts, coarser=True))
+        long = "a" * (5 << 19)
+        finer.write([row("u", long, 1)])
+        with with_globals(mariadb_target, {"max_allowed_packet": str(1 << 20)}), pytest.raises(DataAtRisk) as caught:
+            finer.write([row("u", long.upper(), 2)])
+        assert caught.value.code == "target.key_collapse"
+        assert finer.rows("LEFT(k, 1), v") == [("a", 1)]
