@@ -16,8 +16,10 @@ import pymysql
 from cdc_core.config import ONE_TABLE, Target, parse
 from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.errors import combined
+from cdc_core.model.merged import ENDED_ORIGINS, ORIGIN
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
+from cdc_core.model.version import ORIGIN_BYTES
 from cdc_core.target.facts import TableFacts, table_facts, table_problems
 from cdc_core.target.load import Layout, LoadFile, Unfit, set_session
 from cdc_core.target.parts import write_rows
@@ -39,13 +41,20 @@ def require_table(*arguments: Any, **named: Any) -> None:
 
 @dataclass(frozen=True)
 class Winner:
-    """One merged row. `values` by column; `version` is (commit_ts_us, seq, row, source)."""
+    """One merged row. `values` by column; `version` is (commit_ts_us, seq, row, source). origin: a letter for the
+    source table, where several feed the target's; ended: those that have deleted the row."""
 
     op: str
     values: Mapping[str, Any]
     version: tuple[int, int, int, str]
     literal: Mapping[str, str] | None = None
     absent: Sequence[str] = ()
+    origin: str = ""
+    ended: str = ""
+
+
+def _origins(letters: str) -> str | None:
+    return ",".join(letter * ORIGIN_BYTES for letter in letters) or None
 
 
 def shop(op: str, id: int, code: str | None, n: int | None, seq: int, *, source: str = "one", ts: int = 0) -> Winner:
@@ -54,6 +63,9 @@ def shop(op: str, id: int, code: str | None, n: int | None, seq: int, *, source:
 
 def record_batch(winners: Sequence[Winner], columns: Mapping[str, pa.DataType] = COLUMNS) -> pa.RecordBatch:
     values = {name: pa.array([one.values.get(name) for one in winners], kind) for name, kind in columns.items()}
+    if any(one.origin for one in winners):
+        values[ORIGIN] = pa.array([_origins(one.origin) for one in winners], pa.string())
+        values[ENDED_ORIGINS] = pa.array([_origins(one.ended) for one in winners], pa.string())
     return pa.record_batch(
         {
             **values,
@@ -80,6 +92,7 @@ class Table:
     facts: TableFacts
     columns: Mapping[str, pa.DataType]
     key: tuple[str, ...] = ("id",)
+    shared: bool = False
     unfit: list[Unfit] = field(default_factory=list)
     """What the last write left out."""
 
@@ -114,7 +127,7 @@ class Table:
     @property
     def layout(self) -> Layout:
         documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
-        return Layout(self.key, tuple(self.columns), documents=frozenset(documents))
+        return Layout(self.key, tuple(self.columns), shared=self.shared, documents=frozenset(documents))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:

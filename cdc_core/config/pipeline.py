@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -100,7 +101,10 @@ class Pipeline(Model):
     def feeds_alone(self, name: str, logical: str) -> bool:
         """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
         routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
-        return len(self.sources) == 1 and all(route.only == name for route in routes)
+        # A table that is called so itself, and that no route leads elsewhere.
+        unrouted = name != logical and not any(re.fullmatch(one.match, logical, re.IGNORECASE) for one in self.routes)
+        called_so = unrouted and any(re.fullmatch(one, logical, re.IGNORECASE) for one in self.tables.include)
+        return len(self.sources) == 1 and not called_so and all(route.only == name for route in routes)
 
     @property
     def copies_again(self) -> bool:

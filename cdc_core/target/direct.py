@@ -9,6 +9,8 @@ unique value, the table has: of whatever session, before the look or after it. I
 not fit. So every row must have been taken without a warning. Then the keys and versions in the table are compared with
 those of the file, by a sum: a trigger, which the account may not be able to see, could have changed a key.
 
+Several source tables may feed the table: it has no row and no tombstone of another one, and a file has a key once.
+
 Deletes may be among the rows, as of rows that were copied and are gone since: an empty table only has to remember them.
 They are kept aside of the file (LoadFile.aside), and their tombstones are written in the same transaction.
 
@@ -59,7 +61,7 @@ def fits(facts: TableFacts, file: LoadFile) -> bool:
         file.lines
         and file.only_upserts
         and not (
-            file.absent or file.truncates or file.decimals or file.error_values or file.no_text or file.layout.shared
+            file.absent or file.truncates or file.decimals or file.error_values or file.no_text
         )
     )
     if not (plain_table and plain_rows):

@@ -97,6 +97,27 @@ def test_both_ways_leave_the_same(table: Table, loads: list[bool], monkeypatch: 
     assert loads.count(False) > 2
 
 
+def test_both_ways_leave_the_same_where_several_tables_feed_one(
+    table: Table, loads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = replace(table, shared=True)
+    for seed in range(20):
+        chance = random.Random(seed)
+        batches = [
+            [
+                replace(one, origin=origin, ended=chance.choice(["", "", "AB".replace(origin, "")]))
+                for one in _batch(chance)
+                for origin in [chance.choice("AB")]
+            ]
+            for _ in range(3)
+        ]
+        found = _outcome(shared, batches)
+        with monkeypatch.context() as patched:
+            patched.setattr(direct, "fits", lambda *_: False)
+            assert found == _outcome(shared, batches), seed
+    assert loads.count(True) > 3
+
+
 def test_deletes_among_upserts_leave_tombstones(table: Table, loads: list[bool]) -> None:
     rows = [shop("d", 0, None, None, 20), shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 20)]
     counts = table.write(rows, [shop("u", 3, "b", 1, 10), shop("d", 4, None, None, 20)])

@@ -215,6 +215,12 @@ def test_which_table_feeds_a_logical_one_alone_is_told_by_the_routes(routes: lis
     assert pipeline.feeds_alone("shop.orders", "shop.orders") is alone
 
 
+@pytest.mark.parametrize(("to", "alone"), [("orders", True), ("shop.orders", False), ("other.orders", True)])
+def test_a_table_that_has_the_name_of_a_logical_one_feeds_it_too(to: str, alone: bool) -> None:
+    pipeline = parse(changed("routes", [{"match": r"shop\.o", "to": to}]), where="test")
+    assert pipeline.feeds_alone("shop.o", to) is alone
+
+
 @pytest.mark.parametrize(
     "names",
     [
