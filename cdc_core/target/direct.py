@@ -60,9 +60,7 @@ def fits(facts: TableFacts, file: LoadFile) -> bool:
     plain_rows = (
         file.lines
         and file.only_upserts
-        and not (
-            file.absent or file.truncates or file.decimals or file.error_values or file.no_text
-        )
+        and not (file.absent or file.truncates or file.decimals or file.error_values or file.no_text)
     )
     if not (plain_table and plain_rows):
         return False
