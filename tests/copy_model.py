@@ -116,7 +116,7 @@ class Session:
         self._found: tuple[tuple[Any, ...], ...] = ()
 
     @contextmanager
-    def cursor(self) -> Iterator[Session]:
+    def cursor(self, kind: Any = None) -> Iterator[Session]:
         yield self
 
     def execute(self, sql: str, arguments: Any = None) -> None:
@@ -193,6 +193,8 @@ class Session:
                 return (("server_id", identity.removeprefix("server_id=")), ("server_uuid", identity))
             case ["SHOW", "VARIABLES"] | ["SET", _]:
                 pass
+            case ["SHOW", "ALL"]:  # SLAVES STATUS: whoever takes over follows nobody
+                return ()
             case ["SHOW", "BINARY"] if sql == "SHOW BINARY LOGS":
                 places = [*(one.begin for one in source.log), source.end]
                 return tuple({place.file: place.offset for place in places}.items())
