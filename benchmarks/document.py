@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def machine(server: SqlServer, load: float, *others: str) -> str:
         [[version]] = cursor.fetchall()
     product = "MariaDB" if "mariadb" in version.lower() else "MySQL"
     programs = [f"{product} {version}", f"Python {sys.version.split()[0]}", f"pyarrow {pa.__version__}", *others]
-    return (
+    said = (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; "
         f"load average before the run {load:.0f}; {', '.join(programs)}."
     )
+    return textwrap.fill(said, 120)
 
 
 def keep(name: str, text: str) -> None:
