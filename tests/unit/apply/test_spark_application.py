@@ -26,6 +26,12 @@ class Script(SparkJob):
 
 DRIVER = f'exec {sys.executable} "$@"'
 """The application's driver, as it is, without Spark around it."""
+ANSWERING = f"""echo started; exec {sys.executable} -c 'import socket, sys
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(sys.argv[2])
+for line in channel.makefile("rb"):
+    channel.sendall(b"0\\n")' "$@" """
+"""A driver that says of each job that it has ended well."""
 
 
 def job(script: str, *arguments: str, name: str = "merge") -> SparkJob:
@@ -118,17 +124,12 @@ def ahead(tmp_path: Path, *, driver_first: bool = True) -> SparkApplication:
 
 
 def test_a_driver_that_is_started_ahead_does_the_first_job(tmp_path: Path) -> None:
-    answering = f"""echo started; exec {sys.executable} -c 'import socket, sys
-channel = socket.socket(socket.AF_UNIX)
-channel.connect(sys.argv[2])
-for line in channel.makefile("rb"):
-    channel.sendall(b"0\\n")' "$@" """
     with ahead(tmp_path) as spark:
-        spark.start_ahead(alone(answering))
+        spark.start_ahead(alone(ANSWERING))
         while not (tmp_path / "spark.log").read_text():
             time.sleep(0.01)
-        spark.submit(alone(answering))
-        spark.submit(alone(answering))
+        spark.submit(alone(ANSWERING))
+        spark.submit(alone(ANSWERING))
     assert (tmp_path / "spark.log").read_text() == "started\n"
 
 
@@ -177,15 +178,10 @@ sys.exit(7)' "$@" """
 
 
 def test_jobs_with_the_same_settings_share_an_application(tmp_path: Path) -> None:
-    answering = f"""echo started; exec {sys.executable} -c 'import socket, sys
-channel = socket.socket(socket.AF_UNIX)
-channel.connect(sys.argv[2])
-for line in channel.makefile("rb"):
-    channel.sendall(b"0\\n")' "$@" """
     with application(tmp_path) as spark:
-        spark.submit(job(answering))
-        spark.submit(job(answering, name="filter"))
-        spark.submit(replace(job(answering), conf={"script": answering, "spark.x": "1"}))
+        spark.submit(job(ANSWERING))
+        spark.submit(job(ANSWERING, name="filter"))
+        spark.submit(replace(job(ANSWERING), conf={"script": ANSWERING, "spark.x": "1"}))
     assert (tmp_path / "spark.log").read_text().splitlines() == ["started"] * 2
 
 
