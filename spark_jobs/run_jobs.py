@@ -1,8 +1,8 @@
 """Runs the jobs of one run in one Spark application, as cdc_core/apply/spark_application.py orders them.
 
-Arguments: the path of the Unix socket from which orders come, and of the file for this driver's output. An order is a
-line of JSON with the name of a job and its arguments; the answer is a line with the job's exit status. No more orders:
-the application ends.
+Arguments: the path of the Unix socket from which orders come, in a folder of its own, and of the file for this driver's
+output. An order is a line of JSON with the name of a job and its arguments; the answer is a line with the job's exit
+status. No more orders: the application ends.
 
 The driver may be started before there is a job for it. It loads its libraries meanwhile. Those of quality take seconds
 to load: they are loaded beside the earlier jobs, which mostly wait: for Arrow's own threads, and for the target.
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 
 def host(argv: Sequence[str]) -> int:
@@ -24,6 +26,8 @@ def host(argv: Sequence[str]) -> int:
     print_to(output)
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(address)
+        # Nobody else comes this way; who has made the folder may be killed before there is a job.
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
         import_beside()
         with channel.makefile("rb") as orders:
             for line in orders:

@@ -142,6 +142,23 @@ def test_a_driver_that_was_started_for_nothing_leaves_neither_process_nor_output
     assert [one.name for one in tmp_path.iterdir()] == ["pid"]
 
 
+def test_the_folder_of_the_socket_is_gone_once_a_driver_has_connected(tmp_path: Path) -> None:
+    """A command that is killed before its first job leaves none."""
+    missing = str(tmp_path / "merge.yaml")
+    made = SparkJob("merge", "merge.py", ("--plan", "plan.json", "--pipeline", missing), {}, jars=(), packages=(),
+                    excluded=(), environment=())  # fmt: skip
+    with ahead(tmp_path) as spark:
+        spark.start_ahead(made)
+        assert spark._driver is not None
+        private = Path(spark._driver.listener.getsockname()).parent
+        while private.exists():
+            assert spark._driver.process.poll() is None
+            time.sleep(0.01)
+        with pytest.raises(LockstepError) as caught:
+            spark.submit(made)
+    assert caught.value.code == "config.unreadable"
+
+
 def test_what_keeps_a_driver_from_starting_ahead_is_told_by_the_first_job(tmp_path: Path) -> None:
     broken = alone(f"printf '%s\\n' '{to_line(ERROR, last=True)}'; exit 3")
     with ahead(tmp_path) as spark:
