@@ -196,6 +196,16 @@ def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line
     assert max(again.values()) < again_until(line)
 
 
+def _require_waiting_after_the_end_of_the_primary(pair: Pair, line: Line) -> None:
+    """What the primary had is read; the replica has received it, and something keeps it from applying it."""
+    line.drain()
+    time.sleep(1)  # the replica's relay log has it
+    pair.primary.kill()
+    with pytest.raises(RetryLater) as caught:
+        line.drain()
+    assert caught.value.code == "source.standby_behind"
+
+
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
 def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_read(pair: Pair, line: Line) -> None:
     run(pair.primary, "CREATE TABLE bare (n INT)", database=pair.name)
@@ -204,12 +214,7 @@ def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_rea
     with pair.replica.connect(pair.name) as connection, connection.cursor() as cursor:
         cursor.execute("LOCK TABLES bare READ, t READ")
         run(pair.primary, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
-        line.drain()
-        time.sleep(1)  # the replica's relay log has it
-        pair.primary.kill()
-        with pytest.raises(RetryLater) as caught:
-            line.drain()
-        assert caught.value.code == "source.standby_behind"
+        _require_waiting_after_the_end_of_the_primary(pair, line)
         # Nor while it is not promoted, though it has applied all: the primary may come back, and send more.
     give_up_s = time.monotonic() + PATIENCE_S
     while not run(pair.replica, "SELECT * FROM bare", database=pair.name):
@@ -254,12 +259,7 @@ def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: Line) -> None:
         cursor.execute("BEGIN")
         cursor.execute("SELECT * FROM t FOR UPDATE")
         write(pair.primary, pair.name, 11, 3)
-        line.drain()
-        time.sleep(1)  # the replica's relay log has it
-        pair.primary.kill()
-        with pytest.raises(RetryLater) as caught:
-            line.drain()
-    assert caught.value.code == "source.standby_behind"
+        _require_waiting_after_the_end_of_the_primary(pair, line)
     give_up_s = time.monotonic() + PATIENCE_S
     while True:
         try:
