@@ -119,7 +119,7 @@ def snapshot(
     error = combined(list(copied.refused.values())) if copied.refused else None
     if error is not None and not copied.staged:
         raise error
-    _answer(output, parsed, wanted, left, copied, error)
+    _answer(output, parsed, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
 
@@ -136,11 +136,16 @@ class Copied:
 def copy_sources(
     pipeline: Pipeline,
     meta: Meta,
-    wanted: dict[str, tuple[PendingTable, ...]],
+    wanted: Mapping[str, tuple[PendingTable, ...]],
     output: CliOutput,
 ) -> Copied:
-    """Copies the tables of each source and stages them; sources with nothing to copy are left alone."""
+    """Copies the tables of each source and stages them; sources with nothing to copy are left alone.
+
+    What another process has copied while this one was waiting for the lease, or copying another source, is not copied
+    once more.
+    """
     from cdc_core.snapshot.copier import copier_lease
+    from cdc_core.snapshot.pending import still_pending
     from cdc_core.snapshot.staging import Staged
     from cdc_core.snapshot.steps import read_tables, stage_read
 
@@ -148,10 +153,13 @@ def copy_sources(
     found: dict[str, Staged] = {}
     left_out: dict[str, Refused] = {}
     retries: dict[str, Mapping[str, ChunkRetries]] = {}
-    for name, tables in wanted.items():
-        if not tables:
+    for name, asked in wanted.items():
+        if not asked:
             continue
         with copier_lease(meta, pipeline, name) as lease:
+            tables = still_pending(meta, name, asked)
+            if not tables:
+                continue
             with _watch(output, tables) as watch:
                 refused = read_tables(
                     pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
@@ -180,21 +188,22 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     from cdc_core.snapshot.pending import copied_by_runs
     from cdc_core.snapshot.steps import WAITS
 
+    done: list[str] = []
     with Meta.open(pipeline.meta.url) as meta:
         _read_again(pipeline, meta, [source.name for source in pipeline.sources], output)
-        wanted = {source.name: copied_by_runs(meta, pipeline, source.name) for source in pipeline.sources}
-        if not any(wanted.values()):
-            return {}
-        try:
-            copied = copy_sources(pipeline, meta, wanted, output)
-        except RetryLater as error:
-            if error.code not in WAITS:
-                raise
-            output.note(f"not copied here: {error.what}")
-            return {}
-    _note_refused(output, copied)
+        for source in pipeline.sources:
+            wanted = copied_by_runs(meta, pipeline, source.name)
+            try:
+                copied = copy_sources(pipeline, meta, {source.name: wanted}, output)
+            except RetryLater as error:
+                if error.code not in WAITS:
+                    raise
+                output.note(f"not copied here: {error.what}")
+                continue
+            _note_refused(output, copied)
+            done += [name for name, one in copied.staged.items() if one.batches]
     # The coverage of the copied tables, for what is said of partial ones.
-    return dict(extract_sources(pipeline, [name for name, one in copied.staged.items() if one.batches], None, output))
+    return dict(extract_sources(pipeline, done, None, output)) if done else {}
 
 
 def _note_refused(output: CliOutput, copied: Copied) -> None:
@@ -335,7 +344,6 @@ def _show_plan(
 def _answer(
     output: CliOutput,
     pipeline: Pipeline,
-    wanted: dict[str, tuple[PendingTable, ...]],
     left: Mapping[str, Mapping[str, str]],
     copied: Copied,
     error: LockstepError | None,
@@ -383,8 +391,8 @@ def _answer(
             output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
         if result.waiting is not None:
             output.note(
-                f"{name}: {counted(len(wanted[name]) - len(result.tables), 'table')} wait until {result.waiting} is "
-                "extracted: run `lockstep snapshot` again."
+                f"{name}: what is not staged yet waits until {result.waiting} is extracted: run `lockstep snapshot` "
+                "again."
             )
 
 

@@ -14,13 +14,14 @@ from cdc_core.model.coverage import How, TableCoverage, lacks
 @dataclass(frozen=True, slots=True)
 class PendingTable:
     """A source table to copy. rows: the server's estimate, None where it is not known. how, cascaded: of its
-    coverage."""
+    coverage. asked: whether anything of it is missing or not."""
 
     name: str
     why: str
     rows: int | None = None
     how: How | None = None
     cascaded: bool = False
+    asked: bool = False
 
     def copied_by_runs(self, pipeline: Pipeline) -> bool:
         """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
@@ -64,6 +65,12 @@ def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[Pending
     return tuple(one for one in found if one.copied_by_runs(pipeline))
 
 
+def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:
+    """What is left of these tables for who has the copier's lease by now: its last holder may have copied some."""
+    left = {one.name for one in pending(meta, source)}
+    return tuple(one for one in tables if one.asked or one.name in left)
+
+
 def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
     """Every captured table that is there, whether anything of it is missing or not; and why others, of which the stage
     has rows, are not copied."""
@@ -90,7 +97,9 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
     for name in tables:
         _require_captured(name, source, coverage[name])
     return tuple(
-        PendingTable(name, "it was asked for", coverage[name].rows, coverage[name].how, coverage[name].cascaded)
+        PendingTable(
+            name, "it was asked for", coverage[name].rows, coverage[name].how, coverage[name].cascaded, asked=True
+        )
         for name in dict.fromkeys(tables)
     )
 

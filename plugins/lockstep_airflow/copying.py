@@ -203,10 +203,9 @@ class CopySensor(_CopySensor):
             limits = pipeline.snapshot.model_copy(update={"readers": readers})
             pipeline = pipeline.model_copy(update={"snapshot": limits})
         holder = holder_name(context)
-        tables = _wanted(context, pipeline, meta, store, self.source)
-        if not tables:
-            raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
+        self._tables(context, pipeline, meta, store)
         with copier_lease(meta, pipeline, self.source, holder) as lease:
+            tables = self._tables(context, pipeline, meta, store)  # the last holder may have copied some
             try:
                 refused = read_tables(
                     pipeline, self.source, tables, meta=meta, store=store, lease=lease, environ=os.environ,
@@ -228,6 +227,13 @@ class CopySensor(_CopySensor):
         return PokeReturnValue(
             True, {"source": self.source, "tables": len(tables) - len(refused), "refused": len(refused)}
         )
+
+    def _tables(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> tuple[PendingTable, ...]:
+        """What is to be copied; ends as skipped where nothing is."""
+        tables = _wanted(context, pipeline, meta, store, self.source)
+        if not tables:
+            raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
+        return tables
 
 
 class StageCopySensor(_CopySensor):

@@ -110,6 +110,20 @@ def sensor(kind: type, file: str) -> Any:
     return kind(task_id="copy", file=file, source="shop_db", mode="reschedule")
 
 
+def test_a_copier_leaves_what_another_one_copies_before_it_has_the_lease(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def lease(*_: Any) -> Iterator[None]:
+        world.pending = ()
+        yield
+
+    monkeypatch.setattr(copier, "copier_lease", lease)
+    with pytest.raises(AirflowSkipException):
+        sensor(CopySensor, file).poke(context)
+    assert world.asked == []
+
+
 def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_where_another_server_took_over(
     world: World, file: str, context: Any
 ) -> None:

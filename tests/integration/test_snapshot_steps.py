@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from cdc_core.cli.output import CliOutput
+from cdc_core.cli.snapshot import copy_sources
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import CopyState, Lease, Meta
@@ -102,6 +104,19 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
     extracted(line)
     stage(line)
     assert states(line) == {"odd": CopyState.COPIED, "t": CopyState.COPIED}
+
+
+def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Line) -> None:
+    """Of several sources, the tables of the last one are seen hours before they are copied."""
+    output = CliOutput(as_json=True)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        seen = pending(meta, "shop")
+        assert copy_sources(line.pipeline, meta, {"shop": seen}, output).staged["shop"].batches
+        again = copy_sources(line.pipeline, meta, {"shop": seen}, output)
+        assert again.staged == {}
+        assert list(again.refused) == [f"shop: {line.origin.name}.odd"]  # what is left of them
+        asked = chosen(meta, "shop", [f"{line.origin.name}.t"])
+        assert copy_sources(line.pipeline, meta, {"shop": asked}, output).staged["shop"].tables == (asked[0].name,)
 
 
 def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
