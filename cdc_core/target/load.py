@@ -5,11 +5,10 @@ the fastest way in. LOCAL turns errors into warnings, so any warning at all refu
 would have changed is found here, with its key and column, before anything is written.
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation (MergedOp), `_v` version, `_s`
-state (RowState),
-`_p` if several source tables feed the table: those that had a row under the key and have deleted it; `_j` for a row
-with JSON numbers that only a DECIMAL holds: which of LoadFile.decimals they are (target.documents); `_a` for a row
-whose values the log did not all carry: a text of 0 and 1, with 1 for each absent column of the layout; then the row's
-own columns under the target's names and types, all nullable.
+state (RowState), `_p` if several source tables feed the table: those that had a row under the key and have deleted it;
+`_j` for a row with JSON numbers that only a DECIMAL holds: which of LoadFile.decimals they are (target.documents); `_a`
+for a row whose values the log did not all carry: a text of 0 and 1, with 1 for each absent column of the layout; then
+the row's own columns under the target's names and types, all nullable.
 """
 
 from __future__ import annotations
