@@ -100,10 +100,11 @@ def lockstep(
 
     \b
       export SHOP=mysql://cdc:secret@db:3306
-      lockstep init shop --source env:SHOP --include 'shop\\..*' -o shop.yaml
+      lockstep init shop --source env:SHOP --include 'shop\\..*'
       lockstep check shop.yaml
+      lockstep snapshot shop.yaml
       lockstep extract shop.yaml --until now
-      lockstep stage ls shop.yaml
+      lockstep stage sql shop.yaml 'SELECT count(*) FROM "shop.orders"'
     """
     levels = (logging.WARNING, logging.INFO, logging.DEBUG)
     handler = logging.StreamHandler()

@@ -200,8 +200,8 @@ def resume(
       lockstep cutover resume shop --answer not-switched
 
     What a killed process had stopped, fenced or gated is freed first, then the cutover begins again; a rehearsal is
-    continued as a rehearsal, and switches nothing. If it had called
-    cutover.switch_with, only you know what has happened: look where the application writes, and say so.
+    continued as a rehearsal, and switches nothing. If it had called cutover.switch_with, only you know what has
+    happened: look where the application writes, and say so.
     """
     from cdc_core.cutover.machine import resume as go_on
     from cdc_core.cutover.moving import cutover_lease

@@ -52,8 +52,7 @@ class LogReader:
     known:     of the log before `start`: it is compared before the reader is used, and another log is refused.
     Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
     (connection.unreachable, source.connection_lost); Refused (source.server_id_taken) before another extractor's stream
-    is ended; with `known` DataAtRisk (source.history_changed) and what `events`
-    raises.
+    is ended; with `known` DataAtRisk (source.history_changed) and what `events` raises.
     """
 
     def __init__(

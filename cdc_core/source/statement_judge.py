@@ -54,8 +54,7 @@ class EventPlace:
 
 class StatementJudge:
     """effects: which captured tables a statement may change (effects.Effects.of). cascades: what foreign keys change
-    unlogged. past: judges nothing, as everything
-    was judged when it was first read."""
+    unlogged. past: judges nothing, as everything was judged when it was first read."""
 
     def __init__(
         self,
