@@ -22,7 +22,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -231,8 +231,18 @@ def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
     return {one.source: one.horizon.position for one in found if one.horizon is not None}
 
 
-def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> int:
-    """The operator confirms that a target holds all that was purged; the number of those batches that meta knows."""
+def seeded(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    target: str,
+    *,
+    require: Callable[[], object] = lambda: None,
+) -> int:
+    """A target counts as one that holds all that was purged; the number of those batches that meta knows.
+
+    require: is called before, once nothing more can be purged; raises where the target does not hold it.
+    """
     if target not in {one.name for one in pipeline.scheduled_targets}:
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {target!r} that takes part in its runs.",
@@ -240,7 +250,8 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
             code="plan.unknown_target",
             remedy=f"choose one of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
         )
-    with Turn(meta, pipeline):
+    with Turn(meta, pipeline) as turn:
+        require()
         added = 0
         for source in pipeline.sources:
             starts.require_own(store, source.name, pipeline.pipeline)
@@ -251,6 +262,7 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
                 ]
                 added += meta.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
+                turn.renew()  # a purge that took the turn may have moved the horizon
                 store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
     return added
 
@@ -283,11 +295,23 @@ def _look(
             tables.update({part.table: part.rows for part in manifest.parts})
             coverage = settled(coverage, manifest.coverage)
         last = ready[-1]
-        names = tuple(sorted(target.name for target in pipeline.scheduled_targets))
+        names = tuple(sorted(_having(meta, pipeline, source, horizon, ready)))
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
+
+
+def _having(
+    meta: Meta, pipeline: Pipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]
+) -> Iterator[str]:
+    """The targets that have all that is purged: those that runs feed, and others that are being filled, and have come
+    that far. horizon: the former one."""
+    ids = {manifest.batch_id for manifest in ready}
+    for target in pipeline.targets:
+        had = horizon is None or target.name in horizon.targets
+        if not target.replay_only or (had and meta.first_lacking(source, target.name) not in ids):
+            yield target.name
 
 
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:

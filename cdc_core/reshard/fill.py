@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from cdc_core.apply import retention
 from cdc_core.config import Pipeline
@@ -19,6 +20,7 @@ from cdc_core.errors import RetryLater
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.reshard.base import require_base
 from cdc_core.run import RunContext, apply, shared_application
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
@@ -62,10 +64,10 @@ def filling(meta: Meta, pipeline: Pipeline, target: str) -> Iterator[None]:
 
 
 def fill(context: RunContext, target: str, name: str, most_rows: int, told: Callable[[Filled], None]) -> Filled:
-    """Until the target has everything that is staged. The stage is known to be whole (base.require_base).
+    """Until the target has everything that is staged.
 
     name: of its runs, which get numbers. told: receives how far it is, before each run and in the end. Raises what runs
-    raise.
+    and count_from_the_horizon raise.
     """
     taking = _fed(context.pipeline, target)
     count_from_the_horizon(context.meta, context.store, taking, target)
@@ -97,7 +99,10 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
 
 
 def count_from_the_horizon(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> None:
-    """What was purged is not lacking: the base has it (base.require_base). Safe to repeat."""
+    """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (reshard.no_base)
+    where that is not so, RetryLater (meta.lease_held: a purge, sweep or compaction)."""
     found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):
-        retention.seeded(meta, store, pipeline, target)
+        # A purge since the command looked may have removed what the target needs.
+        has_it = partial(require_base, store, pipeline, pipeline.target(target))
+        retention.seeded(meta, store, pipeline, target, require=has_it)

@@ -34,9 +34,17 @@ def add_target(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def let_in(path: Path, name: str) -> None:
-    """From now on scheduled runs feed the target. Raises Refused (reshard.file)."""
+    """From now on scheduled runs feed the target. Raises Refused (reshard.file, reshard.target_gone)."""
     text = path.read_text(encoding="utf-8")
     former = parse(text, where=str(path))
+    if name not in {one.name for one in former.targets}:
+        raise Refused(
+            f"The pipeline file does not name the target {name!r} any more: it was changed meanwhile.",
+            where=str(path),
+            code="reshard.target_gone",
+            remedy="what was applied stays applied, and nothing feeds the target from now on. Run the same command "
+            "again: it adds the target, and applies what was staged meanwhile",
+        )
     targets = tuple(
         one.model_copy(update={"replay_only": False}) if one.name == name else one for one in former.targets
     )

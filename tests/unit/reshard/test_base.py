@@ -72,3 +72,37 @@ def test_what_was_purged_is_needed_unless_the_table_was_copied_since(line: Line)
     count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
     count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
     assert line.plan("r", targets=["wide"], most_rows=1).target("wide").batches == (batches[3].batch_id,)
+
+
+def test_what_is_purged_after_the_command_has_looked_does_not_count_as_applied(line: Line) -> None:
+    line.stage(covered(manifest(0), How.EMPTY), *(manifest(number, window=number) for number in (1, 2)))
+    line.done("first", targets=["t"])
+    assert base(line) == (ORDERS,)
+    retention.purge(line.meta, line.store, line.with_targets({"name": "t"}).pipeline, cutoff_us=1 << 60)
+    error = refusal(lambda: count_from_the_horizon(line.meta, line.store, line.pipeline, "wide"))
+    assert error.code == "reshard.no_base"
+    known = horizon.read(line.store, "shop")
+    assert known is not None
+    assert known.targets == ("t",)
+    assert line.meta.records("wide", [manifest(0).batch_id]) == ()
+
+
+def test_a_purge_of_what_a_target_has_taken_does_not_end_its_filling(line: Line) -> None:
+    line.stage(covered(manifest(0), How.EMPTY), *(manifest(number, window=number) for number in range(1, 5)))
+    line.done("first", targets=["t"])
+    line.done("filling-1", targets=["wide"], most_rows=1)
+    line.done("filling-2", targets=["wide"], most_rows=1)
+    own = line.with_targets({"name": "t"}, {"name": "wide", "tables": {"*": SHARDED}, "replay_only": True}).pipeline
+
+    def purge(number: int) -> tuple[str, ...]:
+        retention.purge(line.meta, line.store, own, cutoff_us=manifest(number, window=number).window_end_us)
+        known = horizon.read(line.store, "shop")
+        assert known is not None
+        assert known.last_batch == manifest(number).batch_id
+        return known.targets
+
+    assert purge(0) == purge(1) == ("t", "wide")
+    assert line.plan("filling-3", targets=["wide"], most_rows=1).target("wide").batches == (manifest(2).batch_id,)
+    line.done("filling-3", targets=["wide"], most_rows=1)
+    assert purge(3) == ("t",)  # more than it has taken
+    assert refusal(lambda: line.plan("filling-4", targets=["wide"])).code == "plan.purged"

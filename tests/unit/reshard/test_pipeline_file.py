@@ -84,3 +84,15 @@ def test_a_target_in_braces_is_let_in_by_a_person(tmp_path: Path) -> None:
         let_in(path, "wide")
     assert caught.value.code == "reshard.file"
     assert path.read_text() == text
+
+
+def test_a_target_that_the_file_does_not_name_any_more_is_not_said_to_be_let_in(tmp_path: Path) -> None:
+    path = tmp_path / "shop.yaml"
+    former = HEAD + TARGETS["at the end"]
+    path.write_text(former)
+    add_target(path, NEW)
+    path.write_text(former)  # as it is in a repository, deployed while the target is filled
+    with pytest.raises(LockstepError) as caught:
+        let_in(path, "wide")
+    assert caught.value.code == "reshard.target_gone"
+    assert path.read_text() == former
