@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,11 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, table
+
+if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
+    from cdc_core.meta import Meta
+    from cdc_core.stage.objects import ObjectStore
 
 app = typer.Typer(name="meta", help="Maintain the database of positions and records.", no_args_is_help=True)
 
@@ -53,13 +58,11 @@ def rebuild(
 
     The manifests are the source of truth for what is staged. Consume records and ledgers exist in meta only: after a
     loss the targets apply all batches again, which changes nothing in them. A rebuild adds what is missing and removes
-    nothing. Running it twice changes nothing.
+    nothing. Running it twice changes nothing. Exit code 75: a source is being extracted, copied or purged.
     """
-    from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
-    from cdc_core.stage import horizon as horizons
     from cdc_core.stage import start as starts
-    from cdc_core.stage.manifest import chain, newest, require_reached
+    from cdc_core.stage.manifest import newest, require_reached
     from cdc_core.stage.stores import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -68,13 +71,7 @@ def rebuild(
     with Meta.open(parsed.meta.url, upgrade=True) as meta:
         for name in choose([one.name for one in parsed.sources], source, "source"):
             starts.require_own(store, name, parsed.pipeline)
-            lease = meta.acquire_lease(name, parsed.pipeline, default_holder(), ttl_s=parsed.limits.lease_s)
-            try:
-                horizon = horizons.read(store, name)
-                purged = horizon.coverage if horizon is not None else None
-                lease, added = meta.rebuild(lease, chain(store, name), purged)
-            finally:
-                meta.release_lease(lease)
+            added = rebuild_source(meta, store, parsed, name)
             stored = meta.checkpoint(name)
             require_reached(store, name, newest(store, name), stored.position if stored else None)
             done.append((name, added, str(stored.position) if stored else None))
@@ -86,6 +83,31 @@ def rebuild(
         },
         table("", columns, done, numbers=("batches restored",)),
     )
+
+
+def rebuild_source(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> int:
+    """How many batches were missing. Nobody adds to the chain meanwhile, or removes from it: what meta is told after
+    the chain was read would be replaced by what the chain said then.
+
+    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and Meta.rebuild
+    raise.
+    """
+    from cdc_core.apply.turn import Turn
+    from cdc_core.extract import default_holder
+    from cdc_core.snapshot.copier import copier_lease
+    from cdc_core.stage import horizon as horizons
+    from cdc_core.stage.manifest import chain
+
+    with Turn(meta, pipeline) as turn, copier_lease(meta, pipeline, source):
+        lease = meta.acquire_lease(source, pipeline.pipeline, default_holder(), ttl_s=pipeline.limits.lease_s)
+        try:
+            horizon = horizons.read(store, source)
+            manifests = tuple(chain(store, source))
+            turn.renew()
+            lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
+        finally:
+            meta.release_lease(lease)
+    return added
 
 
 @app.command()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
+from cdc_core.cli.meta import rebuild_source
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.snapshot import copy_sources
 from cdc_core.config import Pipeline
@@ -117,6 +119,33 @@ def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_cop
         assert list(again.refused) == [f"shop: {line.origin.name}.odd"]  # what is left of them
         asked = chosen(meta, "shop", [f"{line.origin.name}.t"])
         assert copy_sources(line.pipeline, meta, {"shop": asked}, output).staged["shop"].tables == (asked[0].name,)
+
+
+def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain of a large stage is read for minutes, and what is read may have been copied for hours."""
+    line.origin.execute("INSERT INTO t VALUES (101, 101)")
+    extracted(line)  # from now on the chain says that rows of the tables are missing
+    read(line)
+    extracted(line)
+    beside: list[str] = []
+    known = Meta.rebuild
+
+    def rebuild(meta: Meta, *arguments: Any) -> Any:
+        try:
+            stage(line)
+        except RetryLater as error:
+            beside.append(error.code)
+        return known(meta, *arguments)
+
+    monkeypatch.setattr(Meta, "rebuild", rebuild)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        rebuild_source(meta, line.store, line.pipeline, "shop")
+    stage(line)
+    assert due(line) == []
+    assert states(line)["t"] is CopyState.COPIED
+    assert beside == ["snapshot.running"]
 
 
 def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(

@@ -12,6 +12,7 @@ import pytest
 from cdc_core.apply import replay, retention
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
+from cdc_core.cli.meta import rebuild_source
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.meta.copies import copier_of
@@ -214,6 +215,25 @@ def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(line.meta, "purge", meanwhile)
     purge(line)
     assert [(type(error), error.code) for error in inner] == [(RetryLater, "meta.lease_held")]
+
+
+def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.done("first")
+    line.meta.release_lease(line.leases["shop"])
+    inner: list[str] = []
+    known = line.meta.rebuild
+
+    def meanwhile(*args: Any) -> Any:
+        try:
+            purge(line, forget_us=NEVER)
+        except RetryLater as error:
+            inner.append(error.code)
+        return known(*args)
+
+    monkeypatch.setattr(line.meta, "rebuild", meanwhile)
+    assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+    assert line.plan("next").target("t").batches == ()
+    assert inner == ["meta.lease_held"]
 
 
 def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> None:
