@@ -26,6 +26,7 @@ def readmit(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, hol
         return {}
     try:
         with meta.holding(source, pipeline.pipeline, holder, pipeline.limits.lease_s):
+            found = isolated(store, source)  # another process may have readmitted them, and extracted since
             for table in found:
                 clear(store, source, table)
     except RetryLater as error:

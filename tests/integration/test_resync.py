@@ -360,6 +360,29 @@ def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(ma
 
 
 @ONE_SERVER
+def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
+    line.drain()
+    assert line.coverage["t"] is How.ISOLATED
+    known = Meta.holding
+
+    def holding(meta: Meta, *arguments: Any) -> Any:
+        monkeypatch.setattr(Meta, "holding", known)
+        heal(line)
+        line.origin.execute("INSERT INTO t VALUES (6, 6, 'f')")
+        line.drain()
+        return known(meta, *arguments)
+
+    monkeypatch.setattr(Meta, "holding", holding)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        assert readmit(meta, line.store, line.pipeline, "shop", default_holder()) == {}
+    is_equal(line, "t")
+
+
+@ONE_SERVER
 def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Line]) -> None:
     line = make_line(more=RESYNC)
     line.origin.execute(*SETUP)
