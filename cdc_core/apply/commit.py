@@ -17,7 +17,7 @@ from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
-from cdc_core.meta import LastWrite, LedgerRow, Meta
+from cdc_core.meta import LedgerRow, Meta, Renewals
 from cdc_core.model.run import (
     Counts,
     FilterCounts,
@@ -116,7 +116,7 @@ def commit(
     entries: list[LedgerEntry] = []
     written: list[WriteCounts] = []
     lacking: Mapping[str, set[str]] = {}
-    renewed: Mapping[str, Mapping[str, LastWrite | None]] = {}
+    renewed: Renewals = {}
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(store, plan, target)
         lost_writes.require_own(pipeline, plan, target, written, environ)
@@ -130,8 +130,9 @@ def commit(
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
         meta.mark_applied(plan.run_id, target, claimed)
     moved = meta.commit_run(
-        plan.run_id, target, claimed, entries, written, spans=plan.spans(target), lost=lacking, renewed=renewed
-    )
+        plan.run_id, target, claimed, entries, written,
+        plan=(plan.path, plan.digest), spans=plan.spans(target), lost=lacking, renewed=renewed,
+    )  # fmt: skip
     summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk
-from cdc_core.meta import ClosedWrite, LastWrite, Meta
+from cdc_core.meta import ClosedWrite, LastWrite, Meta, Renewal
 from cdc_core.model.batch import at_place
 from cdc_core.model.run import Restored, RunPlan, WriteCounts
 from cdc_core.stage import horizon as horizons
@@ -33,13 +33,14 @@ class LostWrites:
     """Transactions that one shard of a table lacks, although closed ledgers count them.
 
     writes: in the order of their ledgers; more may be lost if `everything` is: the shard has no row of any ledger that
-    meta knows. last: the last transaction that the shard shows.
+    meta knows. due: the last one that ledgers count. last: the last one that the shard shows.
     """
 
     table: str
     shard: str
     writes: tuple[ClosedWrite, ...]
     everything: bool
+    due: LastWrite
     last: LastWrite | None
 
     @property
@@ -76,7 +77,7 @@ def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], close
     lost = tuple(one for one in mine if one.numbers[shard] > kept)
     known = due.run_id in {one.run_id for one in lost}
     last = max(((number, run_id) for run_id, number in rows.items()), default=None)
-    return LostWrites(table, shard, lost, not kept or not known, last and LastWrite(last[1], last[0]))
+    return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))
 
 
 def require_kept(meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None) -> None:
@@ -175,17 +176,15 @@ def require_own(
         )
 
 
-def still_lost(
-    lost: Iterable[LostWrites], plan: RunPlan
-) -> tuple[dict[str, set[str]], dict[str, dict[str, LastWrite | None]]]:
+def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> tuple[dict[str, set[str]], dict[str, dict[str, Renewal]]]:
     """(the shards by table that lack writes after this run; what the others show, which it restored)."""
     restores = {(one.table, one.shard): one for one in plan.restores}
     lacking: dict[str, set[str]] = {}
-    renewed: dict[str, dict[str, LastWrite | None]] = {}
+    renewed: dict[str, dict[str, Renewal]] = {}
     for one in lost:
         known = restores.get((one.table, one.shard))
         if known is not None and set(one.runs) <= set(known.runs) and known.everything >= one.everything:
-            renewed.setdefault(one.table, {})[one.shard] = one.last
+            renewed.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
         else:
             lacking.setdefault(one.table, set()).add(one.shard)
     return lacking, renewed
@@ -196,8 +195,8 @@ def accept(
 ) -> tuple[LostWrites, ...]:
     """Ask no more for what the target has lost; what that was."""
     lost = find(meta, pipeline.target(target), environ)
-    shown: dict[str, dict[str, LastWrite | None]] = {}
+    shown: dict[str, dict[str, Renewal]] = {}
     for one in lost:
-        shown.setdefault(one.table, {})[one.shard] = one.last
+        shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
     meta.accept_writes(target, shown)
     return lost

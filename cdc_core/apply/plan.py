@@ -31,6 +31,7 @@ from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
+from cdc_core.meta.runs import require_plan
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import compaction
@@ -98,13 +99,7 @@ def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
 
 def require_registered(known: RunRow | None, plan: RunPlan) -> None:
     """known: what meta has of the plan's run. Raises Refused (commit.plan_differs)."""
-    if known is None or known.plan_sha256 != plan.digest:
-        raise Refused(
-            f"The plan of run {plan.run_id!r} differs from the one that is registered in meta.",
-            where=plan.path,
-            code="commit.plan_differs",
-            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
-        )
+    require_plan(known, plan.run_id, plan.path, plan.digest)
 
 
 def check_run_id(run_id: str) -> None:

@@ -42,12 +42,12 @@ from cdc_core.meta.rows import (
     ClosedWrite,
     Failure,
     FileRow,
-    LastWrite,
     LastWrites,
     Lease,
     LedgerRow,
     PlannedRun,
     RecordRow,
+    Renewals,
     RingDepth,
     RunRow,
     SourceCoverage,
@@ -405,17 +405,21 @@ class Meta:
         entries: Sequence[LedgerEntry],
         shards: Sequence[WriteCounts],
         *,
+        plan: tuple[str, str] | None = None,
         spans: Mapping[str, Mapping[str, tuple[str, str]]] = _NOTHING,
         lost: Mapping[str, Collection[str]] = _NOTHING,
-        renewed: Mapping[str, Mapping[str, LastWrite | None]] = _NOTHING,
+        renewed: Renewals = _NOTHING,
     ) -> int:
         """APPLIED → COMMITTED for all of them, together with the ledger; how many moved. Again: 0, no change.
 
-        spans: RunPlan.spans. lost, renewed: as in writes.keep.
-        Raises RetryLater (meta.taken_over), Refused (meta.not_planned, meta.not_applied).
+        plan: path and sha256 of the one that was carried out: no other may be registered by now. spans: RunPlan.spans.
+        lost, renewed: as in writes.keep.
+        Raises RetryLater (meta.taken_over), Refused (commit.plan_differs, meta.not_planned, meta.not_applied).
         """
         return self._database.write(
-            lambda c: runs.close(c, run_id, target, batch_ids, entries, shards, spans=spans, lost=lost, renewed=renewed)
+            lambda c: runs.close(
+                c, run_id, target, batch_ids, entries, shards, plan=plan, spans=spans, lost=lost, renewed=renewed
+            )
         )
 
     def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
@@ -495,8 +499,8 @@ class Meta:
         """What closed ledgers say of one table, in the order of their closing; those that meta still has."""
         return self._database.read(lambda c: writes.closed(c, target, table))
 
-    def accept_writes(self, target: str, shown: Mapping[str, Mapping[str, LastWrite | None]]) -> None:
-        """The target need have nothing of these tables' shards but what it shows."""
+    def accept_writes(self, target: str, shown: Renewals) -> None:
+        """The target need have nothing of these tables' shards but what it shows, if nothing was written since."""
         self._database.write(lambda c: writes.accept(c, target, shown))
 
     # Verifications

@@ -178,6 +178,17 @@ class LastWrite:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """due: the write that a shard was looked for; None for none. last: what counts from now on; None: nothing is left
+    to ask for."""
+
+    due: LastWrite | None
+    last: LastWrite | None
+
+
+Renewals = Mapping[str, Mapping[str, Renewal]]
+"""By logical table and by shard."""
 LastWrites = Mapping[str, Mapping[str, LastWrite]]
 """By logical table and by shard (`database.table`)."""
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, 
 from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import failures, layouts, tables, writes
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, Claim, LastWrite, LedgerRow, PlannedRun, RecordRow, RunRow
+from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, Renewals, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -216,6 +216,18 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
     return moved
 
 
+def require_plan(known: RunRow | None, run_id: str, path: str, sha256: str) -> None:
+    """known: what meta has of the run. path, sha256: of the plan that a task works on. Raises Refused
+    (commit.plan_differs)."""
+    if known is None or known.plan_sha256 != sha256:
+        raise Refused(
+            f"The plan of run {run_id!r} differs from the one that is registered in meta.",
+            where=path,
+            code="commit.plan_differs",
+            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
+        )
+
+
 def close(
     connection: Connection,
     run_id: str,
@@ -224,11 +236,14 @@ def close(
     entries: Sequence[LedgerEntry],
     shards: Sequence[WriteCounts],
     *,
+    plan: tuple[str, str] | None,
     spans: Mapping[str, Mapping[str, tuple[str, str]]],
     lost: Mapping[str, Collection[str]],
-    renewed: Mapping[str, Mapping[str, LastWrite | None]],
+    renewed: Renewals,
 ) -> int:
     """See Meta.commit_run."""
+    if plan is not None:
+        require_plan(find(connection, run_id, lock=True), run_id, *plan)
     moved = move(connection, run_id, target, batch_ids, RecordState.COMMITTED)
     now = now_us(connection)
     if not moved and ledger(connection, run_id, target):

@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import ClosedWrite, LastWrite, LastWrites
+from cdc_core.meta.rows import ClosedWrite, LastWrite, LastWrites, Renewal, Renewals
 from cdc_core.model.run import WriteCounts
 
 _last, _ledger = tables.last_write, tables.apply_ledger
@@ -54,35 +54,41 @@ def keep(
     counts: Iterable[WriteCounts],
     *,
     lost: Mapping[str, Collection[str]],
-    renewed: Mapping[str, Mapping[str, LastWrite | None]],
+    renewed: Renewals,
 ) -> None:
     """A ledger that is closed now counts these transactions.
 
-    lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries by table and
-    shard to write instead of those that there are; None: nothing is left to ask for.
+    lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries to
+    write instead of those that were looked for, where these still are.
     """
     mine: dict[str, dict[str, LastWrite]] = {}
     for one in counts:
         if one.number:
             mine.setdefault(one.table, {})[one.shard] = LastWrite(run_id, one.number)
     for table in sorted({*mine, *renewed}):
-        entries = _entries(connection, target, table)
+        known = _entries(connection, target, table)
+        entries = dict(known)
         for shard, write in mine.get(table, {}).items():
             stays = shard in entries and entries[shard].number > write.number
             if not stays and shard not in lost.get(table, ()):
                 entries[shard] = write
-        _store(connection, target, table, _replaced(entries, renewed.get(table, {})))
+        _store(connection, target, table, _renewed(entries, known, renewed.get(table, {})))
 
 
-def accept(connection: Connection, target: str, shown: Mapping[str, Mapping[str, LastWrite | None]]) -> None:
+def accept(connection: Connection, target: str, shown: Renewals) -> None:
     """See Meta.accept_writes."""
     for table in sorted(shown):
-        _store(connection, target, table, _replaced(_entries(connection, target, table), shown[table]))
+        known = _entries(connection, target, table)
+        _store(connection, target, table, _renewed(known, known, shown[table]))
 
 
-def _replaced(entries: Mapping[str, LastWrite], by: Mapping[str, LastWrite | None]) -> dict[str, LastWrite]:
-    kept = {shard: one for shard, one in entries.items() if shard not in by}
-    return kept | {shard: one for shard, one in by.items() if one is not None}
+def _renewed(
+    entries: Mapping[str, LastWrite], known: Mapping[str, LastWrite], by: Mapping[str, Renewal]
+) -> dict[str, LastWrite]:
+    """known: the entries so far. What another process has written since the shard was looked at stays."""
+    due = {shard: one.last for shard, one in by.items() if known.get(shard) == one.due}
+    kept = {shard: one for shard, one in entries.items() if shard not in due}
+    return kept | {shard: one for shard, one in due.items() if one is not None}
 
 
 def _entries(connection: Connection, target: str, table: str) -> dict[str, LastWrite]:

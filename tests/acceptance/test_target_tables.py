@@ -12,7 +12,7 @@ import pytest
 from cdc_core import config
 from cdc_core.apply.plan import plan
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.meta import LastWrite, Meta
+from cdc_core.meta import LastWrite, Meta, Renewal
 from cdc_core.stage.stores import open_stage
 from cdc_core.target_tables import require_any_ready
 
@@ -157,7 +157,8 @@ def made_ready(lockstep: Any, number: int) -> None:
 def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
     with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url) as meta:
-        meta.accept_writes("target", {one: {name: LastWrite("former", 1)} for one, name in tables.items()})
+        former = Renewal(None, LastWrite("former", 1))
+        meta.accept_writes("target", {one: {name: former} for one, name in tables.items()})
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:

@@ -230,6 +230,50 @@ def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_opera
     assert lost_writes.accept(line.meta, line.pipeline, "copy", line.environ) == ()
 
 
+def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.run("a")
+    line.run("a")
+    line.fail_over(1)
+    accept = Meta.accept_writes
+
+    def meanwhile(meta: Meta, *arguments: Any) -> None:
+        line.replay("a", batches=(1, 2))
+        line.run("a")
+        accept(meta, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Meta, "accept_writes", meanwhile)
+        lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
+    assert line.find() == ()
+    line.fail_over(1)
+    assert len(line.find()) == 1
+
+
+def test_a_replay_renews_nothing_that_was_written_after_it_has_looked(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.run("a")
+    line.run("a")
+    line.fail_over(1)
+    slow = line.restoring(line.plan("a", replay=True, batches=(1, 2)))
+    counts = [line.write(slow, "a")]
+    commit_run = Meta.commit_run
+
+    def meanwhile(meta: Meta, *arguments: Any, **options: Any) -> int:
+        monkeypatch.setattr(Meta, "commit_run", commit_run)
+        line.replay("a", batches=(1, 2))
+        line.run("a")
+        return commit_run(meta, *arguments, **options)
+
+    monkeypatch.setattr(Meta, "commit_run", meanwhile)
+    line.commit(slow, counts)
+    assert line.find() == ()
+    line.fail_over(1)
+    assert len(line.find()) == 1
+
+
 def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Line) -> None:
     line.run("a", "b")
     line.fail_over(1)

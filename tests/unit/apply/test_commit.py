@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc_core.apply import lost_writes
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import RecordState
 from cdc_core.model.run import WriteCounts, counts_path
@@ -143,6 +144,28 @@ def _back_to_staged(line: Line) -> None:
 
     with sqlite3.connect(line.pipeline.meta.url.removeprefix("sqlite:///")) as connection:
         connection.execute("UPDATE consume_record SET state = 'STAGED' WHERE table_name = 'shop.items'")
+
+
+def test_a_plan_that_takes_the_place_of_this_one_while_it_is_committed_is_not_taken_for_carried_out(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first plan's rules leave a table out: its rows would be in no run, and nothing would say so."""
+    narrow = line.with_targets({"name": "t", "tables": {"shop.orders": {}}})
+    run = narrow.plan("r", WINDOW)
+    narrow.apply(run)
+
+    def cleared(*_: object) -> tuple[()]:
+        line.plan("r", WINDOW)  # the run is cleared from its plan task on, after the pipeline file was changed
+        return ()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lost_writes, "find", cleared)
+        assert refusal(lambda: narrow.commit(run)).code == "commit.plan_differs"
+    assert line.meta.ledger("r") == ()
+    again = line.plan("r", WINDOW)
+    line.apply(again)
+    line.commit(again)
+    assert {row.entry.table for row in line.meta.ledger("r")} == {"shop.orders", "shop.items"}
 
 
 def test_another_pipelines_run_is_refused(line: Line, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cdc_core.apply import replay
 from cdc_core.apply.lost_writes import LostWrites, first_batches
 from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError
-from cdc_core.meta import ClosedWrite, RecordState, RunState
+from cdc_core.meta import ClosedWrite, LastWrite, RecordState, RunState
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.run import RunPlan, WriteCounts
 from cdc_core.stage.layout import CopiedName, copied_path
@@ -74,7 +74,7 @@ def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line
 def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line: Line) -> None:
     copied = f"{IDS[3]}+000000000007"
     write = ClosedWrite("lost", {"0": 4}, {"0": 9}, {"shop": (copied, IDS[4])})
-    begin = first_batches([LostWrites("shop.orders", "0", (write,), False, None)])
+    begin = first_batches([LostWrites("shop.orders", "0", (write,), False, LastWrite("r", 1), None)])
     assert places(line.pipeline, begin, "--from") == places(line.pipeline, [IDS[3]], "--from")
 
 
