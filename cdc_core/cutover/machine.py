@@ -31,7 +31,7 @@ from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
 from cdc_core.cutover.old_log import found_in, look_again
-from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, undisturbed, verified
+from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, require_unrefuted, undisturbed, verified
 from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
@@ -84,6 +84,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             try:
                 since = chase(moving, provers, since, chase_end_s)
                 seen = undisturbed(work, seen)  # little of the log is left for the time without writes
+                require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
                     work.way_back.keep_out()

@@ -118,6 +118,21 @@ def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str,
     return found.seen
 
 
+def require_unrefuted(work: Work) -> None:
+    """No verification has found a difference since the cutover began, in a row that need not have changed since the
+    evidence: the proof would not compare it. Raises Refused (cutover.verify_again)."""
+    for one in work.targets:
+        why = work.hands.newest_evidence(one.name).why
+        if why:
+            raise Refused(
+                f"The evidence of {one.name!r} does not count any more: {why}.",
+                where=work.pipeline.pipeline,
+                code="cutover.verify_again",
+                remedy="nothing was switched. Repair what differs (`lockstep repair`), then begin again: every row is "
+                "verified first",
+            )
+
+
 def verified(work: Work, target: Target) -> Since:
     work.told(f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules or tables")
     work.hands.catch_up()  # a way back may not have run yet, and what is applied need not be judged by the log

@@ -15,6 +15,7 @@ from cdc_core.cli.cutover_status import way_back_document
 from cdc_core.cutover import hold, machine
 from cdc_core.meta import Meta
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
+from tests.refusals import refusal
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 UNLOGGED = """
@@ -142,6 +143,34 @@ def test_what_is_known_of_rows_that_changed_without_the_log_counts_more_than_an_
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
         for table in ("orders", "items"):
             assert made.new(table) == made.old(table)
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_a_row_that_a_verification_finds_to_differ_while_the_cutover_catches_up_keeps_it_from_switching(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that has not changed since the evidence, so that no proof compares it."""
+    with shop(lockstep, *servers) as made:
+        verified_after_its_copy(made)
+        there = f"{made.name}_0.orders_0"
+        chase = machine.chase
+
+        def found_meanwhile(*arguments: Any) -> Any:
+            execute(made.target, f"UPDATE {there} SET n = 9 WHERE id = 1000")
+            lockstep("verify", "shop.yaml", "--mode", "random", "--sample", "100", code=4)
+            return chase(*arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(machine, "chase", found_meanwhile)
+            with made.in_this_process(monkeypatch) as (work, lease):
+                error = refusal(lambda: machine.run(work, lease))
+        assert error.code == "cutover.verify_again"
+        assert made.called() == []
+        assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
+        execute(made.target, f"UPDATE {there} SET n = 1 WHERE id = 1000")
+        assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
+        assert made.new("orders") == made.old("orders")
 
 
 def speaks_against_it(made: Shop, why: str) -> None:
