@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.layouts import require_planned
-from cdc_core.apply.plan import keys_apart, rows_lacking_values
+from cdc_core.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
@@ -164,8 +164,10 @@ class Job:
 
     def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
         """Those of several tables. Each database of the target is asked once for all of them. writing: as in
-        open_destination. Raises Refused (plan.layout)."""
+        open_destination. Raises Refused (plan.layout, plan.absent_values)."""
         require_planned(self.target, self.plan)
+        for table in tables if writing else ():
+            require_none_set_aside(self.target, table)
         with Survey(self.target, [table.table for table in tables]) as survey:
             return prepared_destinations(
                 self.target, [self._checked(table, survey, writing=writing) for table in tables], survey

@@ -354,16 +354,7 @@ def _merge_table(
     rule = target.table(table)
     assert rule is not None  # otherwise its files would not be here
     found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys)
-    lacking = rows_lacking_values(found)
-    if lacking and rule.on_row_error == "quarantine":
-        raise Refused(
-            f"{lacking} changes of {table!r} do not have all of their values: each depends on the one before "
-            "it, so none may be set aside.",
-            where=f"targets.{target.name}.tables.{table}.on_row_error",
-            code="plan.absent_values",
-            remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
-            "apply the batches from before that with on_row_error: stop",
-        )
+    require_none_set_aside(target, found)
     for file in files:
         source_table = schemas[file.schema_id].name
         if parse_copied(file.path) and pipeline.counts_newest(target.name, table, source_table):
@@ -375,6 +366,21 @@ def _merge_table(
                 remedy="leave out shared_keys for the table: rows with the same key then stop the run",
             )
     return found
+
+
+def require_none_set_aside(target: Target, table: MergeTable) -> None:
+    """The rules of the target, which may have changed since the run was planned, set no change aside on which a later
+    one depends. Raises Refused (plan.absent_values)."""
+    rule, lacking = target.table(table.table), rows_lacking_values(table)
+    if lacking and rule is not None and rule.on_row_error == "quarantine":
+        raise Refused(
+            f"{lacking} changes of {table.table!r} do not have all of their values: each depends on the one before "
+            "it, so none may be set aside.",
+            where=f"targets.{target.name}.tables.{table.table}.on_row_error",
+            code="plan.absent_values",
+            remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
+            "apply the batches from before that with on_row_error: stop",
+        )
 
 
 def rows_lacking_values(table: MergeTable) -> int:

@@ -829,6 +829,24 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
 
 
 @SPARK_IN_MATRIX
+def test_no_row_is_set_aside_by_a_rule_of_after_the_plan_if_later_changes_depend_on_it(line: Line) -> None:
+    """The error of the write task names the rule, and Airflow repeats that task by itself."""
+    source = grown(line, 2)
+    source.update(1, 1, code="x" * 21)
+    with pytest.raises(DataAtRisk) as caught:
+        line.run(*source.taken())
+    assert caught.value.code == "target.row_error"
+    before = line.rows()
+    data = line.pipeline.model_dump()
+    data["targets"][0]["tables"]["*"]["on_row_error"] = "quarantine"
+    line.pipeline = Pipeline.model_validate(data)
+    with pytest.raises(Refused) as refused:
+        write(line.job(line.runs[-1]))
+    assert refused.value.code == "plan.absent_values"
+    assert line.rows() == before
+
+
+@SPARK_IN_MATRIX
 def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(line: Line) -> None:
     source = grown(line, 4)
     source.update(1, 11)
