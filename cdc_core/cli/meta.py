@@ -93,20 +93,31 @@ def rebuild_source(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: s
     raise.
     """
     from cdc_core.apply.turn import Turn
+    from cdc_core.errors import RetryLater
     from cdc_core.extract import default_holder
+    from cdc_core.meta.kept_lease import kept_lease
     from cdc_core.snapshot.copier import copier_lease
     from cdc_core.stage import horizon as horizons
     from cdc_core.stage.manifest import chain
 
-    with Turn(meta, pipeline) as turn, copier_lease(meta, pipeline, source):
-        lease = meta.acquire_lease(source, pipeline.pipeline, default_holder(), ttl_s=pipeline.limits.lease_s)
-        try:
-            horizon = horizons.read(store, source)
-            manifests = tuple(chain(store, source))
-            turn.renew()
-            lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
-        finally:
-            meta.release_lease(lease)
+    lease_s = pipeline.limits.lease_s
+    taken = RetryLater(
+        f"The source {source!r} is being extracted.",
+        where=source,
+        code="meta.lease_held",
+        remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
+    )
+    with (
+        Turn(meta, pipeline) as turn,
+        copier_lease(meta, pipeline, source),
+        # A DAG tries to extract the source all the time, and a long chain takes longer to read than a lease lasts.
+        kept_lease(meta, source, pipeline.pipeline, default_holder(), lease_s, taken=taken) as lease,
+    ):
+        horizon = horizons.read(store, source)
+        manifests = tuple(chain(store, source))
+        turn.renew()
+        lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
+        meta.release_lease(lease)  # it has another epoch than the one that the block began with
     return added
 
 

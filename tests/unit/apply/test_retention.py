@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +236,33 @@ def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, mon
     assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
     assert line.plan("next").target("t").batches == ()
     assert inner == ["meta.lease_held"]
+
+
+def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next try of a DAG's extractor would end it, again and again."""
+    line = Line.open(tmp_path, limits={"lease_s": 5})
+    line.stage(*B)
+    line.meta.release_lease(line.leases["shop"])
+
+    def expires_us() -> int:
+        with sqlite3.connect(tmp_path / "meta.db") as connection:
+            return int(connection.execute("SELECT expires_us FROM lease WHERE source = 'shop'").fetchone()[0])
+
+    known = line.meta.rebuild
+
+    def after_a_renewal(*args: Any) -> Any:
+        first_us, end_s = expires_us(), time.monotonic() + 60
+        while expires_us() == first_us:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        return known(*args)
+
+    with line.meta:
+        monkeypatch.setattr(line.meta, "rebuild", after_a_renewal)
+        assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+        assert expires_us() == 0  # it is free at once
 
 
 def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> None:
