@@ -130,7 +130,8 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
             if targets
             else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
         )
-    batches = load(meta, store, run_id).target(targets[0]).batches
+    # Planned again after its commit, the run has none of them in its plan; a replay has them there alone.
+    batches = load(meta, store, run_id).target(targets[0]).batches or meta.committed_by(run_id, targets[0])
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 

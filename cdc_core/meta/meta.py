@@ -382,6 +382,10 @@ class Meta:
         """A target's consume records of these batches, by batch id and table."""
         return self._database.read(lambda c: runs.records(c, target, batch_ids))
 
+    def committed_by(self, run_id: str, target: str) -> tuple[str, ...]:
+        """The batches that a run has committed for a target, in stream order of each source; none of a replay."""
+        return self._database.read(lambda c: runs.committed_by(c, run_id, target))
+
     def left_out(self, target: str, tables: Collection[str]) -> dict[str, list[str]]:
         """By table of these, the batches that the target has consumed without it, in stream order."""
         return self._database.read(lambda c: runs.left_out(c, target, tables))

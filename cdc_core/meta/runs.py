@@ -48,6 +48,14 @@ def records(
     return tuple(found)
 
 
+def committed_by(connection: Connection, run_id: str, target: str) -> tuple[str, ...]:
+    """See Meta.committed_by."""
+    mine = (_record.c.run_id == run_id) & (_record.c.target == target) & _record.c.state.not_in(UNCONSUMED)
+    return tuple(
+        connection.execute(select(_record.c.batch_id).distinct().where(mine).order_by(_record.c.batch_id)).scalars()
+    )
+
+
 def left_out(connection: Connection, target: str, names: Collection[str]) -> dict[str, list[str]]:
     """See Meta.left_out."""
     mine = (_record.c.target == target) & _record.c.taken.is_(False) & _record.c.state.not_in(UNCONSUMED)

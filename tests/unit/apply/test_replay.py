@@ -201,6 +201,19 @@ def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_
         assert (type(error), error.code) == (UsageError, "replay.requeue")
 
 
+def test_a_run_that_was_planned_again_after_its_commit_is_requeued_all_the_same(line: Line) -> None:
+    """Who clears a whole DAG run gives it a plan without the batches that it has committed."""
+    run = line.plan("first", NEXT_WINDOW)
+    line.apply(
+        run, written=[WriteCounts("shop.orders", "0", 11, 0, 0, quarantined=1), WriteCounts("shop.items", "0", 8, 0, 0)]
+    )
+    line.commit(run)
+    assert taken(line.plan("first", NEXT_WINDOW)) == ()
+    chosen = replay.requeued(line.meta, line.store, "first")
+    assert chosen.batches == frozenset(IDS[:4])
+    assert taken(replay.plan(line.meta, line.store, line.pipeline, chosen, run_id="again")) == IDS[:4]
+
+
 def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_or_the_replay_takes(line: Line) -> None:
     line.done("first")
     tables = {"shop.orders": 1}
