@@ -55,6 +55,7 @@ class TableCopy:
     waiting:          why no chunk is read at the moment; not kept.
     low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
               came from there on. None for a table without a key, which has no limit.
+    rules:    of the pipeline, under which its rows are read (Capture.rules_of); "" where an earlier version began it.
     """
 
     source: str
@@ -69,6 +70,7 @@ class TableCopy:
     waiting: str = ""
     low: Position | None = None
     bytes_estimated: int = 0
+    rules: str = ""
 
     @property
     def table(self) -> str:
@@ -214,6 +216,7 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             started_us=now,
             updated_us=now,
             pace=copy_pace.to_text([copy_pace.Moment(now, 0, 0)]),
+            rules=copy.rules or None,
         )
     )
 
@@ -503,4 +506,5 @@ def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
         row.bytes_read,
         bool(row.counted),
         low=None if row.low is None else Position.from_json(json.loads(row.low)),
+        rules=row.rules or "",
     )

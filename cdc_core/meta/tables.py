@@ -182,6 +182,7 @@ table_copy = Table(
     _needed("updated_us", BigInteger()),
     Column("bytes_estimated", BigInteger(), nullable=False, server_default="0"),
     Column("pace", long_text()),
+    Column("rules", text(64)),
     comment="a copy of a source table that is not staged yet: planned up to a key, until key_limit; keys as JSON",
 )
 

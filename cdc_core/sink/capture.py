@@ -9,6 +9,7 @@ masked; then rows are routed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -136,6 +137,18 @@ class Capture:
         nothing = pa.RecordBatch.from_pylist([], staged_schema(schema))
         return self._shaped(TableRows(schema, schema.name, nothing, np.zeros(0, np.int32))).schema
 
+    def rules_of(self, schema: TableSchema) -> str:
+        """A digest of the rules for the rows of this table: rows that were read under others are other rows."""
+        columns = [one.name for one in schema.columns]
+        rules = {
+            "processors": [one.model_dump(mode="json") for one in self._matching(self.tables.processors, schema)],
+            "rows": [one.where for one in self._matching(self.tables.rows, schema)],
+            "excluded": [name for name in columns if self._masking.excludes(schema, name)],
+            "masked": [name for name in columns if self._masking.masks(schema, name)],
+            "logical": self.route(schema.database, schema.table),
+        }
+        return hashlib.sha256(json.dumps(rules, ensure_ascii=False).encode()).hexdigest()
+
     def masks(self, schema: TableSchema, column: str) -> bool:
         """Whether the value of this column is replaced by a hash."""
         return self._masking.masks(schema, column)
@@ -194,12 +207,13 @@ class Capture:
     def _masking(self) -> Masking:
         return Masking(self.tables.columns, self.environ)
 
-    def _steps_of(self, schema: TableSchema) -> tuple[RowRule, ...]:
-        def matching(rules: Sequence[Rule]) -> list[Rule]:
-            return [rule for rule in rules if self.matches(rule.match, schema.name)]
+    def _matching(self, rules: Sequence[Rule], schema: TableSchema) -> list[Rule]:
+        return [rule for rule in rules if self.matches(rule.match, schema.name)]
 
-        steps: list[RowRule] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
-        conditions = [rule.where for rule in matching(self.tables.rows)]
+    def _steps_of(self, schema: TableSchema) -> tuple[RowRule, ...]:
+        processors = self._matching(self.tables.processors, schema)
+        steps: list[RowRule] = [Process(rule, function_of(rule.use)) for rule in processors]
+        conditions = [rule.where for rule in self._matching(self.tables.rows, schema)]
         if conditions:
             steps.append(Filter(tuple(parse(text) for text in conditions), " and ".join(conditions)))
         columns = self.tables.columns

@@ -47,12 +47,16 @@ class Masking:
         """Whether the value of this column is replaced by a hash."""
         return self._matches(self.columns.mask, schema, column)
 
+    def excludes(self, schema: TableSchema, column: str) -> bool:
+        """Whether this column is left out."""
+        return self._matches(self.columns.exclude, schema, column)
+
     def _shape(self, schema: TableSchema) -> TableSchema:
         """The definition of the remaining columns; the same object if no value is left out or replaced."""
         kept = tuple(
             replace(column, type=HASH) if self.masks(schema, column.name) else column
             for column in schema.columns
-            if not self._matches(self.columns.exclude, schema, column.name)
+            if not self.excludes(schema, column.name)
         )
         touched = len(kept) < len(schema.columns) or any(column.type is HASH for column in kept)
         return replace(schema, columns=_usable(schema, kept)) if touched else schema

@@ -134,7 +134,7 @@ def copy_tables(
         chunks = [
             TableChunks(
                 meta, lease, source, table, chunk_bytes=limits.chunk_mib << 20, chunk_s=limits.chunk_s,
-                require=partial(require_copied, pipeline, captured),
+                require=partial(require_copied, pipeline, captured), rules_of=captured.rules_of,
             )
             for table in tables
         ]  # fmt: skip

@@ -16,6 +16,7 @@ What the log has brought by then decides about a copy, which began where its las
         before the copy began                        counts, and takes the place of the older rows (renewal)
         since                                        is dropped: a chunk may have been read before them
     left out or isolated by now                      is dropped: changes are being missed
+    begun under other rules for its rows             is dropped: a mask or a condition may be missing
     copied at the same place, without a key          is dropped: targets know copies of such tables by their places
     the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
 """
@@ -95,6 +96,8 @@ def stage_due(
         known = coverage.get(copy.table)
         captured = capture.captures(copy.schema.database, copy.schema.table)
         why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
+        if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
+            why = "the pipeline's rules for the table have changed since it was begun"
         if why:
             drop(copy.table, why)
         elif copy.complete and mine:

@@ -57,7 +57,7 @@ Begin = Callable[[TableSchema, bool], Extent]
 class TableChunks:
     """table: (database, name). chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read.
 
-    require: raises Refused for a definition that is not copied.
+    require: raises Refused for a definition that is not copied. rules_of: as in Capture.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class TableChunks:
         chunk_bytes: int,
         chunk_s: float,
         require: Callable[[TableSchema], None] = lambda _: None,
+        rules_of: Callable[[TableSchema], str] = lambda _: "",
     ) -> None:
         self.table = table
         self.readers = 0
@@ -82,6 +83,7 @@ class TableChunks:
         self._chunk_bytes = chunk_bytes
         self._pace = Pace(chunk_bytes, chunk_s, first_rows=FIRST_ROWS)
         self._require = require
+        self._rules_of = rules_of
         self._lock = threading.Lock()
         self._copy: TableCopy | None = None
         self._least: keys.Key = ()
@@ -211,7 +213,10 @@ class TableChunks:
         self._planned_here, self._read_ranges, self._share, self._share_bytes = {}, [], 0.0, 0.0
         self._density = 0.0
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
-        if known is not None and known.schema.id == schema.id:
+        rules = self._rules_of(schema)
+        if known is not None and known.rules and known.rules != rules:
+            log.warning("%s: the rules for %s have changed; its copy begins again", self._source, self.name)
+        elif known is not None and known.schema.id == schema.id:
             if known.rows:
                 self._pace.row_bytes = known.size_bytes / known.rows
                 # Chunks that a killed reader left are few: their rows are not counted, and their keys are.
@@ -221,7 +226,7 @@ class TableChunks:
         rows = extent.rows
         copy = TableCopy(
             self._source, schema, extent.limit, rows_estimated=size.rows if rows is None else rows,
-            counted=rows is not None, low=extent.low,
+            counted=rows is not None, low=extent.low, rules=rules,
         )  # fmt: skip
         self._meta.begin_copy(self._lease, copy)
         return copy

@@ -16,10 +16,11 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.snapshot import copier, keys, steps
+from cdc_core.snapshot import copier, keys, pace, steps
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.pending import chosen, pending
 from cdc_core.snapshot.staging import Staged
+from cdc_core.stage.reader import table_state
 from tests.integration.line import Line
 
 
@@ -55,7 +56,7 @@ def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
 
 
 def read(line: Line, *names: str) -> dict[str, Refused]:
-    environ = {"SOURCE": line.origin.sql.url}
+    environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with opened(line) as (meta, lease):
         tables = chosen(meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(meta, "shop")
         return steps.read_tables(
@@ -146,6 +147,41 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
     assert due(line) == []
     assert states(line)["t"] is CopyState.COPIED
     assert beside == ["snapshot.running"]
+
+
+@pytest.mark.parametrize("read_first", ["all of it", "a part"])
+def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
+    line: Line, monkeypatch: pytest.MonkeyPatch, read_first: str
+) -> None:
+    """Between two tasks of the snapshot DAG, or between a copy that was stopped and the next one."""
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
+    if read_first == "a part":
+        kept = Meta.chunk_read
+
+        def killed(meta: Meta, *arguments: Any) -> bool:
+            kept(meta, *arguments)
+            raise RetryLater("Killed.", code="test.killed", remedy="again")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Meta, "chunk_read", killed)
+            with pytest.raises(RetryLater, match="Killed"):
+                read(line, "t")
+    else:
+        read(line, "t")
+    columns = {"mask": [r".*\.t\.v"], "salt": "env:SALT"}
+    document = line.pipeline.model_dump(exclude_unset=True)
+    line.pipeline = Pipeline.model_validate({**document, "tables": {**document["tables"], "columns": columns}})
+    monkeypatch.setenv("SALT", "salt")
+    extracted(line)
+    stage(line)
+    assert [part for one in line.chain for part in one.parts] == []
+    assert "t" in due(line)
+    read(line, "t")
+    extracted(line)
+    assert stage(line).tables == (f"{line.origin.name}.t",)
+    state = table_state(line.store, line.chain, "t")
+    assert state.num_rows == 100
+    assert {len(value) for value in state.column("v").to_pylist()} == {64}
 
 
 def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(

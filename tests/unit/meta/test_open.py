@@ -286,7 +286,7 @@ def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path
 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
-    assert migrate.head() == "0021"
+    assert migrate.head() == "0022"
     config = Config()
     config.set_main_option("script_location", "cdc_core.meta:migrations")
     by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
