@@ -26,7 +26,7 @@ from cdc_core.words import counted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cdc_core.config import Target
+    from cdc_core.config import Pipeline, Target
     from cdc_core.target.make import MadeTable
     from cdc_core.target_tables import SourceTables
 
@@ -187,7 +187,6 @@ def fence(
     a lowering that was interrupted is finished by the same command again. Other programs are not kept out. The tables
     are those that runs of the pipeline have written; one that is written for the first time later has no fence.
     """
-    from cdc_core.meta import Meta
     from cdc_core.target.fence import FencedTable, fences, lower_fences, raise_fences
 
     if note is not None and (lower or not note.strip()):
@@ -202,9 +201,7 @@ def fence(
     rows: list[tuple[str, FencedTable]] = []
     for name in choose([one.name for one in parsed.targets], target, "target"):
         chosen = parsed.target(name)
-        with Meta.open(parsed.meta.url) as meta:
-            written = sorted({*meta.layouts(name), *meta.last_writes(name)})
-        tables = choose([one for one in written if chosen.table(one) is not None], table_names, "table")
+        tables = choose(_written(parsed, chosen), table_names, "table")
         if not tables and (lower or note is not None):
             raise UsageError(
                 f"No run of this pipeline has written to a table of the target {name!r}: there is nothing to fence.",
@@ -213,7 +210,12 @@ def fence(
                 remedy="raise fences after the first run; or name other targets with --target",
             )
         if note is not None:
-            raise_fences(chosen, tables, " ".join(note.split()), lambda one: output.note(f"fenced {one.name}"))
+            why, more = " ".join(note.split()), tables
+            while more:
+                raise_fences(chosen, more, why, lambda one: output.note(f"fenced {one.name}"))
+                # While it waited for a write to end, a run may have begun with a table that none had written before.
+                more = [] if table_names else [one for one in _written(parsed, chosen) if one not in tables]
+                tables = [*tables, *more]
         elif lower:
             lower_fences(chosen, tables, lambda one: output.note(f"no fence around {one.name}"))
         rows += [(name, one) for one in fences(chosen, tables)]
@@ -223,6 +225,15 @@ def fence(
         {"fences": [dict(zip(columns, row, strict=True)) for row in shown]},
         table(f"fences: {parsed.pipeline}", columns, [(*place, why or "") for *place, why in shown]),
     )
+
+
+def _written(pipeline: Pipeline, target: Target) -> list[str]:
+    """The logical tables of the target that runs of the pipeline have written, or are about to write."""
+    from cdc_core.meta import Meta
+
+    with Meta.open(pipeline.meta.url) as meta:
+        known = sorted({*meta.layouts(target.name), *meta.last_writes(target.name)})
+    return [one for one in known if target.table(one) is not None]
 
 
 @app.command("check-ids")

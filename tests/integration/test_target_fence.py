@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core.config import Guard
+from cdc_core.cli import target as cli
+from cdc_core.config import ONE_TABLE, Guard
 from cdc_core.errors import LockstepError, Refused, parts_of
+from cdc_core.meta import Meta
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target import fence
 from cdc_core.target.destination import open_destination
@@ -92,6 +95,42 @@ def test_a_cutover_that_undoes_late_leaves_the_fences_that_others_have_raised(ta
         admit(target, ["shop.t"], "shop", "shop", noted="switched (2)")
         notes = [one.note for one in fences(target, ["shop.t"])]
         assert notes == (["switched (2)"] if first else [None])
+
+
+def test_a_table_that_is_written_for_the_first_time_while_fences_are_raised_gets_one(
+    table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, name = table.facts.name.split(".")
+    (tmp_path / "shop.yaml").write_text(f"""
+pipeline: shop
+sources: [{{name: one, connection: "env:SOURCE", server_id: 9}}]
+tables: {{include: [".*"]}}
+stage: {{uri: "{(tmp_path / "stage").as_uri()}"}}
+meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+targets:
+  - name: copy
+    connections: ["env:TARGET"]
+    tables: {{shop.other: {{database: {database}, table: other}}, shop.t: {{database: {database}, table: {name}}}}}
+""")
+    raised = fence.raise_fences
+    with Meta.open(f"sqlite:///{tmp_path}/meta.db") as meta:
+        meta.note_layouts("copy", {"shop.other": ONE_TABLE})
+
+        def first_write_meanwhile(*arguments: Any) -> None:
+            if not rows(table):
+                meta.note_layouts("copy", {"shop.t": ONE_TABLE})  # as a run does before its write
+                put(table, 1)
+            raised(*arguments)
+
+        monkeypatch.setattr(fence, "raise_fences", first_write_meanwhile)
+        cli.fence(
+            str(tmp_path / "shop.yaml"), target=None, table_names=None, note="switched", lower=False,
+            pipelines=tmp_path, as_json=True,
+        )  # fmt: skip
+    with pytest.raises(Refused) as caught:
+        put(table, 2)
+    assert caught.value.code == "target.fenced"
+    assert rows(table) == [1]
 
 
 def test_a_fence_around_one_table_leaves_the_others_alone(table: Table) -> None:
