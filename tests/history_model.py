@@ -12,7 +12,8 @@ The rules, in the order in which `winners` applies them:
     truncate   what its source wrote before it is undone; the last one is a winner without a key
     values     that the log did not carry are those that the row had, also under older keys, back to its birth; what no
                change says is `Unknown`, with the key under which the row was when the history began
-    winner     the last change of a key; between sources the one with the later (commit time, source name)
+    winner     the last change of a key; between sources the one with the later (commit time, source name), of rows that
+               must not share keys (`apart`) first of those that are there
 
 A value is what a person reads: the exact text where the typed column cannot hold it.
 """
@@ -86,17 +87,24 @@ class Winner:
 TRUNCATE_KEY: Key = ()
 
 
-def winners(changes: Iterable[Change], names: Sequence[str], key: Sequence[str]) -> dict[Key, Winner]:
-    """By key, what the changes leave; a truncate that counts is under TRUNCATE_KEY."""
+def winners(
+    changes: Iterable[Change], names: Sequence[str], key: Sequence[str], *, apart: bool = False
+) -> dict[Key, Winner]:
+    """By key, what the changes leave; a truncate that counts is under TRUNCATE_KEY. apart: a row that one source has
+    deleted may have moved to another before."""
     by_source: dict[str, dict[Key, Winner]] = {}
     for change in sorted(changes, key=lambda one: (one.source, one.order)):
         _apply(by_source.setdefault(change.source, {}), change, names, key)
     last: dict[Key, Winner] = {}
     for found in by_source.values():
         for at, winner in found.items():
-            if at not in last or (winner.ts_us, winner.source) > (last[at].ts_us, last[at].source):
+            if at not in last or _rank(winner, apart) > _rank(last[at], apart):
                 last[at] = winner
     return last
+
+
+def _rank(winner: Winner, apart: bool) -> tuple[bool, int, str]:
+    return apart and winner.op == "u", winner.ts_us, winner.source
 
 
 def state(changes: Iterable[Change], names: Sequence[str], key: Sequence[str]) -> dict[Key, Mapping[str, Any]]:

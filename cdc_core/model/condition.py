@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import pairwise
 
-Value = str | int | float | bool
+Value = str | int | Decimal | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,11 @@ _NAMED = {"null": None, "true": True, "false": False}
 def parse(text: str) -> Condition:
     """The condition that a text expresses. Raises ValueError with the part that is not valid."""
     try:
-        return _condition(ast.parse(text.strip(), mode="eval").body)
+        tree = ast.parse(text.strip(), mode="eval")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, float):
+                node.kind = ast.get_source_segment(text.strip(), node)  # all digits, which a float has not
+        return _condition(tree.body)
     except SyntaxError as error:
         raise ValueError(
             f"is not a condition: {error.msg}; columns are compared by == != < <= > >=, `in (...)`, `is null`, and "
@@ -148,10 +153,12 @@ def _term(node: ast.expr) -> ColumnName | Value | None:
             return _NAMED[name.lower()] if name.lower() in _NAMED else ColumnName(name)
         case ast.Constant(None):
             return None
-        case ast.Constant(value) if isinstance(value, str | int | float):
+        case ast.Constant(float(), kind=str(digits)):
+            return Decimal(digits)
+        case ast.Constant(value) if isinstance(value, str | int):
             return value
-        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value)) if not isinstance(value, bool):
-            return -value
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value) as number) if not isinstance(value, bool):
+            return -value if isinstance(value, int) else Decimal(f"-{number.kind}")
         case ast.Call(ast.Name("column"), [ast.Constant(str(name))], []):
             return ColumnName(name)
     raise ValueError(

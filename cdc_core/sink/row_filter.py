@@ -189,11 +189,16 @@ def _scalar(value: Value, kind: pa.DataType, column: str) -> pa.Scalar:
         if pa.types.is_integer(kind) and isinstance(value, int):
             return pa.scalar(int(value), kind)
         if pa.types.is_decimal(kind) and not is_text:
-            return pa.scalar(Decimal(str(value)), kind)
+            return pa.scalar(Decimal(value), kind)
         if pa.types.is_floating(kind) and not is_text:
             return pa.scalar(float(value), kind)
         if is_text and not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
             return pa.scalar(value).cast(kind)
     except (pa.ArrowException, ArithmeticError, TypeError) as error:
-        raise pa.ArrowInvalid(f"{value!r} is not a value of {column}: {error}") from None
-    raise pa.ArrowInvalid(f"{value!r} is not a value of {column}, which is {kind}")
+        raise pa.ArrowInvalid(f"{_shown(value)} is not a value of {column}: {error}") from None
+    raise pa.ArrowInvalid(f"{_shown(value)} is not a value of {column}, which is {kind}")
+
+
+def _shown(value: Value) -> str:
+    """As a condition writes it."""
+    return repr(value) if isinstance(value, str) else str(value)

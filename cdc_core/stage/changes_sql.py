@@ -64,6 +64,7 @@ class TableFiles:
     literals:    some value is in `_cdc_literal`.
     truncated:   some change is a truncate.
     absent:      some change lacks values.
+    shared:      several source tables feed it, of one or more sources.
     """
 
     groups: tuple[FileGroup, ...]
@@ -73,7 +74,7 @@ class TableFiles:
     literals: bool
     truncated: bool
     absent: bool
-    several_sources: bool
+    shared: bool
 
 
 def quoted(name: str) -> str:

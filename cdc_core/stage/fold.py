@@ -1,8 +1,10 @@
 """SQL, for DuckDB: a table's state, folded from its staged changes.
 
-A row's state is its last change by (`_cdc_seq`, `_cdc_row`); between sources by commit time, then source name.
-A delete removes the row; an update that moves it to another key removes the old key as well; a truncate removes what
-its source table wrote before it. Without a key, whole rows are matched with multiplicity.
+A row's state is its last change by (`_cdc_seq`, `_cdc_row`). A delete removes the row; an update that moves it to
+another key removes the old key as well; a truncate removes what its source table wrote before it. Rows of several
+source tables under one key are apart: one that is deleted from one of them may have moved to another before. Of those
+that are left the newest counts, between sources by commit time, then source name. Without a key, whole rows are matched
+with multiplicity.
 A value that the log did not carry (`_cdc_absent`) is the row's last older one, through changes of its key, back to the
 change that brought the row to life. What no staged change has is null, and named in the state's `_cdc_absent`.
 
@@ -10,7 +12,7 @@ With a key, the query is these steps, each a CTE:
   changes          every change under one schema
   truncates        the last truncate of each source table
   key_events       what each change says of a key: that a row has it, or that it is gone
-  last_events      the last event of each key
+  last_events      the last event of each key; if several source tables feed the table, first of each of them
   row_images       if values are absent: the changes that leave a row, with what they lack
   lives, spans                           the stretches of the log in which a row lived, under each of its keys
   older_values                           what these stretches have last of each column
@@ -82,7 +84,8 @@ def _keyed_sql(table: TableFiles) -> str:
     literal = literal_or_null(AFTER_LITERAL) if table.literals else NO_LITERAL
     absent, older = "NULL::VARCHAR", ""
     if table.absent:
-        ctes += [_row_images(table, keys, new, former, moves), _lives(keys), _spans(keys), _older_values(table, keys)]
+        ctes += [_row_images(table, keys, new, former, moves)]
+        ctes += [_lives(table, keys), _spans(table, keys), _older_values(table, keys)]
         columns = _filled_columns(table)
         literal, absent = _filled_literal(table), _still_absent(table)
         older = (
@@ -112,22 +115,32 @@ def _key_events(keys: Sequence[str], new: Sequence[str], former: Sequence[str], 
 
 def _last_events(table: TableFiles, keys: Sequence[str]) -> list[str]:
     """CTEs up to `last_events`. Order keys of different sources cannot be compared: between them, time decides."""
-    key = ", ".join(keys)
     kept = f"WHERE {_not_truncated('event', 'event._cdc_order')}" if table.truncated else ""
-    of_source = f"""AS (
-  SELECT {key}, _cdc_source, max(_cdc_order) AS _cdc_order, arg_max(_cdc_gone, _cdc_order) AS _cdc_gone,
+    each = ", ".join([*keys, *_origin(table)])
+    of_each = f"""AS (
+  SELECT {each}, max(_cdc_order) AS _cdc_order, arg_max(_cdc_gone, _cdc_order) AS _cdc_gone,
          arg_max({TS}, _cdc_order) AS {TS}
-  FROM key_events AS event {kept} GROUP BY {key}, _cdc_source)"""
-    if not table.several_sources:
-        return [f"last_events {of_source}"]
-    rank = f"{{'ts': {TS}, 'source': _cdc_source}}"
+  FROM key_events AS event {kept} GROUP BY {each})"""
+    if not table.shared:
+        return [f"last_events {of_each}"]
+    last = ["_cdc_source", SOURCE_TABLE, "_cdc_order", "_cdc_gone", TS]
     return [
-        f"last_of_source {of_source}",
-        f"""last_events AS (
-  SELECT {key}, arg_max(_cdc_source, {rank}) AS _cdc_source, arg_max(_cdc_gone, {rank}) AS _cdc_gone,
-         arg_max(_cdc_order, {rank}) AS _cdc_order
-  FROM last_of_source GROUP BY {key})""",
+        f"last_of_table {of_each}",
+        _last_among("last_of_source", "last_of_table", [*keys, "_cdc_source"], last[1:], "_cdc_order"),
+        _last_among("last_events", "last_of_source", keys, last, f"{TS}, _cdc_source"),
     ]
+
+
+def _last_among(name: str, events: str, group: Sequence[str], rest: Sequence[str], order: str) -> str:
+    """Of each group the last event by `order`; one of a row that is there before all that say that it is gone."""
+    rank = f"row(NOT _cdc_gone, {order})"
+    chosen = ", ".join([*group, *(f"arg_max({column}, {rank}) AS {column}" for column in rest)])
+    return f"{name} AS (\n  SELECT {chosen}\n  FROM {events} GROUP BY {', '.join(group)})"
+
+
+def _origin(table: TableFiles) -> list[str]:
+    """Columns by which rows of different source tables are apart. The name of the only one is not compared."""
+    return ["_cdc_source", SOURCE_TABLE] if table.shared else ["_cdc_source"]
 
 
 # Absent values. A row lives from its birth (insert, snapshot, arrival under this key) on; an arrival continues the life
@@ -147,7 +160,7 @@ def _row_images(table: TableFiles, keys: Sequence[str], new: Sequence[str], form
     row = "".join(f", {quoted(field.name)}" for _, field in _fillable(table))
     return f"""row_images AS (
   SELECT {_named(new, keys)}, {_named(former, [_old_key(key) for key in keys])},
-         _cdc_source, {order_key()} AS _cdc_order, {absent_names()} AS _cdc_lacks,
+         _cdc_source, {SOURCE_TABLE}, {order_key()} AS _cdc_order, {absent_names()} AS _cdc_lacks,
          {OP} = '{UPDATE}' AND ({moves}) AS _cdc_arrived, {OP} <> '{UPDATE}' OR ({moves}) AS _cdc_born, {LITERAL}{row}
   FROM changes WHERE {OP} NOT IN ('{DELETE}', '{TRUNCATE}'))"""
 
@@ -156,37 +169,39 @@ def _old_key(key: str) -> str:
     return f"{key}_old"
 
 
-def _same_row(keys: Sequence[str], one: str, other: str) -> str:
-    equal = [f"{one}.{key} IS NOT DISTINCT FROM {other}.{key}" for key in keys]
-    return " AND ".join([f"{one}._cdc_source = {other}._cdc_source", *equal])
+def _same_row(table: TableFiles, keys: Sequence[str], one: str, other: str) -> str:
+    equal = [f"{one}.{name} = {other}.{name}" for name in _origin(table)]
+    return " AND ".join([*equal, *(f"{one}.{key} IS NOT DISTINCT FROM {other}.{key}" for key in keys)])
 
 
-def _lives(keys: Sequence[str]) -> str:
+def _lives(table: TableFiles, keys: Sequence[str]) -> str:
     """The stretches of each row whose last change lacks values, the last stretch first: the key that the row had, and
     up to where (`_cdc_until`). `_cdc_last` is the order key of the row's last change."""
-    key = ", ".join(f"last_event.{key}" for key in keys)
+    origin = _origin(table)
+    of_event = ", ".join(f"last_event.{name}" for name in (*origin, *keys))
+    of_life = ", ".join(f"life.{name}" for name in origin)
     old_key = ", ".join(f"birth.{_old_key(key)} AS {key}" for key in keys)
     return f"""lives AS (
-  SELECT last_event._cdc_order AS _cdc_last, last_event._cdc_source, {key}, last_event._cdc_order AS _cdc_until
+  SELECT last_event._cdc_order AS _cdc_last, {of_event}, last_event._cdc_order AS _cdc_until
   FROM last_events AS last_event JOIN row_images AS image
-    ON {_same_row(keys, "image", "last_event")} AND image._cdc_order = last_event._cdc_order
+    ON {_same_row(table, keys, "image", "last_event")} AND image._cdc_order = last_event._cdc_order
   WHERE NOT last_event._cdc_gone AND len(image._cdc_lacks) > 0
   UNION ALL
-  SELECT _cdc_last, _cdc_source, {", ".join(keys)}, _cdc_until FROM (
-    SELECT life._cdc_last, life._cdc_source, {old_key}, birth._cdc_order - 1 AS _cdc_until, birth._cdc_arrived
+  SELECT _cdc_last, {", ".join([*origin, *keys])}, _cdc_until FROM (
+    SELECT life._cdc_last, {of_life}, {old_key}, birth._cdc_order - 1 AS _cdc_until, birth._cdc_arrived
     FROM lives AS life JOIN row_images AS birth
-      ON {_same_row(keys, "birth", "life")} AND birth._cdc_born AND birth._cdc_order <= life._cdc_until
+      ON {_same_row(table, keys, "birth", "life")} AND birth._cdc_born AND birth._cdc_order <= life._cdc_until
     QUALIFY row_number() OVER (PARTITION BY life._cdc_last, life._cdc_source ORDER BY birth._cdc_order DESC) = 1)
   WHERE _cdc_arrived)"""
 
 
-def _spans(keys: Sequence[str]) -> str:
+def _spans(table: TableFiles, keys: Sequence[str]) -> str:
     """Each stretch with where it begins: at its birth, or, if that is not staged, before everything that is."""
-    key = ", ".join(f"life.{key}" for key in keys)
+    of_life = ", ".join(f"life.{name}" for name in (*_origin(table), *keys))
     return f"""spans AS (
-  SELECT life._cdc_last, life._cdc_source, {key}, life._cdc_until, coalesce(max(birth._cdc_order), -1) AS _cdc_since
+  SELECT life._cdc_last, {of_life}, life._cdc_until, coalesce(max(birth._cdc_order), -1) AS _cdc_since
   FROM lives AS life LEFT JOIN row_images AS birth
-    ON {_same_row(keys, "birth", "life")} AND birth._cdc_born AND birth._cdc_order <= life._cdc_until
+    ON {_same_row(table, keys, "birth", "life")} AND birth._cdc_born AND birth._cdc_order <= life._cdc_until
   GROUP BY ALL)"""
 
 
@@ -201,7 +216,7 @@ def _older_values(table: TableFiles, keys: Sequence[str]) -> str:
     return f"""older_values AS (
   SELECT span._cdc_last, span._cdc_source{values}
   FROM spans AS span JOIN row_images AS image
-    ON {_same_row(keys, "image", "span")} AND image._cdc_order BETWEEN span._cdc_since AND span._cdc_until
+    ON {_same_row(table, keys, "image", "span")} AND image._cdc_order BETWEEN span._cdc_since AND span._cdc_until
   GROUP BY span._cdc_last, span._cdc_source)"""
 
 

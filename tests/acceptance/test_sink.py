@@ -208,11 +208,12 @@ def test_a_mask_or_a_filter_that_matches_nothing_is_told_by_the_check(source: An
 
 
 def test_numbers_are_compared_as_the_server_compares_them(source: Any, lockstep: Any) -> None:
-    where = "r > 0.1 or r in (0, 7) or d < 10 and d > -3.5"
+    where = "r > 0.1 or r in (0, 7) or d < 10 and d > -3.5 or d >= 12345678901234567.89"
     write(lockstep, (r"match: 'flt\.orders'", r"match: 'flt\.numbers'"), (WHERE, where), ("targets:", "#"))
     source.execute("CREATE TABLE numbers (id INT PRIMARY KEY, r FLOAT, d DECIMAL(45,5))")
     source.execute("INSERT INTO numbers VALUES (1, 0.1, NULL), (2, -0.0, NULL), (3, 0.05, NULL), (4, NULL, 9.5)")
     source.execute("INSERT INTO numbers VALUES (5, NULL, 100), (6, NULL, -20), (7, NULL, -3.49999), (8, 7, 11)")
+    source.execute("INSERT INTO numbers VALUES (9, NULL, 12345678901234567.89), (10, NULL, 12345678901234567.88)")
     lockstep("extract", "flt.yaml")
     file = lockstep.directory / "numbers.parquet"
     lockstep("stage", "export", "flt.yaml", "flt.numbers", "-o", file)

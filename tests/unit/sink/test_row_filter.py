@@ -72,6 +72,14 @@ def test_a_decimal_of_any_length_is_compared_as_a_number(where: str) -> None:
     assert not meets(f"not ({where})")
 
 
+def test_a_literal_has_all_of_its_digits() -> None:
+    """A Python float has 17."""
+    for where in ("long == 12345678901234567.89", "long in (0.5, 12345678901234567.89)"):
+        assert meets(where, long="12345678901234567.89")
+        assert not meets(where, long="12345678901234567.88")
+    assert meets("-1234567890123456789012345678901234567.25 == long", long="-1234567890123456789012345678901234567.25")
+
+
 def test_a_float_is_compared_as_a_server_does_with_all_of_its_digits() -> None:
     """The nearest FLOAT to 0.1 is greater than 0.1."""
     for where in ("ratio == 0.1", "ratio in (0.1, 7)", "ratio <= 0.1"):

@@ -251,7 +251,7 @@ def words_of_the_sql() -> list[str]:
     columns = tuple(unified_columns("shop.orders", [ORDERS]))
     files = TableFiles(
         groups=(FileGroup(ORDERS, ("file",), emptied={"note": 1}),), columns=columns, all_columns=columns, key=("id",),
-        literals=True, truncated=True, absent=True, several_sources=True,
+        literals=True, truncated=True, absent=True, shared=True,
     )  # fmt: skip
     queries = " ".join([state_sql(files), state_sql(replace(files, key=())), by_key_sql(files)]).lower()
     words = set(re.findall(r"\w+", queries)) - {"_before", "id", "note"}
@@ -277,6 +277,33 @@ def test_between_sources_the_later_commit_wins_and_then_the_source_name(store):
         (2, "late"),
         (3, "same, and b"),
     ]
+
+
+def test_a_row_that_moves_from_one_source_table_to_another_is_there_in_whatever_order_it_moves(store):
+    """Each of several source tables has its own rows, whose keys are apart whenever a transaction ends."""
+    old, new = (replace(ORDERS, table=name) for name in ("old", "new"))
+    lacking = {"logical": "orders", "absent": ("note",)}
+    here, there = ({"schema": schema, "logical": "orders"} for schema in (old, new))
+    batches = stage(
+        store,
+        [Made([insert(number, f"{number}", **here) for number in (1, 2, 3, 4, 5, 6)], ts=10)],
+        [
+            Made([insert(1, "moved", **there), delete(1, "1", **here)], ts=20),
+            Made([delete(2, "2", **here), insert(2, "moved", **there)], ts=20),
+            Made([insert(3, "moved", **there), update((3, "3"), (3, "go"), **here), delete(3, "go", **here)], ts=20),
+            Made([insert(4, "moved", **there), update((4, "4"), (7, "4"), **here)], ts=20),
+            Made([insert(5, "moved", **there)], ts=30),
+        ],
+        # The row that has moved lacks a value; its last change before is one of the other row.
+        [Made([insert(6, "moved", **there), update((6, "6"), (6, "go"), **here), delete(6, "go", **here)], ts=40)],
+        [Made([update((6, None), (6, None), new, **lacking), delete(5, "moved", **there)], ts=50)],
+        [Made([update((1, "moved"), (1, "again"), **there), delete(2, "moved", **there)], ts=60)],
+    )
+    expected = [(1, "again"), (3, "moved"), (4, "moved"), (5, "5"), (6, "moved"), (7, "4")]
+    assert rows(table_state(store, batches, "orders"), "id", "note") == expected
+    one = stage(store, [Made([insert(8)], ts=10), Made([delete(8)], ts=30)], source="a")
+    other = stage(store, [Made([insert(8, "moved")], ts=20)], source="b")
+    assert rows(table_state(store, [*one, *other], "shop.orders"), "id", "note") == [(8, "moved")]
 
 
 WIDER = TableSchema(
@@ -551,7 +578,7 @@ def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, 
     if not keyed:
         assert Counter(as_read(row) for row in found) == nets(drawn.changes, NAMES)
         return
-    said = {at: one for at, one in winners(drawn.changes, NAMES, KEY).items() if one.op == "u"}
+    said = {at: one for at, one in winners(drawn.changes, NAMES, KEY, apart=True).items() if one.op == "u"}
     values = [tuple("?" if isinstance(one.values[name], Unknown) else one.values[name] for name in NAMES)
               for one in said.values()]  # fmt: skip
     assert sorted(map(str, (as_read(row, json.loads(row["_cdc_absent"] or "[]")) for row in found))) == sorted(
