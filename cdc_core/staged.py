@@ -30,6 +30,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import compaction, coverage, reader, start, views
 from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.changes_sql import common_key
 from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_found, require_reached
 from cdc_core.stage.objects import ObjectStore
@@ -270,8 +271,7 @@ class Table:
     @property
     def key(self) -> tuple[str, ...]:
         """The columns of its key; () where it has none, or its source tables have different ones."""
-        keys = {schema.key for schema in latest_definitions(parts_of(self._manifests, self.name))}
-        return keys.pop() if len(keys) == 1 else ()
+        return common_key(latest_definitions(parts_of(self._manifests, self.name))) or ()
 
     def missing(self) -> list[str]:
         """What the staged history of the table lacks, in words; empty where its state is that of the source."""

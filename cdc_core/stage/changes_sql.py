@@ -98,13 +98,23 @@ def duck_type(kind: pa.DataType) -> str:
     return _TYPES[kind]
 
 
+def key_columns(schema: TableSchema) -> frozenset[str]:
+    """The columns of its key, in small letters."""
+    return frozenset(name.lower() for name in schema.key)
+
+
+def common_key(definitions: Sequence[TableSchema]) -> tuple[str, ...] | None:
+    """The key that all of them have; () if they have none, None if they have different ones."""
+    found = {key_columns(schema): schema.key for schema in reversed(definitions)}
+    return next(iter(found.values()), ()) if len(found) < 2 else None
+
+
 def key_of(table: str, definitions: Sequence[TableSchema], groups: Sequence[FileGroup]) -> tuple[str, ...]:
     """The key of the last definitions; () if they have none, or different ones.
 
     Raises Refused (stage.key) where an older definition lacks one of its columns.
     """
-    keys = {schema.key for schema in definitions}
-    key = keys.pop() if len(keys) == 1 else ()
+    key = common_key(definitions) or ()
     for group in groups:
         check_key(table, key, group.schema)
     return key

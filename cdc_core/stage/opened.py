@@ -16,11 +16,22 @@ from pathlib import Path
 
 import duckdb
 
+from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE_MARK
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.changes_sql import FileGroup, TableFiles, check_key, key_of, text
+from cdc_core.stage.changes_sql import (
+    FileGroup,
+    TableFiles,
+    absent_names,
+    check_key,
+    common_key,
+    key_columns,
+    key_of,
+    text,
+)
 from cdc_core.stage.horizon import removed
 from cdc_core.stage.intact import fetch, require_intact
 from cdc_core.stage.layout import parse_compacted
@@ -102,16 +113,28 @@ def key_changed(opened: Opened) -> str:
     former key tells apart would be folded into one."""
     now: dict[str, set[frozenset[str]]] = {}
     for one in latest_definitions(opened.needed_described):
-        now.setdefault(one.name, set()).add(_folded(one.key))
+        now.setdefault(one.name, set()).add(key_columns(one))
     for group in opened.needed_groups:
         schema = group.schema
-        if _folded(schema.key) not in now.get(schema.name, {_folded(schema.key)}):
+        if key_columns(schema) not in now.get(schema.name, {key_columns(schema)}):
             return f"the key of {schema.name} has changed, which was ({', '.join(schema.key) or 'none'})"
     return ""
 
 
-def _folded(key: Sequence[str]) -> frozenset[str]:
-    return frozenset(name.lower() for name in key)
+GIVE_KEY = (
+    "give the columns that identify a row in all of them (`stage export --key`, `Table.now(key=...)`), or read its "
+    "changes; route source tables with different keys to different logical tables"
+)
+
+
+def keys_differ(opened: Opened) -> str:
+    """The keys of the source tables that feed it, "" if they are one: whole rows do not tell which row a change is of
+    where the log does not carry them, or where a row was copied while it changed."""
+    definitions = latest_definitions(opened.needed_described)
+    if common_key(definitions) is not None:
+        return ""
+    shown = "; ".join(f"{schema.name}: {', '.join(schema.key) or 'none'}" for schema in definitions)
+    return f"its source tables have different keys ({shown})"
 
 
 def files_of_state(
@@ -146,23 +169,44 @@ def _described(
 ) -> TableFiles:
     definitions = latest_definitions(described)
     every = definitions_of(described)
+    absent = any(one.part.absent_rows for one in parts)
     if key is None:
-        chosen = key_of(table, definitions, groups)
+        key = key_of(table, definitions, groups)
     else:
         for group in groups:
             check_key(table, key, group.schema)
-        spelled = {field.name.lower(): field.name for field in unified_columns(table, every)}
-        chosen = tuple(spelled.get(name.lower(), name) for name in key)
+            if absent:
+                _require_carried(connection, group, table, key)
+    spelled = {field.name.lower(): field.name for field in unified_columns(table, every)}
     return TableFiles(
         groups=groups,
         columns=tuple(unified_columns(table, every, None if dropped else definitions)),
         all_columns=tuple(unified_columns(table, every)),
-        key=chosen,
+        key=tuple(spelled.get(name.lower(), name) for name in key),
         literals=_has_literals(connection, groups),
-        absent=any(one.part.absent_rows for one in parts),
+        absent=absent,
         truncated=any(one.part.ops.get("t") for one in parts),
         shared=len({(one.source, one.schema.name) for one in parts}) > 1,
     )
+
+
+def _require_carried(connection: duckdb.DuckDBPyConnection, group: FileGroup, table: str, key: Sequence[str]) -> None:
+    """Raises Refused (stage.key) where changes lack a column of the key, which is not the table's own: nothing says
+    which row they are of."""
+    own = {column.name.lower(): column.name for column in group.schema.columns}
+    names = ", ".join(text(mark + own[name.lower()]) for name in key for mark in ("", BEFORE_MARK))
+    files = ", ".join(text(file) for file in group.files)
+    found = connection.execute(
+        f"SELECT count(*) FROM read_parquet([{files}], hive_partitioning = false) "
+        f"WHERE {group.condition} AND list_has_any({absent_names()}, [{names}])"
+    ).fetchone()
+    if found is not None and found[0]:
+        raise Refused(
+            f"{found[0]} changes of {table} lack a column of the key ({', '.join(key)}): the log did not carry it.",
+            where=f"{table}: {group.schema.name}",
+            code="stage.key",
+            remedy="name no other key than the table's own, whose columns the log always carries",
+        )
 
 
 def _has_literals(connection: duckdb.DuckDBPyConnection, groups: Sequence[FileGroup]) -> bool:

@@ -27,6 +27,7 @@ from cdc_core.stage.needed import needed_parts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.opened import (
     COPY_AGAIN,
+    GIVE_KEY,
     begins_of,
     definitions_of,
     duckdb_of_files,
@@ -34,6 +35,7 @@ from cdc_core.stage.opened import (
     files_of_history,
     files_of_state,
     key_changed,
+    keys_differ,
     later_places,
     opened_files,
     parts_by,
@@ -268,5 +270,7 @@ def _state(
     with duckdb_of_files() as connection, opened_files(store, manifests, table, as_of, history=False) as opened:
         if key is None and not partial and (changed := key_changed(opened)):
             raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
+        if key is None and (different := keys_differ(opened)):
+            raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
         table_files = files_of_state(connection, opened, table, key, dropped)
         yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)

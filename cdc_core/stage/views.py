@@ -23,11 +23,13 @@ from cdc_core.stage.fold import state_sql
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.opened import (
     COPY_AGAIN,
+    GIVE_KEY,
     Opened,
     duckdb_of_files,
     files_of_history,
     files_of_state,
     key_changed,
+    keys_differ,
     opened_files,
     require_there,
     tables_of,
@@ -51,7 +53,7 @@ _READ_OTHERWISE = (
     "with --partial"
 )
 
-_KEY_CHANGED = "the state alone"
+_KEY_CHANGED, _KEYS_DIFFER = "the state alone", "the key"
 """In place of the code stage.key: the changes can be read."""
 _SINCE_THE_CHANGE = (
     "read the state of the table (the view without a suffix), which is from after the change; or read the files of "
@@ -101,6 +103,7 @@ def sql(
                 "stage.purged": purged.get(table, ""),
                 "stage.partial": "; ".join(lacking.get(table, ())),
                 _KEY_CHANGED: "" if partial else key_changed(opened),
+                _KEYS_DIFFER: keys_differ(opened),
             }
             _views(
                 connection,
@@ -238,6 +241,8 @@ def _refused(said: str) -> Refused | None:
         return Refused(
             f"The changes cannot be read as those of one table: {what}.", code=code, remedy=_SINCE_THE_CHANGE
         )
+    if code == _KEYS_DIFFER:
+        return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)
     if code == _KEY_CHANGED:
         return Refused(f"{what[0].upper()}{what[1:]}.", code="stage.key", remedy=COPY_AGAIN)
     if code == "stage.purged":

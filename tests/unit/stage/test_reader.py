@@ -258,6 +258,54 @@ def words_of_the_sql() -> list[str]:
     return sorted(word for word in words if not word.startswith("_cdc_") and not word.isdigit())
 
 
+def keyed(table: str, **parts: int) -> TableSchema:
+    """A table with these columns in the key, `note`, and, if it is not among them, `id`."""
+    columns = [Column(name, ColumnType("int"), key_part=part) for name, part in ({"id": None} | parts).items()]
+    return TableSchema("shop", table, (*columns, NOTE))
+
+
+def test_source_tables_with_one_key_spelled_or_ordered_otherwise_have_a_common_state(store):
+    one, other = keyed("one", id=1, n=2), keyed("other", N=1, ID=2)
+    other = replace(other, columns=other.columns[1:])
+    after, before = {"ID": 3, "N": 3, "note": "b"}, {"ID": 3, "N": 3}
+    made = [
+        Change(one, "c", {"id": 1, "n": 1, "note": "a"}, logical="all"),
+        Change(other, "c", {"ID": 3, "N": 3, "note": "a"}, logical="all"),
+        Change(other, "u", after, before, logical="all", absent=("_before.note",)),
+    ]
+    state = table_state(store, stage(store, [Made(made)]), "all").to_pylist()
+    assert [list(row.values())[:3] for row in state] == [[1, 1, "a"], [3, 3, "b"]]
+
+
+@pytest.mark.parametrize("key", [{"n": 1}, {}])
+def test_source_tables_with_different_keys_have_no_state_unless_a_key_is_given(store, key):
+    """By whole rows, the update would not find the row that it changes: the log has its key alone."""
+    one, other = keyed("one", id=1, n=None), keyed("other", id=None, **(key or {"n": None}))
+    made = [
+        Change(one, "c", {"id": 1, "n": 1, "note": "a"}, logical="all"),
+        Change(
+            one, "u", {"id": 1, "n": 1, "note": "b"}, {"id": 1}, logical="all", absent=("_before.n", "_before.note")
+        ),
+        Change(other, "c", {"id": 2, "n": 2, "note": "a"}, logical="all"),
+    ]
+    batches = stage(store, [Made(made)])
+    for partial in (False, True):
+        with pytest.raises(Refused, match="different keys") as caught:
+            table_state(store, batches, "all", partial=partial)
+        assert caught.value.code == "stage.key"
+        with pytest.raises(Refused, match="different keys") as caught:
+            sql(store, {"shop": batches}, 'SELECT * FROM "all"', partial=partial)
+        assert caught.value.code == "stage.key"
+    assert sql(store, {"shop": batches}, "SELECT * FROM all_changes").num_rows == 3
+    assert rows(table_state(store, batches, "all", ["id"]), "id", "note") == [(1, "b"), (2, "a")]
+    with pytest.raises(Refused, match="1 changes of all lack a column of the key") as caught:
+        table_state(store, batches, "all", ["n"])
+    assert caught.value.code == "stage.key"
+    with pytest.raises(Refused) as caught:
+        list(by_key_batches(store, batches, "all", ["n"]))
+    assert caught.value.code == "stage.key"
+
+
 def test_a_given_key_stands_instead_of_the_tables_own(store):
     batches = stage(store, [Made([insert(1, "a", KEYLESS)]), Made([insert(1, "b", KEYLESS)])])
     assert rows(table_state(store, batches, "shop.log", key=["n"]), "n", "note") == [(1, "b")]
