@@ -107,12 +107,14 @@ _ORDER = "{'seq': seq, 'ordinal': ordinal}"
 
 
 class Comparison:
-    """folder: where its file is. keyed: whether rows have a key."""
+    """folder: where its file is. keyed: whether rows have a key. apart: several source tables may feed the table, and
+    must not share keys, so that a row that one of them has lost may have moved to another before."""
 
-    def __init__(self, folder: Path, *, keyed: bool) -> None:
+    def __init__(self, folder: Path, *, keyed: bool, apart: bool = False) -> None:
         import duckdb  # takes a while, and not every command that loads this module compares
 
         self._keyed = keyed
+        self._apart = apart
         self._db = duckdb.connect(
             str(folder / "verify.duckdb"),
             config={
@@ -301,6 +303,9 @@ FROM source_side s JOIN target_side t USING (k)"""
         """CTEs `source_side` and `target_side`: by key the number of rows, their state, and whether a change of it was
         under way."""
         ctes = []
+        there = "v.g IS NOT NULL" if self._apart else "true"
+        of_source = f"{{'there': {there}, 'newest': newest}}"
+        of_all = f"{{'there': {there}, 'ts': ts, 'of_source': of_source}}"
         for side, settled, under_way in (
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
@@ -308,9 +313,11 @@ FROM source_side s JOIN target_side t USING (k)"""
             # Only the target's rows must be one: sources may share keys, where the newest wins.
             one = "n.rows <= 1" if side == "target" else "true"
             ctes.append(f"""{side}_last AS (
-  SELECT k, arg_max(v, {{'ts': ts, 'of_source': of_source}}) AS v FROM (
-    SELECT k, of_source, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v, arg_max(ts, {_ORDER}) AS ts
-    FROM seen WHERE {settled} GROUP BY k, of_source) GROUP BY k),
+  SELECT k, arg_max(v, {of_all}) AS v FROM (
+    SELECT k, of_source, arg_max(v, {of_source}) AS v, arg_max(ts, {of_source}) AS ts FROM (
+      SELECT k, of_source, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v, arg_max(ts, {_ORDER}) AS ts,
+        max({_ORDER}) AS newest
+      FROM seen WHERE {settled} GROUP BY k, of_source, of_table) GROUP BY k, of_source) GROUP BY k),
 {side}_states AS (
   SELECT k, v.g AS g, v.partial AS partial, false AS touched FROM {side}_last
   UNION ALL

@@ -217,7 +217,8 @@ class Table:
     def _range_rows(self) -> RangeRows:
         def opened(stack: ExitStack) -> Comparison:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-verify-"))
-            return stack.enter_context(Comparison(Path(folder), keyed=bool(self._shape.key)))
+            shape = self._shape
+            return stack.enter_context(Comparison(Path(folder), keyed=bool(shape.key), apart=shape.destination.shared))
 
         return RangeRows(opened)
 

@@ -240,6 +240,33 @@ def test_only_what_may_be_under_way_is_read_of_a_row_that_changes(tmp_path: Path
         assert comparison.known_from({"s": 4}, 3) == 3
 
 
+@pytest.mark.parametrize(
+    ("applied", "target", "wrong"),
+    [(1, "old", None), (4, "new", None), (4, "old", Wrong.TARGET), (4, None, Wrong.TARGET), (1, "x", Wrong.TARGET)],
+)
+def test_a_row_that_moves_to_another_source_table_is_that_of_the_other(
+    tmp_path: Path, applied: int, target: str | None, wrong: Wrong | None
+) -> None:
+    """It is created there, changed here, and deleted here, in one transaction."""
+    log = (("t0", "old"), ("t1", "new"), ("t0", "going"), ("t0", None))
+    events = [
+        {
+            "k": "0", "text": value, "place": 0, "gone": value is None, "partial": False, "of_source": "s",
+            "of_table": table, "ts": 0, "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < applied,
+            "former": False,
+        }
+        for seq, (table, value) in enumerate(log)
+    ]  # fmt: skip
+    with Comparison(tmp_path, keyed=True, apart=True) as comparison:
+        for side, row in (("source", "new"), ("target", target)):
+            there = [row] if row is not None else []
+            comparison.add(side, pa.array(["0"] * len(there)), pa.array(there, pa.string()), pa.array([0] * len(there)))
+        comparison.differing()
+        comparison.add_events(pa.Table.from_pylist(events, EVENT_COLUMNS))
+        comparison.judge({"s": (9, 9)}, whole=True)
+        assert [one.wrong for one in comparison.findings(9)] == ([wrong] if wrong else [])
+
+
 def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
     world = World((Change(0, "a"),), 1, 1, (1,) * KEYS, 1, (1,) * KEYS)
     _, findings = judged(tmp_path, [(world, [None, "x", None, None], [None, "y", None, None])], known_from=1)
