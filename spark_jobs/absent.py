@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cdc_core.model.merged import KEY_CHAIN
+from cdc_core.model.merged import KEY_CHAIN, ORIGIN
 from cdc_core.model.staged import DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TS
 from spark_jobs.columns import c
 from spark_jobs.key_changes import ARRIVED, INHERITS, LACKS, SIDE, key_names, keys, lacks, split
@@ -64,9 +64,9 @@ def through_key_changes(
     if sides.where(c(INHERITS)).isEmpty():
         return changes
     left = (c(SIDE) == 1) & c(INHERITS)
-    row = [c(SOURCE), *[c(name) for name in key_names(key)]]
-    sides = sides.join(sides.where(left).select(*row).distinct(), [SOURCE, *key_names(key)], "left_semi")
-    life = Window.partitionBy(*row).orderBy(SEQ, ROW)
+    row = [SOURCE, *([ORIGIN] if ORIGIN in changes.columns else []), *key_names(key)]
+    sides = sides.join(sides.where(left).select(*[c(name) for name in row]).distinct(), row, "left_semi")
+    life = Window.partitionBy(*[c(name) for name in row]).orderBy(SEQ, ROW)
     link = F.struct(*[c(name) for name in (*key, LITERAL, TS, *_PLACE)])
     values = [known_value(name) for name in fill]
     birth = F.struct(c(INHERITS), *[c(name) for name in _PLACE])

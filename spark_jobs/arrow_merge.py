@@ -270,16 +270,17 @@ class _Chains:
         return found
 
 
-def _through_key_changes(
-    changes: Changes, sides: _Sides, fill: Sequence[str]
-) -> tuple[_Chains | None, dict[str, Numbers]]:
+def _through_key_changes(changes: Changes, sides: _Sides, rule: ArrowRule) -> tuple[_Chains | None, dict[str, Numbers]]:
     """The chains, if there are any; by column, the place of the value of each change, which it may have from an older
     one. Removes what was found from the names that the changes lack."""
+    fill = rule.fill
     place = {name: np.arange(changes.count) for name in fill}
     if not fill or not sides.inherits.any():
         return None, place
-    # As Spark has it, without the origin: rows of two source tables under one key are refused in any case.
-    life = _Runs.of(_numbered([changes.source.codes[sides.change], sides.key]), *_log_order(changes, sides))
+    row = [changes.source.codes[sides.change], sides.key]
+    if rule.shared:
+        row.append(changes.origin.codes[sides.change])
+    life = _Runs.of(_numbered(row), *_log_order(changes, sides))
     birth = life.so_far(sides.arrived)
     leaving = np.flatnonzero(sides.old & sides.inherits)
     # A birth is older than the departure from the key: what a node needs of its next one is there.
@@ -339,7 +340,7 @@ def merged(changes: Changes, rule: ArrowRule, part: tuple[int, Parts] | None = N
     """The merged rows of a table. changes: without those that a truncate undid; they may be altered. part: these are
     the changes of one of these parts (arrow_parts.py)."""
     sides = _sides(changes, rule.key, part)
-    chains, place = _through_key_changes(changes, sides, rule.fill)
+    chains, place = _through_key_changes(changes, sides, rule)
     last = _last_of_each_source(changes, sides, rule, chains, place)
     if rule.sources > 1 or rule.shared:
         last = _last_between_sources(changes, sides, rule, last)

@@ -184,6 +184,26 @@ def test_both_ways_merge_any_changes_alike(
     require_twins(Job(lambda: spark, made, plan, open_store(stage.uri), set_name="0"), monkeypatch)
 
 
+def test_a_row_has_no_value_of_the_one_that_another_source_table_had_under_its_key(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was created in the other table before that row was changed a last time and deleted, then got another key."""
+    stage = Stage(tmp_path)
+    old, new = (table_schema(f"shop.{name}", {"id": "int", "y": "varchar(9)"}, ["id"]) for name in ("items", "other"))
+    keyed = {"id": 1, "y": None}
+    leaving = Change("u", keyed | {"y": "old"}, 10, 1, keyed, absent=[f"{BEFORE}y"])
+    moving = Change("u", {"id": 2, "y": None}, 11, 0, keyed, absent=["y", f"{BEFORE}y"])
+    stage.add("shop.items", old, [leaving, Change("d", keyed, 10, 2, absent=["y"])])
+    stage.add("shop.items", new, [Change("c", keyed | {"y": "moved"}, 10, 0), moving])
+    made = pipeline(stage.root, routes=SHARED, rule="database: db")
+    plan = stage.plan("r", {"shop.items": ["id"]})
+    job = Job(lambda: spark, made, plan, open_store(stage.uri), set_name="0")
+    require_twins(job, monkeypatch)
+    files = ds.dataset(job.store.location(job.merged("shop.items")).removeprefix("file://"), format="parquet")
+    rows = files.to_table(["id", "y", "_cdc_op"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [(1, "moved", "d"), (2, "moved", "u")]
+
+
 def _copied(change: Change, seq: int, ordinal: int) -> Change:
     return replace(change, op="r", seq=seq, ordinal=ordinal)
 
