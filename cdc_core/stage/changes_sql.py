@@ -74,6 +74,7 @@ class TableFiles:
     literals: bool
     truncated: bool
     absent: bool
+    several_sources: bool
     shared: bool
 
 

@@ -123,19 +123,25 @@ def _last_events(table: TableFiles, keys: Sequence[str]) -> list[str]:
   FROM key_events AS event {kept} GROUP BY {each})"""
     if not table.shared:
         return [f"last_events {of_each}"]
-    last = ["_cdc_source", SOURCE_TABLE, "_cdc_order", "_cdc_gone", TS]
-    return [
-        f"last_of_table {of_each}",
-        _last_among("last_of_source", "last_of_table", [*keys, "_cdc_source"], last[1:], "_cdc_order"),
-        _last_among("last_events", "last_of_source", keys, last, f"{TS}, _cdc_source"),
-    ]
+    rest = [SOURCE_TABLE, "_cdc_order", "_cdc_gone", TS]
+    in_log = f"_cdc_order + CASE WHEN _cdc_gone THEN 0 ELSE {_AFTER_ALL} END"
+    of_source = _last_among("last_of_table", [*keys, "_cdc_source"], rest, in_log)
+    if not table.several_sources:
+        return [f"last_of_table {of_each}", f"last_events {of_source}"]
+    between = f"{{'there': NOT _cdc_gone, 'ts': {TS}, 'source': _cdc_source}}"
+    of_all = _last_among("last_of_source", keys, ["_cdc_source", *rest], between)
+    return [f"last_of_table {of_each}", f"last_of_source {of_source}", f"last_events {of_all}"]
 
 
-def _last_among(name: str, events: str, group: Sequence[str], rest: Sequence[str], order: str) -> str:
-    """Of each group the last event by `order`; one of a row that is there before all that say that it is gone."""
-    rank = f"row(NOT _cdc_gone, {order})"
+_AFTER_ALL = 1 << 126
+"""After all order keys, as one number; twice as much is the most that DuckDB has."""
+
+
+def _last_among(events: str, group: Sequence[str], rest: Sequence[str], rank: str) -> str:
+    """Of each group the last event by a rank, in which those of a row that is there come after all of rows that are
+    gone."""
     chosen = ", ".join([*group, *(f"arg_max({column}, {rank}) AS {column}" for column in rest)])
-    return f"{name} AS (\n  SELECT {chosen}\n  FROM {events} GROUP BY {', '.join(group)})"
+    return f"AS (\n  SELECT {chosen}\n  FROM {events} GROUP BY {', '.join(group)})"
 
 
 def _origin(table: TableFiles) -> list[str]:

@@ -186,6 +186,7 @@ def _described(
         literals=_has_literals(connection, groups),
         absent=absent,
         truncated=any(one.part.ops.get("t") for one in parts),
+        several_sources=len({one.source for one in parts}) > 1,
         shared=len({(one.source, one.schema.name) for one in parts}) > 1,
     )
 

@@ -251,7 +251,7 @@ def words_of_the_sql() -> list[str]:
     columns = tuple(unified_columns("shop.orders", [ORDERS]))
     files = TableFiles(
         groups=(FileGroup(ORDERS, ("file",), emptied={"note": 1}),), columns=columns, all_columns=columns, key=("id",),
-        literals=True, truncated=True, absent=True, shared=True,
+        literals=True, truncated=True, absent=True, several_sources=True, shared=True,
     )  # fmt: skip
     queries = " ".join([state_sql(files), state_sql(replace(files, key=())), by_key_sql(files)]).lower()
     words = set(re.findall(r"\w+", queries)) - {"_before", "id", "note"}
