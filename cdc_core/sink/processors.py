@@ -109,8 +109,10 @@ class Process:
 
     def _shape(self, schema: TableSchema, made: pa.Schema) -> TableSchema:
         known = {column.name: column for column in schema.columns}
-        if len(set(made.names)) < len(made.names) or not set(made.names).issuperset(schema.key):
-            raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing, or appears twice")
+        if not set(made.names).issuperset(schema.key):
+            raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing")
+        if len({name.lower() for name in made.names}) < len(made.names):
+            raise self._wrong(schema, "two of its columns have one name, of which the letter case does not matter")
         columns = []
         for one in made:
             old = known.get(one.name)

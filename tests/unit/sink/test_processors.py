@@ -54,6 +54,7 @@ WRONG: dict[str, Callable[..., Any]] = {
     "the key": lambda rows, table: rows.select(["name"]),
     "another key": lambda rows, table: rows.set_column(0, "id", pc.negate(rows["id"])),
     "twice": lambda rows, table: rows.append_column("name", rows["name"]),
+    "twice for servers": lambda rows, table: rows.append_column("Name", rows["name"]),
     "no batch": lambda rows, table: rows.to_pydict(),
     "raised ValueError at test_processors.py:": broken,
     "type": lambda rows, table: rows.append_column("x", pa.nulls(rows.num_rows)),
