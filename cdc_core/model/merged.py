@@ -123,7 +123,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         pa.string(),
         "which source table the row comes from (model.version)",
         ("spark_jobs.arrow_merge", "spark_jobs.merge"),
-        ("cdc_core.target.text", "spark_jobs.key_changes", "spark_jobs.quality_rows"),
+        ("cdc_core.target.text", "spark_jobs.absent", "spark_jobs.key_changes", "spark_jobs.quality_rows"),
         _SHARED,
     ),
     MergedColumn(
