@@ -106,15 +106,15 @@ def repair(
         keys = keys_in(document, read, tables=tables or (), ids=finding or ())
         if not finding and not dry_run:
             require_listed(document, read, tables or ())
-        job = Job(
-            parsed, parsed.target(name), context.meta, context.store,
-            lambda source: extract_on(parsed, source, output), os.environ, said=output.note,
-        )  # fmt: skip
 
         def applied() -> None:
             ran.append(apply(context, run_id(context, "repair"), targets=[name]))
 
-        with verifier_lease(context.meta, parsed.pipeline, name):
+        with verifier_lease(context.meta, parsed.pipeline, name) as lease:
+            job = Job(
+                parsed, parsed.target(name), context.meta, context.store,
+                lambda source: extract_on(parsed, source, output), os.environ, said=output.note, lease=lease,
+            )  # fmt: skip
             done = run(job, keys, apply=applied if applies else None, authoritative=authoritative, dry_run=dry_run)
     error = outcome(done)
     for one in document["tables"]:

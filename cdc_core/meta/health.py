@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from itertools import islice, takewhile
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import verifications
 from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
 from cdc_core.meta.rows import CopyState, SourceStatus, Status
 from cdc_core.meta.states import RunState
 from cdc_core.model.coverage import lacks
-from cdc_core.windows import Windows, from_us
+from cdc_core.windows import Windows, from_us, to_us
 from cdc_core.words import counted
 
 MOST_LATE = 1000
@@ -61,8 +63,9 @@ class Problem:
 def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
     """sources, targets: of the pipeline file, those that its schedule includes."""
     return (
-        *_failed(status, sources, targets),
         *_unclosed(status),
+        *_differing(status, targets),
+        *_failed(status, sources, targets),
         *_paused(status),
         *_never(status, sources),
         *_late(status, windows, targets),
@@ -113,6 +116,28 @@ def _unclosed(status: Status) -> Iterator[Problem]:
                 Level.FAILED, f"run {row.entry.run_id}", f"The ledger of {row.entry.table} does not add up: {problem}.",
                 where=row.entry.target, remedy="compare the table with its source before you trust it",
                 exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class, since_us=row.closed_us,
+            )  # fmt: skip
+
+
+def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
+    """Rows of targets that a verification found to differ, until they are repaired or found equal."""
+    for one in status.verifications:
+        mode = verifications.newest(one.evidence)
+        if not mode or one.target not in targets:
+            continue
+        rows = dict(one.evidence[mode].get("differing", {}))
+        of = f" of {', '.join(sorted(rows))}" if rows else ""
+        # A count names no rows, so that only the next verification can say that they are equal.
+        counted_only = mode not in ("ordered", "random") and not rows
+        count = one.evidence[mode]["differences"] if counted_only else sum(rows.values())
+        differ = "differs" if count == 1 else "differ"
+        if count:
+            yield Problem(
+                Level.FAILED, f"target {one.target}", f"{counted(count, 'row')}{of} {differ} from the source.",
+                remedy="`lockstep repair` brings these rows from the source, `lockstep verify` compares again; "
+                "docs/verification.md has the causes",
+                code="verify.differs", exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
+                since_us=to_us(datetime.fromisoformat(one.evidence[mode]["ended"])),
             )  # fmt: skip
 
 

@@ -524,6 +524,10 @@ class Meta:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
+    def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
+        """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: verifications.forget_differences(c, lease, pipeline, target, repaired))
+
     # Changes of definitions
 
     def latest_rollout(self, pipeline: str, target: str) -> ddl.Rollout | None:

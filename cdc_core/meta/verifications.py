@@ -45,6 +45,26 @@ def finish(
     _write(connection, pipeline, target, {"progress": None, "evidence": kept})
 
 
+def forget_differences(
+    connection: Connection, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]
+) -> None:
+    """repaired: by logical table, how many rows that differed are equal now. Raises RetryLater (meta.lease_lost)."""
+    leases.require_held(connection, lease)
+    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
+    mode = newest(known)
+    differing = dict(known[mode].get("differing", {})) if mode else {}
+    left = {table: count - repaired.get(table, 0) for table, count in differing.items()}
+    if left == differing:
+        return
+    said = {**known[mode], "differing": {table: count for table, count in left.items() if count > 0}}
+    _write(connection, pipeline, target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
+
+
+def newest(evidence: Mapping[str, Mapping[str, Any]]) -> str:
+    """The mode of the latest evidence, whose `differing` counts all differences that are known; "" for none."""
+    return max(evidence, key=lambda mode: str(evidence[mode]["ended"]), default="")
+
+
 def _write(connection: Connection, pipeline: str, target: str, values: Mapping[str, str | None]) -> None:
     mine = (_verification.c.pipeline == pipeline) & (_verification.c.target == target)
     now = now_us(connection)

@@ -134,6 +134,13 @@ def repair(
         raise
     if not dry_run and apply is not None:
         _kept(job, outcome(done))
+        if job.lease is not None:
+            equal = {
+                name: len(keys[name]) - done.left_out.get(name, 0)
+                for name, one in (done.after or {}).items()
+                if one.equal
+            }
+            job.meta.forget_differences(job.lease, job.pipeline.pipeline, job.target.name, equal)
     return done
 
 

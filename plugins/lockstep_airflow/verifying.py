@@ -162,7 +162,7 @@ class RepairSensor(_TargetSensor):
         runs: list[str] = []
 
         with (
-            verifier_lease(meta, pipeline.pipeline, self.target),
+            verifier_lease(meta, pipeline.pipeline, self.target) as lease,
             tempfile.TemporaryDirectory(prefix="lockstep-repair-") as logs,
         ):
 
@@ -172,7 +172,7 @@ class RepairSensor(_TargetSensor):
                 log.info("%s: run %s", self.target, runs[-1])
                 apply(self._run_context(pipeline, meta, store, Path(logs)), runs[-1], targets=[self.target])
 
-            done = repair(self.job(context, pipeline, meta, store), keys, apply=applied)
+            done = repair(self.job(context, pipeline, meta, store, lease=lease), keys, apply=applied)
         for table, before in done.before.items():
             log.info("%s: %s", table, _said(table, before.differences, done))
         error = outcome(done) or _incomplete(document, path)

@@ -115,11 +115,13 @@ def test_every_planted_fault_is_repaired_and_other_rows_keep_their_versions(
     run.source("UPDATE number SET v = 'later' WHERE id = 33")  # a lag, which is not repaired
     assert line("verify").code == 4
     told = line("repair", "--dry-run")
+    assert differing(line) == [f"{len(TYPES) + 14} rows of number, types differ from the source."]
     assert (told.code, told.document["batches"], told.document["equal"]) == (0, [], False)
     found = {one["table"]: sum(one["differences"].values()) for one in told.document["before"]}
     assert found == {"types": len(TYPES), "number": 14}
     repaired = line.ok("repair")
     assert repaired["equal"] is True
+    assert differing(line) == []
     assert (repaired["rows"], repaired["deletes"]) == (len(TYPES) + 12, 2)
     assert all(entry["problems"] == [] for entry in repaired["ledgers"])
     for table in ("types", "number"):
@@ -131,6 +133,14 @@ def test_every_planted_fault_is_repaired_and_other_rows_keep_their_versions(
     assert line.ok("verify")["equal"] is True
     staged = sorted(repr(row[:3]) for row in in_stage(run, "number"))  # the server prints a FLOAT with six digits
     assert staged == sorted(repr(row[:3]) for row in at_source(run, "number"))
+
+
+def differing(line: Repaired) -> list[str]:
+    """What `lockstep status` says of rows that a verification has found to differ; it fails by them."""
+    done = line("status")
+    found = [one["what"] for one in done.document["problems"] if one["code"] == "verify.differs"]
+    assert done.code == (4 if found else 0)
+    return found
 
 
 def at_source(run: Verified, table: str) -> list[tuple[Any, ...]]:
@@ -157,10 +167,10 @@ def repaired(
     pipeline = run.line.pipeline
     found: dict[str, TableResult] = run.verify(*tables)
     keys = {name: [one.key for one in result.findings] for name, result in found.items() if result.findings}
-    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
         job = Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), extract_on or (lambda _: run.drain()),
-            run.environ,
+            run.environ, lease=lease,
         )  # fmt: skip
         apply = (lambda: [write(run, name) for name in keys]) if applied else None
         return repair(job, keys, apply=apply, authoritative=authoritative)

@@ -211,3 +211,45 @@ def test_lateness_counts_the_intervals_that_ended_after_what_is_complete(
         ended += 1
         _, end = windows.containing(end)
     assert intervals_late(windows, complete, now) == max(0, min(ended - 1, MOST_LATE))
+
+
+def test_rows_that_a_verification_found_to_differ_are_said_until_they_are_repaired_or_found_equal(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.done("first")
+    lease = line.meta.acquire_lease("verify:t", "line", "a test", 60)
+
+    def ended(mode: str, hour: int, differing: dict[str, int], differences: int = 0) -> None:
+        summary = {"ended": f"2026-11-20T{hour:02}:00:00+00:00", "differing": differing, "differences": differences}
+        line.meta.finish_verification(lease, "line", "t", mode, summary)
+
+    def said() -> list[str]:
+        status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+        return [one.what for one in problems(status, HOURLY, ["shop"], ["t"])]
+
+    ended("ordered", 1, {"orders": 3, "items": 1}, 4)
+    assert said() == ["4 rows of items, orders differ from the source."]
+    status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+    assert [(one.level, one.exit_code) for one in problems(status, HOURLY, ["shop"], ["t"])] == [(Level.FAILED, 4)]
+    assert problems(status, HOURLY, ["shop"], ["another"]) == ()
+    ended("random", 2, {"orders": 3, "items": 1})  # it has seen none of them
+    assert said() == ["4 rows of items, orders differ from the source."]
+    line.meta.forget_differences(lease, "line", "t", {"orders": 2, "items": 1})
+    assert said() == ["1 row of orders differs from the source."]
+    ended("ordered", 3, {})
+    assert said() == []
+    ended("count", 4, {}, 5)
+    assert said() == ["5 rows differ from the source."]
+    line.meta.forget_differences(lease, "line", "t", {"orders": 5})  # it is not known which rows these are
+    assert said() == ["5 rows differ from the source."]
+    ended("ordered", 5, {})
+    assert said() == []
+
+
+def test_rows_that_differ_come_before_errors_that_may_pass(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.done("first")
+    lease = line.meta.acquire_lease("verify:t", "line", "a test", 60)
+    summary = {"ended": "2026-11-20T01:00:00+00:00", "differing": {"orders": 3}, "differences": 3}
+    line.meta.finish_verification(lease, "line", "t", "ordered", summary)
+    line.meta.failed("line", "plan", "", error(RetryLater, "connection.unreachable"))
+    assert seen(line) == [("failed", "verify.differs"), ("failed", "connection.unreachable")]
