@@ -124,7 +124,11 @@ def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -
     """Notes which tables lack rows in the staged files."""
     from cdc_core.model.coverage import lacks
 
-    lines = [lacks(table, name, one) for name, result in results for table, one in result.partial.items()]
+    partial = [(which, name, one) for name, result in results for which, one in result.partial.items()]
+    for which, name, one in partial:
+        if one.gone:
+            output.note(f"partial: {lacks(which, name, one)}, and the source has the table no more")
+    lines = [lacks(which, name, one) for which, name, one in partial if not one.gone]
     for line in lines[:MOST_WARNINGS]:
         output.note(f"partial: {line}")
     if lines:

@@ -81,6 +81,7 @@ def snapshot(
     rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win.
     A copy that was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run,
     after the chunks that they are at; it lasts until --resume. Exit code 3: a table cannot be copied; the others are.
+    75: rows that were read are not staged; run the command again.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -122,6 +123,8 @@ def snapshot(
     _answer(output, parsed, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
+    if any(one.dropped or one.waiting is not None for one in copied.staged.values()):
+        raise typer.Exit(RetryLater.exit_code)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 app = typer.Typer(name="stage", help="Inspect and maintain the staged files.", no_args_is_help=True)
 
 _SAID_S = 2.0
+_OTHER_FORMATS = frozenset({".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xlsx", ".sql", ".avro", ".orc"})
+"""Names of files that a tool would not read as Parquet."""
 
 SourceOption = Annotated[
     list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
@@ -618,6 +620,14 @@ def export(
     from cdc_core.stage.reader import export as write
 
     output = CliOutput(as_json)
+    if to.suffix.lower() in _OTHER_FORMATS:
+        raise UsageError(
+            f"The export is a Parquet file, and {to.name} has the name of another format.",
+            where=str(to),
+            code="cli.not_parquet",
+            remedy=f"write -o {to.with_suffix('.parquet')}; other tools convert it, such as DuckDB: "
+            f"COPY '{to.with_suffix('.parquet').name}' TO '{to.name}'",
+        )
     if to.exists() and not force:
         raise UsageError(
             f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"

@@ -129,6 +129,7 @@ def status_document(found: Status, waiting: list[str]) -> dict[str, Any]:
             {
                 "target": one.target,
                 "pending": _count(one.pending),
+                "open": _count(one.waiting),
                 "records": {state.value: _count(count) for state, count in one.records.items()},
                 "last_error": one.last_error,
             }
@@ -361,14 +362,14 @@ def _tables(found: Status, waiting: list[str], *, every: bool) -> list[Renderabl
     if found.targets:
         taken = [
             (
-                one.target, one.pending.batches, one.pending.rows,
+                one.target, one.waiting.batches, one.waiting.rows,
                 ", ".join(f"{state.value} {count.batches}" for state, count in one.records.items() if count.batches),
                 one.last_error,
             )
             for one in found.targets
         ]  # fmt: skip
-        columns = ("target", "pending batches", "pending rows", "batches by state", "last error")
-        shown.append(table("targets", columns, taken, numbers=("pending batches", "pending rows")))
+        columns = ("target", "waiting batches", "waiting rows", "batches by state", "last error")
+        shown.append(table("targets", columns, taken, numbers=("waiting batches", "waiting rows")))
     checked = [one for each in found.verifications for one in verification_documents(each, found.now_us)]
     if checked:
         lines = [

@@ -337,6 +337,12 @@ class TargetStatus:
     oldest_window_us: int | None = None
     """Start of the oldest window with a batch that the target has not consumed."""
 
+    @property
+    def waiting(self) -> StateCount:
+        """What is staged and not committed by the target, whether a run has taken it or not."""
+        counts = [self.pending, *(count for state, count in self.records.items() if not state.consumed)]
+        return StateCount(sum(one.batches for one in counts), sum(one.rows for one in counts))
+
 
 @dataclass(frozen=True, slots=True)
 class Verification:

@@ -85,7 +85,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 
     Raises UsageError (snapshot.unknown_table), Refused (snapshot.not_captured).
     """
-    coverage = meta.coverage(source).tables
+    coverage = {name: one for name, one in meta.coverage(source).tables.items() if not one.gone}
     unknown = [name for name in tables if name not in coverage]
     if unknown:
         raise UsageError(

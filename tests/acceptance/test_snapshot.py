@@ -318,6 +318,26 @@ def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(
     )  # fmt: skip
 
 
+def test_a_copy_that_is_not_staged_and_a_table_that_is_gone_are_no_success(source_database: Any, lockstep: Any) -> None:
+    name = source_database.name
+    source_database.execute("CREATE TABLE visits (n INT)", "INSERT INTO visits VALUES (1), (1)")
+    source_database.execute("CREATE TABLE gone (id INT PRIMARY KEY)", "INSERT INTO gone VALUES (1)")
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep("snapshot", "shop.yaml", f"{name}.visits")
+    # Nothing was logged since, so that the two copies of a table without a key would have one place.
+    (done,) = lockstep("snapshot", "shop.yaml", f"{name}.visits", code=75).document["sources"]
+    assert (done["tables"], [one["table"] for one in done["dropped"]]) == ([], [f"{name}.visits"])
+    source_database.execute("DROP TABLE gone")
+    extracted = lockstep("extract", "shop.yaml")
+    assert f"partial: rows of {name}.gone (source shop) from before its capture are not captured" in extracted.err
+    assert "the source has the table no more" in extracted.err
+    assert "`lockstep snapshot` copies" not in extracted.err
+    refused = lockstep("snapshot", "shop.yaml", f"{name}.gone", code=2).error
+    assert refused["code"] == "snapshot.unknown_table"
+    assert f"{name}.gone" not in refused["remedy"]
+
+
 def test_a_dry_run_says_of_each_table_what_the_copy_will_do(source_database: Any, lockstep: Any) -> None:
     name = source_database.name
     source_database.execute(

@@ -20,7 +20,7 @@ from cdc_core.cli.cutover_status import cutover_document
 from cdc_core.cli.output import error_document, moment
 from cdc_core.cli.status import health, ledger_document, problem_document, run_document, status_document
 from cdc_core.errors import InternalError, LockstepError
-from cdc_core.meta import Meta, RecordState, RunState
+from cdc_core.meta import Meta, RunState
 from cdc_core.meta.health import retention_left_s
 from cdc_core.model.run import plan_folder, quality_folder, quality_report
 from cdc_core.windows import to_us
@@ -39,7 +39,6 @@ PATIENCE_S = 5.0
 """How long a meta database may be busy, or fail to answer."""
 _AT_ONCE = 8
 """Meta databases asked at once: one that does not answer must not hold up the others."""
-_UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
 _SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent", "quarantined")
 
 
@@ -186,7 +185,6 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             for one in seen.windows
         ],
         "delays": _delays(seen.status.runs),
-        "targets": [one | {"open": _open(one)} for one in document["targets"]],
         "runs": [account_document(one, pipeline.stage) for one in seen.accounts],
     }
     return document | {"attention": [one["what"] for one in document["problems"]]}
@@ -203,12 +201,6 @@ def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
         for run in reversed(runs)
         if run.window and run.state is RunState.COMMITTED
     ]
-
-
-def _open(target: Mapping[str, Any]) -> dict[str, int]:
-    """What is staged and not committed by the target, whether a run has taken it or not."""
-    counts = [target["pending"], *(target["records"].get(state) or {} for state in _UNCONSUMED)]
-    return {name: sum(count.get(name, 0) for count in counts) for name in ("batches", "rows")}
 
 
 def _batch(one: BatchRow) -> dict[str, Any]:

@@ -15,6 +15,14 @@ from tests.made_batches import covered, manifest
 from tests.unit.apply.made_line import Line
 
 TABLES = 2_000
+PIPELINE = """
+pipeline: line
+sources: [{{name: shop, connection: env:SHOP, server_id: 7}}]
+tables: {{include: ['.*']}}
+stage: {{uri: 'file://{0}/stage'}}
+meta: {{url: 'sqlite:///{0}/meta.db'}}
+targets: [{{name: t, connections: [env:T], tables: {{'*': {{}}}}}}]
+"""
 
 
 @pytest.fixture
@@ -27,12 +35,26 @@ def many(tmp_path: Path) -> Path:
     line.done("after")  # without rows it has no ledger
     line.meta.close()
     path = tmp_path / "line.yaml"
-    path.write_text(
-        f"pipeline: line\nsources: [{{name: shop, connection: env:SHOP, server_id: 7}}]\ntables: {{include: ['.*']}}\n"
-        f"stage: {{uri: 'file://{tmp_path}/stage'}}\nmeta: {{url: 'sqlite:///{tmp_path}/meta.db'}}\n"
-        "targets: [{name: t, connections: [env:T], tables: {'*': {}}}]\n"
-    )
+    path.write_text(PIPELINE.format(tmp_path))
     return path
+
+
+def test_status_counts_the_batches_of_a_failed_run_among_those_that_wait(
+    lockstep: Callable[..., Any], tmp_path: Path
+) -> None:
+    line = Line.open(tmp_path)
+    line.stage(manifest(0, tables={"shop.orders": 7}))
+    line.plan("failed")
+    line.meta.record_failure("failed", "it broke")
+    line.stage(manifest(1, tables={"shop.orders": 5}))
+    line.meta.close()
+    path = tmp_path / "line.yaml"
+    path.write_text(PIPELINE.format(tmp_path))
+    shown = " ".join(lockstep("status", path).out.split())
+    assert "waiting batches ┃ waiting rows" in shown
+    assert "│t │ 2 │ 12 │ STAGED 1" in shown
+    document = json.loads(lockstep("status", path, "--json").out)
+    assert document["targets"][0]["open"] == {"batches": 2, "rows": 12}
 
 
 def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_request(
