@@ -84,13 +84,21 @@ def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
 
 
 def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
-    """The pipeline of the wishes. Raises UsageError for impossible wishes, and what connecting raises."""
+    """The pipeline of the wishes.
+
+    Raises UsageError for impossible wishes, Refused (source.log_off, source.missing_grant, source.binlog_format), and
+    what connecting raises.
+    """
     _require_references(wishes)
     tables = config.CaptureRules(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
     address = connections.resolve(wishes.source, environ)
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
+        # The account would see no table, or the position in the file would be before statements without their rows.
+        asked = config.Source.model_construct(name=wishes.name, connection=wishes.source, server_id=server_id)
+        for requirement in (server.require_log, server.require_grants, server.require_row_format):
+            requirement(facts, asked)
         found = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
@@ -144,7 +152,7 @@ def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
     for pattern in include:
         if near := question(pattern, names):
             raise UsageError(
-                f"No table matches {pattern!r}. {near}.",
+                f"No table matches '{pattern}'. {near}.",
                 where="--include",
                 code="init.include",
                 remedy="correct the pattern; for tables that do not exist yet, add it to the file afterwards",
@@ -176,7 +184,7 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
             re.compile(pattern)
         except re.error as error:
             raise UsageError(
-                f"{pattern!r} is not a regular expression: {error}.",
+                f"'{pattern}' is not a regular expression: {error}.",
                 where="--include, --exclude",
                 code="init.pattern",
                 remedy=r"write for example 'shop\..*', in single quotes for the shell",

@@ -79,7 +79,7 @@ def _check(rule: _Patterns, findings: Findings) -> None:
     for pattern in rule.patterns:
         if any(re.fullmatch(pattern, name, rule.flags) for name in rule.names):
             continue
-        what = f"no {rule.what} matches {pattern!r} of {rule.place}"
+        what = f"no {rule.what} matches '{pattern}' of {rule.place}"
         if rule.unread:
             some = ", ".join(rule.unread[:_MOST_NAMED])
             what = f"{what}, of those that the account may see, which are not the columns of {some}"

@@ -227,14 +227,15 @@ def check_tables(
     for schema in shaped:
         for name in capture.route(schema.database, schema.table):
             logical[name].append(schema)
-    seen = findings.attempt(subject, lambda: _seen(capture, names, tables, shaped))
+    objects = partial(table_names, connection, every=True)
+    seen = findings.attempt(subject, lambda: _seen(capture, objects, tables, shaped))
     return CheckedTables(logical, seen)
 
 
 def _seen(
     capture: Capture, names: Callable[[], Sequence[str]], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
 ) -> Seen:
-    """names: of all tables that the account may see."""
+    """names: of all tables, views and sequences that the account may see."""
     read = [one.schema for one in tables if one.schema is not None]
     unread = {one.name: capture.route(one.database, one.table) for one in tables if one.schema is None}
     columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
@@ -267,7 +268,7 @@ def _warn_of_rows(
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
             "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
             "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "
-            "(docs/tutorial.md, step 4)",
+            "(docs/tutorial.md, step 3)",
         )
     return lacking
 
@@ -332,7 +333,7 @@ def _check_patterns(
     idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
     near = {one: question(one, names) for one in idle}
     for pattern, asked in near.items():
-        what = f"no table matches {pattern!r} of tables.include"
+        what = f"no table matches '{pattern}' of tables.include"
         if asked and not matched:
             findings.fail(
                 subject,

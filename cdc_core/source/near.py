@@ -17,16 +17,16 @@ ALIKE = 0.75
 """difflib's ratio of two names of which one may be a misspelling of the other."""
 _NAMES = """
 SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
- WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
+ WHERE (TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED') OR %s)
    AND TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
 
 
 @answers("source")
-def table_names(connection: pymysql.Connection) -> list[str]:
-    """All `database.table` that the account may see."""
-    return [".".join(as_text(name) for name in row) for row in query(connection, _NAMES)]
+def table_names(connection: pymysql.Connection, *, every: bool = False) -> list[str]:
+    """All `database.table` that the account may see. every: views and sequences, too."""
+    return [".".join(as_text(name) for name in row) for row in query(connection, _NAMES, (every,))]
 
 
 def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:

@@ -91,6 +91,16 @@ def test_extracting_again_stages_nothing_and_goes_on_where_it_ended(shop: Any, l
     )
 
 
+def test_check_knows_the_views_and_sequences_that_a_pipeline_excludes(shop: Any, lockstep: Any) -> None:
+    """`lockstep init` excludes a sequence by its name, and users exclude views by theirs."""
+    shop.execute("CREATE VIEW v_orders AS SELECT 1 AS one", "CREATE SEQUENCE numbers")
+    asked = ("--source", "env:SHOP", "--include", rf"{shop.name}\..*", "--exclude", rf"{shop.name}\.v_.*", "--force")
+    made = lockstep("init", "shop", *asked).document
+    assert [one["table"] for one in made["left_out"]] == [f"{shop.name}.numbers"]
+    found = lockstep("check", "shop.yaml").document["findings"]
+    assert [one["what"] for one in found if one["subject"] == "tables.exclude"] == []
+
+
 def test_a_table_that_appears_later_is_captured(source_database: Any, lockstep: Any) -> None:
     lockstep.environ["SHOP"] = source_database.server.url
     made = lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*").document
@@ -342,9 +352,26 @@ def test_a_missing_grant_is_named_and_granting_it_helps(shop: Any, account: str,
     assert exported_rows(shop, lockstep) == source_rows(shop)
 
 
+def test_init_asks_for_the_grants_that_its_file_needs(shop: Any, account: str, lockstep: Any) -> None:
+    """Without SELECT the account sees no table: that is not called a source without tables."""
+    asked = ("init", "other", "--source", "env:SHOP", "--include", rf"{shop.name}\..*")
+    for grants in ((), ("REVOKE SELECT ON {0}.* FROM {1}", "GRANT REPLICATION SLAVE, BINLOG MONITOR ON *.* TO {1}")):
+        shop.execute(*(one.format(shop.name, account) for one in grants))
+        error = lockstep(*asked, code=3).error
+        assert error["code"] == "source.missing_grant"
+        assert "env:SHOP" in error["remedy"]
+        assert not (lockstep.directory / "other.yaml").exists()
+    grant = re.search(r"GRANT [A-Z, ]+ ON \*\.\* TO", error["remedy"])
+    assert grant is not None
+    shop.execute(f"{grant[0]} {account}")
+    assert [one["table"] for one in lockstep(*asked).document["captured"]] == [f"{shop.name}.orders"]
+
+
 def test_statement_format_is_refused_and_row_format_helps(shop: Any, lockstep: Any) -> None:
     shop.execute("SET GLOBAL binlog_format = 'STATEMENT'")
     try:
+        asked = ("init", "other", "--source", "env:SHOP", "--include", rf"{shop.name}\..*")
+        assert lockstep(*asked, code=3).error["code"] == "source.binlog_format"
         done = lockstep("extract", "shop.yaml", code=3)
         assert done.error["code"] == "source.binlog_format"
         assert "source.binlog_format" in failed(lockstep("check", "shop.yaml", code=3))
@@ -691,6 +718,8 @@ def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizo
     assert (error["code"], batches[3]["begin"] in error["what"]) == ("stage.purged", True)
     since = lockstep("stage", "export", "shop.yaml", table, "-o", "x.parquet", "--since-horizon").document
     assert since["rows"] == 1
+    error = lockstep("stage", "export", "shop.yaml", table, "-o", "x.csv", "--since-horizon", code=2).error
+    assert (error["code"], (lockstep.directory / "x.csv").exists()) == ("cli.not_parquet", False)
     query = f'SELECT count(*) FROM "{table}{{}}"'
     assert lockstep("stage", "sql", "shop.yaml", query.format("_changes")).document["rows"] == [[1]]
     refused = lockstep("stage", "sql", "shop.yaml", query.format(""), code=3).error
