@@ -26,7 +26,7 @@ from cdc_core.target.definition_sql import Origin
 from cdc_core.target.destination import Survey, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
-from cdc_core.target.keys import coarser_columns
+from cdc_core.target.keys import APART, coarser_columns
 from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
 from cdc_core.target.sharding import require_apart, shard_tables
 from cdc_core.words import counted
@@ -233,7 +233,7 @@ def _logical_table(
                 subject,
                 f"it compares the key column(s) {', '.join(columns)} less strictly than the source: rows whose keys "
                 "are equal to it stop the run (target.key_collapse)",
-                "give the columns the source's collation, or one that ends in _bin, unless such rows cannot exist",
+                f"give the columns {APART}, unless such rows cannot exist",
             )
         due = [
             shard.table.name

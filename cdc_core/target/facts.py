@@ -20,6 +20,7 @@ from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target import pairs
+from cdc_core.target.collations import BYTES
 from cdc_core.target.faults import PRIVILEGES, denied, number_of, translated
 
 
@@ -230,7 +231,8 @@ def table_problems(
                 f"The table {name} does not exist on the target, or the account has no privilege to see it.",
                 where=name,
                 code="target.table",
-                remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
+                remedy="`lockstep target create` creates it, with all keys and defaults; or "
+                f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
             )
         ]
     new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
@@ -432,7 +434,9 @@ def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> st
     kind = pairs.native(column.type, mariadb=mariadb)
     unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
     if unknown:
-        kind = replace(kind, collation=f"{kind.charset}_bin" if key else "")
+        # Not <charset>_bin, to which trailing spaces make no difference.
+        apart = replace(kind, charset="utf8mb4", collation=BYTES[mariadb])
+        kind = apart if key else replace(kind, collation="")
     return f"{quote(column.name)} {declaration(kind)} {'NULL' if column.nullable and not key else 'NOT NULL'}"
 
 

@@ -206,14 +206,20 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
     )
 
 
+APART = (
+    "the source's collation, or one that compares bytes and trailing spaces (utf8mb4_0900_bin on MySQL, "
+    "utf8mb4_nopad_bin on MariaDB)"
+)
+
+
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
     return DataAtRisk(
         f"The rows with keys {shown_key(one)!r} and {shown_key(other)!r} are two rows on the source but would be one "
         f"row of {facts.name}, which compares its key in {', '.join(_collations(facts))}.",
         where=facts.name,
         code="target.key_collapse",
-        remedy="give the target's key columns the source's collation, or one that ends in _bin (ALTER TABLE ... "
-        "MODIFY ... COLLATE ...), then run the task again; nothing of this transaction was written",
+        remedy=f"give the target's key columns {APART} (ALTER TABLE ... MODIFY ... COLLATE ...), then run the task "
+        "again; nothing of this transaction was written",
     )
 
 

@@ -265,6 +265,27 @@ def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said
     assert {name: (one.state, one.differences) for name, one in again.items()} == dict.fromkeys(made, ("exists", ()))
 
 
+def test_the_statement_of_a_refusal_makes_a_table_that_keeps_the_keys_of_the_source_apart(pair: Pair) -> None:
+    nopad = {MYSQL: "utf8mb4_0900_ai_ci", MARIADB: "utf8mb4_uca1400_nopad_ai_ci"}[flavor(pair.source)]
+    pair.on_source(
+        f"CREATE TABLE k (id VARCHAR(20) COLLATE {nopad} PRIMARY KEY, v INT)",
+        "INSERT INTO k VALUES ('a', 1), ('a ', 2)",
+    )
+    schema = known_schema(pair.source, pair.database, "k")
+    pipeline = pair.pipeline()
+    with pair.target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{pair.made}`")
+        with pytest.raises(Refused) as refused:
+            open_destination(pipeline.targets[0], schema.name, [schema], ready=False, environ=pair.environ)
+        assert refused.value.code == "target.table"
+        assert "`lockstep target create`" in refused.value.remedy
+        cursor.execute(refused.value.remedy.partition("create it there: ")[2])
+        (shard,) = write(pair, pipeline, schema, rows_of(pair.source, schema)).shards
+        assert coarser_columns(shard.facts, [schema]) == ()
+        cursor.execute(f"SELECT id, v FROM `{pair.made}`.k ORDER BY v")
+        assert list(cursor.fetchall()) == [("a", 1), ("a ", 2)]
+
+
 COLLATED = {
     MYSQL: ("utf8mb4_0900_ai_ci", "utf8mb4_0900_as_cs", "utf8mb4_0900_bin", "utf8mb4_de_pb_0900_ai_ci"),
     MARIADB: ("utf8mb4_uca1400_ai_ci", "utf8mb4_nopad_bin", "latin1_swedish_nopad_ci", "utf8mb4_uca1400_german2_as_cs"),
