@@ -17,6 +17,22 @@ from cdc_core.words import counted
 
 _NEVER_SHOWN = ("salt", "s3_endpoint", "url")
 """Keys whose value may be a secret in the wrong form."""
+_FORMS = {
+    "tuple_type": "must be a list, such as [one, other]",
+    "dict_type": "must be keys with values, such as {key: value}",
+    "model_type": "must be keys with values, such as {key: value}",
+    "model_attributes_type": "must be keys with values, such as {key: value}",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "missing": "is required",
+}
+"""What the file has to have instead, by Pydantic's name of the problem."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -45,12 +61,17 @@ def parse(text: str, *, where: str) -> Pipeline:
             code="config.yaml",
             remedy="fix the line that the message names",
         ) from None
+    if data is None:
+        raise UsageError(
+            "The pipeline file is empty.", where=where, code="config.invalid", remedy="`lockstep init` writes one"
+        )
     try:
         return Pipeline.model_validate(data)
     except ValidationError as error:
         problems = list(dict.fromkeys(_explain(dict(problem)) for problem in _relevant(error)))
+        said = "; ".join(problems)
         raise UsageError(
-            f"{counted(len(problems), 'problem')} in the pipeline: {'; '.join(problems)}.",
+            f"{counted(len(problems), 'problem')} in the pipeline: {said}" + ("" if said.endswith("?") else "."),
             where=where,
             code="config.invalid",
             remedy="see docs/configuration.md for every key and its values",
@@ -88,7 +109,9 @@ def _explain(problem: dict[str, Any]) -> str:
     shown = "" if isinstance(value, dict | list | BaseModel) or value is None else f" (got {value!r})"
     if path.rpartition(".")[2] in _NEVER_SHOWN:
         shown = ""
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("Input should be", "must be")
+    if problem["type"] in _FORMS:
+        message = _FORMS[problem["type"]]
     if problem["type"] == "extra_forbidden":
         message, shown = f"there is no such key{_nearest(problem['loc'])}", ""
     return _without_secrets(f"{path}: {message}{shown}")

@@ -68,7 +68,7 @@ def keys_in(
 
 _AGAIN = (
     "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
-    "`lockstep run`"
+    "`lockstep run`, then `lockstep verify`"
 )
 
 
@@ -99,7 +99,7 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
             f"Rows of {shape.logical} have no key, by which single rows could be repaired.",
             where=shape.logical,
             code="repair.no_key",
-            remedy=again + ", which replaces all rows of the table",
+            remedy=again + "; that replaces all rows of the table",
         )
     for column in shape.key_columns:
         if column.type.base not in LOOKED_UP:

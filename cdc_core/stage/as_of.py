@@ -129,7 +129,7 @@ class AsOf:
                 "Nothing is staged from before the requested moment.",
                 where=str(self.position or from_us(self.time_us or 0).isoformat()),
                 code="stage.as_of_before",
-                remedy=f"ask for a later moment: the first batch begins at {begins}",
+                remedy=f"ask for a moment after {begins}, where the first batch begins",
             )
 
 

@@ -58,7 +58,7 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("sources.0.server_id", 0, "sources.0.server_id: "),
         ("sources.0.server_id", 2**32, "sources.0.server_id: "),
         ("sources.0.heartbeat_s", 16.0, "at least twice heartbeat_s"),
-        ("sources.0.start", "soon", "sources.0.start: Input should be 'earliest' or 'latest' (got 'soon')"),
+        ("sources.0.start", "soon", "sources.0.start: must be 'earliest' or 'latest' (got 'soon')"),
         ("sources.0.start", {}, "sources.0.start: give exactly one of position, gtid, timestamp"),
         ("sources.0.start", {"gtid": "0-1-1", "timestamp": "2026-01-01T00:00:00Z"}, "exactly one of"),
         ("sources.0.start", {"position": {"file": "binlog.000001", "offset": 3}}, "start.position.offset"),
@@ -69,6 +69,10 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("tables.include", [], "tables.include: "),
         ("tables.exlude", ["x"], "tables.exlude: there is no such key; did you mean 'exclude'?"),
         ("stage.bucket", "x", "stage.bucket: there is no such key; allowed are compression_level, s3_endpoint"),
+        ("sources.0.server_id", "abc", "sources.0.server_id: must be a whole number (got 'abc')"),
+        ("sources.0.heartbeat_s", "often", "sources.0.heartbeat_s: must be a number (got 'often')"),
+        ("tables", ["shop"], "tables: must be keys with values, such as {key: value}"),
+        ("targets", [{"name": "t", "connections": "env:T", "tables": {}}], "targets.0.connections: must be a list"),
         ("stage.uri", "/tmp/stage", "must begin with file:/// or s3://bucket"),
         ("schedule", "hourly", "schedule: 'hourly' is not a cron expression"),
         ("limits.ring_items", 1000, "ring_items 1000: must be a power of two"),
@@ -295,3 +299,10 @@ def test_every_connection_of_a_pipeline_is_among_its_references() -> None:
     named = {word for word in written.replace("'", " ").split() if word.startswith(("airflow:", "env:"))}
     assert set(parse(written, where="test").references) == named
     assert len(named) == 5
+
+
+def test_an_empty_file_is_called_empty() -> None:
+    for text in ("", "# nothing yet\n"):
+        with pytest.raises(UsageError, match="is empty") as caught:
+            parse(text, where="shop.yaml")
+        assert caught.value.code == "config.invalid"

@@ -128,7 +128,7 @@ def test_before_its_first_batch_a_stage_has_no_answer(history: lockstep.Stage, t
     ):  # fmt: skip
         with pytest.raises(lockstep.Refused) as caught:
             ask()
-        assert caught.value.code == "stage.as_of_before"
+        assert (caught.value.code, "ask for a moment after" in caught.value.remedy) == ("stage.as_of_before", True)
     assert not (tmp_path / "orders.parquet").exists()
 
 
