@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
 
 PipelineArgument = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="A pipeline's YAML file, or its name in the pipelines folder.")
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="A pipeline's YAML file, or its name NAME for NAME.yaml in the pipelines folder or here.",
+    ),
 ]
 PipelinesOption = Annotated[
     Path,
@@ -38,13 +42,12 @@ def pipeline_path(name: str, folder: Path) -> Path:
     if given.suffix in (".yaml", ".yml") or os.sep in name:
         return given
     found = folder / f"{name}.yaml"
-    if found.is_file():
-        return found
+    # Messages name pipelines, so that what they advise can be pasted: also where there is no such folder.
+    for path in (found, Path(f"{name}.yaml")):
+        if path.is_file():
+            return path
     names = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
-    here = Path(f"{name}.yaml")
-    if here.is_file():
-        remedy = f"to use the file in this folder, write {here}"
-    elif names:
+    if names:
         remedy = f"give one of {', '.join(names)}, or a path"
     else:
         remedy = (

@@ -129,12 +129,18 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(lockstep: Lock
     assert "shop" in error["remedy"]
 
 
-def test_a_name_whose_file_is_in_this_folder_is_answered_with_its_path(
+def test_a_name_leads_to_the_file_in_the_pipelines_folder_or_else_to_the_one_here(
     lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path
 ) -> None:
+    """Messages name pipelines: what they advise can be pasted where the file is, too."""
     monkeypatch.chdir(pipeline.parent)
-    error = json.loads(lockstep("status", pipeline.stem, "--json").out)["error"]
-    assert (error["code"], error["remedy"].split()[-1]) == ("cli.no_pipeline", pipeline.name)
+    assert json.loads(lockstep("status", pipeline.stem, "--json").out)["pipeline"] == "shop"
+    folder = pipeline.parent / "dags/pipelines"
+    folder.mkdir(parents=True)
+    (folder / pipeline.name).write_text("pipeline: Wrong")
+    assert json.loads(lockstep("status", pipeline.stem, "--json").out)["error"]["where"].endswith(
+        f"dags/pipelines/{pipeline.name}"
+    )
 
 
 def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
