@@ -107,6 +107,13 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
             where,
             "give the path of a file: sqlite:////path/meta.db",
         )
+    path = parsed.database or ""
+    if parsed.get_backend_name() == "sqlite" and not path.startswith(("/", "file:")):
+        raise _bad_url(
+            f"The path {path!r} of the meta database is relative, so that each folder would have a database of its own.",
+            where,
+            "give the whole path, with four slashes: sqlite:////path/meta.db",
+        )
     if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" not in parsed.query:
         parsed = parsed.update_query_dict({"charset": "utf8mb4"})
     return parsed

@@ -116,6 +116,7 @@ def test_a_database_of_a_newer_lockstep_is_refused_even_for_upgrade(tmp_path: Pa
         "nonsense",
         "sqlite://",
         "sqlite:///:memory:",
+        "sqlite:///meta.db",
         "oracle://h/d",
         "postgresql://host",
         "env:",
