@@ -110,7 +110,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
     path = parsed.database or ""
     if parsed.get_backend_name() == "sqlite" and not path.startswith(("/", "file:")):
         raise _bad_url(
-            f"The path {path!r} of the meta database is relative, so that each folder would have a database of its own.",
+            f"The path {path!r} of the meta database is relative: each folder would have a database of its own.",
             where,
             "give the whole path, with four slashes: sqlite:////path/meta.db",
         )

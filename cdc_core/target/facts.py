@@ -21,7 +21,7 @@ from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, p
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target import pairs
 from cdc_core.target.collations import BYTES
-from cdc_core.target.faults import PRIVILEGES, denied, number_of, translated
+from cdc_core.target.faults import PRIVILEGES, denied, lacks, number_of, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,7 +533,7 @@ def require_grants(
         if lacking:
             cursor.execute("SELECT CURRENT_USER()")
             (account,) = cursor.fetchone() or ("",)
-            raise _lacks(str(account), temporary_in, [one for one in PRIVILEGES if one in lacking], where=where)
+            raise lacks(str(account), temporary_in, [one for one in PRIVILEGES if one in lacking], where=where)
 
 
 def _probes(table: TableFacts) -> Iterator[tuple[str, str]]:
@@ -564,14 +564,3 @@ def _may(cursor: Any, statement: str, where: str) -> bool:
 
 
 _DUPLICATE_COLUMN = 1060
-
-
-def _lacks(account: str, database: str, privileges: Sequence[str], *, where: str) -> Refused:
-    user, _, host = account.rpartition("@")
-    listed = ", ".join(privileges)
-    return Refused(
-        f"The account {account} lacks {listed} on {database}.",
-        where=where,
-        code="target.grant",
-        remedy=f"GRANT {listed} ON {quote(database)}.* TO '{user}'@'{host}'",
-    )

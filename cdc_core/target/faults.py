@@ -10,13 +10,14 @@ Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pymysql
 
-from cdc_core.connections import DENIED, GONE, shown
+from cdc_core.connections import DENIED, GONE, quote, shown
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, defect
 from cdc_core.target.server_words import reason
 
@@ -156,6 +157,23 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     # The other texts quote names, which show what to do, and no values of rows.
     said = reason(error) if fault.kind is DataAtRisk else f"{shown(error).rstrip('.')} ({error.args[0]})"
     return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
+
+
+def lacks(account: str, database: str, privileges: Sequence[str], *, where: str) -> Refused:
+    user, _, host = account.rpartition("@")
+    listed = ", ".join(privileges)
+    return Refused(
+        f"The account {account} lacks {listed} on {database}.",
+        where=where,
+        code="target.grant",
+        remedy=f"GRANT {listed} ON {quote(database)}.* TO '{user}'@'{host}'",
+    )
+
+
+def sees_nothing_of(cursor: Any, database: str) -> Refused:
+    """The error of an account to which a table of Lockstep's own in the database is denied."""
+    cursor.execute("SELECT CURRENT_USER()")
+    return lacks(str(cursor.fetchone()[0]), database, PRIVILEGES, where=database)
 
 
 @contextmanager

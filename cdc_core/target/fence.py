@@ -26,7 +26,7 @@ from cdc_core.config import WAY_BACK_SUFFIX, Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import Refused
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.target.faults import NO_TABLE, denied, number_of, sees_nothing_of
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -113,6 +113,8 @@ def fences_in(cursor: Any, database: str) -> dict[str, Fence]:
         # Of an earlier version, the table lacks the last columns.
         cursor.execute(f"SELECT * FROM {quote(database, FENCES)}")
     except pymysql.err.MySQLError as error:
+        if denied(error):
+            raise sees_nothing_of(cursor, database) from None
         if number_of(error) not in NO_TABLE:
             raise
         return {}

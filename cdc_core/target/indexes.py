@@ -35,7 +35,7 @@ from cdc_core.connections import GONE, Server, quote, resolve
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import BUSY, NO_TABLE, denied, number_of, translated, translating
+from cdc_core.target.faults import BUSY, NO_TABLE, denied, number_of, sees_nothing_of, translated, translating
 from cdc_core.target.load import IDLE_S, altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
@@ -114,6 +114,8 @@ def _noted(cursor: Any, database: str) -> dict[str, tuple[DueIndex, ...]]:
     try:
         cursor.execute(f"SELECT table_name, due FROM {quote(database, INDEXES)}")
     except pymysql.err.MySQLError as error:
+        if denied(error):
+            raise sees_nothing_of(cursor, database) from None
         if number_of(error) not in NO_TABLE:
             raise
         return {}

@@ -776,8 +776,11 @@ def test_check_names_the_privileges_that_an_account_lacks_and_the_grant_helps(
     copied.execute(ORDERS)
     copied.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'x'")
     try:
-        copied.execute(f"GRANT SELECT, DELETE, CREATE TEMPORARY TABLES ON `{shop.name}`.* TO reader")
         lockstep.environ["COPY"] = re.sub("//.*@", "//reader:x@", lockstep.environ["COPY"])
+        grant = f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES ON `{shop.name}`.* TO "
+        assert grant + "'reader'@'%'" in failed(lockstep("check", "shop.yaml", code=3))["target.grant"]
+        assert grant + "'reader'@'%'" in lockstep("target", "create", "shop.yaml", code=3).error["remedy"]
+        copied.execute(f"GRANT SELECT, DELETE, CREATE TEMPORARY TABLES ON `{shop.name}`.* TO reader")
         remedy = failed(lockstep("check", "shop.yaml", code=3))["target.grant"]
         assert "GRANT INSERT, UPDATE, CREATE, ALTER ON" in remedy
         copied.execute(remedy.partition(" (target")[0])
