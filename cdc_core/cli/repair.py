@@ -174,7 +174,7 @@ def _answer(
     if dry_run:
         output.note("nothing was staged or changed: --dry-run")
         if error is not None:
-            output.note(f"{error.what} {error.remedy}.")
+            output.note(f"{error.what}\n  fix  {error.remedy}")
         return
     output.note(f"{counted(done.rows, 'row')} and {counted(done.deletes, 'delete')} staged")
     if done.after is None and done.batches:
@@ -186,4 +186,4 @@ def _answer(
         if count:
             output.note(f"{counted(count, 'row')} {what}")
     if error is not None:
-        output.note(f"{error.what} {error.remedy}.")
+        output.note(f"{error.what}\n  fix  {error.remedy}")

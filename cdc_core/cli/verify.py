@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -193,7 +193,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found:
         )
     output.note(f"evidence: {path}")
     if error is not None and all(one.error is not error for one in results):
-        output.note(f"{error.what} {error.remedy}.")
+        output.note(f"{error.what}\n  fix  {error.remedy}")
 
 
 _TITLES = {
@@ -280,7 +280,7 @@ def _show(output: CliOutput, pipeline: Pipeline, target: str) -> None:
     path, document = evidence.newest(store, target, counts=True)
     age_s = time.time() - to_us(parse_moment(document["ended"])) / 1_000_000
     rows = [
-        (one["table"], _SHOWN_VERDICTS[one["equal"]], one["source"]["rows"], one["target"]["rows"],
+        (one["table"], _shown_verdict(one), one["source"]["rows"], one["target"]["rows"],
          sum(one["differences"].values()), one["unsettled"])
         for one in document["tables"]
     ]  # fmt: skip
@@ -294,9 +294,22 @@ def _show(output: CliOutput, pipeline: Pipeline, target: str) -> None:
             omit_empty=("different", "unsettled"),
         ),
     )
+    for one in document["tables"]:
+        if one["error"] is not None:
+            output.note(f"{one['table']} was not compared: {one['error']['what']}")
 
 
-_SHOWN_VERDICTS = {True: "equal", False: "not proven", None: "nothing found, not all rows compared"}
+def _shown_verdict(one: Mapping[str, Any]) -> str:
+    """What the evidence says of a table, in the words of `verdict`."""
+    if one["error"] is not None:
+        return "not compared"
+    if one["differences"]:
+        return "different"
+    if one["unsettled"]:
+        return "unsettled"
+    if one["equal"] is None:
+        return "nothing found, not all rows compared"
+    return "equal so far" if one["moving"] else "equal"
 
 
 @contextmanager

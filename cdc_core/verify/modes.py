@@ -31,13 +31,14 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
     errors = [one.error for one in results if one.error is not None]
     different = [one for one in results if one.differences]
     if different:
+        rows = sum(one.differences for one in different)
         errors.append(
             DataAtRisk(
-                f"{counted(sum(one.differences for one in different), 'row')} of "
-                f"{', '.join(one.table for one in different)} differ.",
+                f"{counted(rows, 'row')} of {', '.join(one.table for one in different)} "
+                f"{'differs' if rows == 1 else 'differ'}.",
                 where=f"target {target}",
                 code="verify.differs",
-                remedy="see which side is wrong, and docs/verification.md for what to do",
+                remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
             )
         )
     unreplayed = [one for one in results if one.unreplayed]

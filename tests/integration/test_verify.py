@@ -499,11 +499,13 @@ def test_the_command_says_what_differs_and_keeps_evidence(
         ({"id": "2"}, "target", {"v": {"source": "v2", "target": "fault"}})
     ]
     for_people = commands.run("verify", "shop.yaml", "number", directory=folder, environ=run.environ)
-    assert (for_people.code, "1 row of number differ" in for_people.err) == (4, True)
+    assert (for_people.code, "1 row of number differs.\n  fix" in for_people.err) == (4, True)
     assert different.error["remedy"].split(",")[0] in " ".join(for_people.err.split())
     different = command("number")
     shown = command("--show")
     assert shown.code == 0
+    for_people = commands.run("verify", "shop.yaml", "--show", directory=folder, environ=run.environ)
+    assert "│number │ different │" in " ".join(for_people.out.split())
     assert shown.document["path"] == different.document["evidence"]
     assert shown.document["tables"][0]["differences"] == {"target": 1}
     assert "fault" not in json.dumps(shown.document), "evidence has no values of rows"
