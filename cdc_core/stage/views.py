@@ -247,4 +247,5 @@ def _refused(said: str) -> Refused | None:
         return Refused(f"{what[0].upper()}{what[1:]}.", code="stage.key", remedy=COPY_AGAIN)
     if code == "stage.purged":
         return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
-    return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=_READ_OTHERWISE)
+    remedy = f"{_READ_OTHERWISE}; `lockstep snapshot` copies what is missing"
+    return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=remedy)

@@ -123,7 +123,8 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
         assert error["code"] == "stage.partial"
         assert re.search(r"from before its capture are not captured \(~\d+ rows? at binlog", error["what"])
         count = f'SELECT count(*) FROM "{name}.orders"'
-        assert lockstep("stage", "sql", "shop.yaml", count, code=3).error["code"] == "stage.partial"
+        error = lockstep("stage", "sql", "shop.yaml", count, code=3).error
+        assert (error["code"], "`lockstep snapshot`" in error["remedy"]) == ("stage.partial", True)
         assert lockstep("stage", "sql", "shop.yaml", count, "--partial").document["rows"] == [[2]]
         status = lockstep("status", "shop.yaml").document
         assert [one["code"] for one in status["problems"]] == ["stage.partial"]
