@@ -38,7 +38,7 @@ from cdc_core.source.survey import (
     proven_empty,
     rows_before,
 )
-from cdc_core.words import counted
+from cdc_core.words import counted, some_of
 
 MOST_TABLES = 10
 """How many tables one finding names."""
@@ -279,11 +279,10 @@ def _warn_of_unreadable(
     """Tables of which the account may not read every column, so that runs cannot look their changes up."""
     names = [one.name for one in tables if not _may_read(connection, one)]
     if names:
-        more = f" and {len(names) - MOST_TABLES:,} more tables" if len(names) > MOST_TABLES else ""
         findings.warn(
             f"source {source.name}: reverse query",
-            f"the account may not read all columns of {', '.join(names[:MOST_TABLES])}{more}, so that runs "
-            "apply old changes as they were logged",
+            f"the account may not read all columns of {some_of(names, MOST_TABLES, 'tables')}, so that runs apply old "
+            "changes as they were logged",
             "on the source: GRANT SELECT on these tables to the account, or leave out reverse_query",
         )
 
@@ -312,11 +311,10 @@ def _warn_of_locks(
     denied = [name for name in sorted({one.database for one in locked}) if not may_lock(connection, name)]
     names = [one.name for one in locked if one.database in denied]
     if names:
-        more = f" and {len(names) - MOST_TABLES:,} more tables" if len(names) > MOST_TABLES else ""
         grants = "; ".join(f"GRANT LOCK TABLES ON {quote(name)}.* TO the account" for name in denied[:MOST_TABLES])
         findings.warn(
             f"source {source.name}: locks for copies",
-            f"a copy of {', '.join(names[:MOST_TABLES])}{more} locks the table for a moment, and the account may not",
+            f"a copy of {some_of(names, MOST_TABLES, 'tables')} locks the table for a moment, and the account may not",
             f"on the source: {grants}",
         )
 

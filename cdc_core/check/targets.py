@@ -63,7 +63,7 @@ def check_target(
     looped = {number for number, server in enumerate(servers) if server in sources}
     taken = {name: schemas for name, schemas in logical.items() if target.table(name) is not None}
     findings.attempt(f"{subject}: tables", partial(require_apart, target, taken))
-    with Survey(target, taken, environ) as survey:
+    with Survey(target, taken, environ, loading=False) as survey:  # whether its servers take loads is said above
         for name, schemas in taken.items():
             _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey)
 

@@ -24,7 +24,7 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import to_us
-from cdc_core.words import counted
+from cdc_core.words import counted, some_of
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
@@ -122,17 +122,22 @@ def extract(
 
 def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -> None:
     """Notes which tables lack rows in the staged files."""
-    from cdc_core.model.coverage import lacks
+    from cdc_core.model.coverage import How, lacks
 
     partial = [(which, name, one) for name, result in results for which, one in result.partial.items()]
     for which, name, one in partial:
         if one.gone:
             output.note(f"partial: {lacks(which, name, one)}, and the source has the table no more")
-    lines = [lacks(which, name, one) for which, name, one in partial if not one.gone]
-    for line in lines[:MOST_WARNINGS]:
-        output.note(f"partial: {line}")
-    if lines:
-        more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
+    due = [found for found in partial if not found[2].gone]
+    existing = [found for found in due if found[2].how is How.EXISTING and not found[2].cascaded]
+    if len(existing) > 1:  # of an existing database all of them: the same is said of each
+        due = [found for found in due if found not in existing]
+        named = [which if one.rows is None else f"{which} (~{counted(one.rows, 'row')})" for which, _, one in existing]
+        output.note(f"partial: rows from before their capture are not captured: {some_of(named, MOST_WARNINGS)}")
+    for which, name, one in due[:MOST_WARNINGS]:
+        output.note(f"partial: {lacks(which, name, one)}")
+    if existing or due:
+        more = f" (and {len(due) - MOST_WARNINGS:,} more: `lockstep status`)" if len(due) > MOST_WARNINGS else ""
         output.note(
             f"The staged files do not contain these tables' states{more}: `lockstep snapshot` copies the tables."
         )

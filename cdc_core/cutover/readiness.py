@@ -39,7 +39,7 @@ from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.ids import Place, meeting_counters
 from cdc_core.target.load import OWN_WRITES, altering_session
-from cdc_core.words import counted
+from cdc_core.words import counted, some_of
 
 HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
@@ -336,10 +336,9 @@ def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) 
         for what in _lacking(old, new):
             lacking.setdefault(what, []).append(new.name)
     for what, names in lacking.items():
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         findings.warn(
             f"table {pair.logical}",
-            f"{names[0]}{more}: {what}",
+            f"{some_of(names, 1)}: {what}",
             "an application that needs it fails there, or writes other rows: make the tables as it needs them "
             "(`lockstep ddl`; foreign keys and triggers by hand), before it is switched",
         )

@@ -192,10 +192,12 @@ class Extractor:
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
             policy = CapturePolicy.from_config(pipeline.tables)
+            # A copy brings what they change, if the pipeline file says so.
+            level = logging.INFO if policy.on_unlogged_change == "resync" else logging.WARNING
             for unlogged in require_seen_cascades(
                 self._control, self._capture.captures, source=source.name, policy=policy
             ):
-                log.warning("%s: %s", source.name, unlogged)
+                log.log(level, "%s: %s", source.name, unlogged)
             start = self._begin(stored, address, known)
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):

@@ -43,6 +43,7 @@ from cdc_core.source.facts import (
     query,
 )
 from cdc_core.source.survey import is_transactional, locked_for_copies
+from cdc_core.words import some_of
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +151,8 @@ def await_prepared(control: pymysql.Connection) -> None:
         return not open_ones
 
     if not _in_time(ended):
-        raise _prepared(f"these have been prepared for more than {VISIBLE_WITHIN_S:.0f} s: {_some(open_ones)}")
+        named = some_of(sorted(open_ones), _NAMED)
+        raise _prepared(f"these have been prepared for more than {VISIBLE_WITHIN_S:.0f} s: {named}")
 
 
 def _begin_at_place(reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint) -> Position:
@@ -253,10 +255,6 @@ def _prepared(why: str) -> RetryLater:
         remedy="the next attempt waits again; end what was left prepared (XA RECOVER FORMAT='SQL', then XA COMMIT or "
         "XA ROLLBACK)",
     )
-
-
-def _some(names: frozenset[str]) -> str:
-    return ", ".join(sorted(names)[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def _begin_under_lock(

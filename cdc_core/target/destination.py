@@ -296,12 +296,16 @@ class _Database:
 class Survey:
     """What the servers of a target say of several logical tables: each database is asked once for all of them.
 
-    Connections stay open until the end of the block; one that fails is opened again when it is next needed.
+    Connections stay open until the end of the block; one that fails is opened again when it is next needed. loading:
+    a server that takes no bulk loads is refused (facts.require_server).
     """
 
-    def __init__(self, target: Target, logical: Iterable[str], environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, target: Target, logical: Iterable[str], environ: Mapping[str, str] | None = None, *, loading: bool = True
+    ) -> None:
         self._target = target
         self._environ = environ
+        self._loading = loading
         self._tables: dict[tuple[int, str], dict[str, None]] = {}
         self._connections: dict[int, SafeConnection] = {}
         self._databases: dict[tuple[int, str], _Database] = {}
@@ -332,7 +336,8 @@ class Survey:
                     self._connections[number] = connect(server, where=reference)
                     with self._connections[number].cursor() as cursor:
                         set_session(cursor)
-                    require_server(self._connections[number], where=where)
+                    if self._loading:
+                        require_server(self._connections[number], where=where)
                 yield server
         except BaseException:
             self._forget(number)

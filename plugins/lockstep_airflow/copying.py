@@ -27,7 +27,7 @@ from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, Da
 from cdc_core import config
 from cdc_core.errors import Refused, RetryLater, combined
 from cdc_core.windows import to_us
-from cdc_core.words import counted
+from cdc_core.words import counted, some_of
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
@@ -296,10 +296,9 @@ class StageCopySensor(_CopySensor):
 
 
 def _not_copied(source: str, tables: Sequence[str]) -> Refused:
-    some = ", ".join(tables[:_MOST_NAMED]) + (f" and {len(tables) - _MOST_NAMED:,} more" * (len(tables) > _MOST_NAMED))
     return Refused(
         f"The task {COPY} has not said that it has read what this run was to copy of {source}: it was marked, or "
-        f"Airflow has removed its XCom. Not copied: {some}.",
+        f"Airflow has removed its XCom. Not copied: {some_of(tables, _MOST_NAMED)}.",
         where=f"task {COPY}",
         code="airflow.not_copied",
         remedy=f"what was read is staged; clear the task {COPY} with this one: it continues after the last chunk",

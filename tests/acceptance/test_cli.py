@@ -759,6 +759,13 @@ def test_a_run_names_all_that_is_wrong_at_the_target_before_spark_starts_and_the
             assert name in done.error["what"]
         found = failed(lockstep("check", "shop.yaml", code=3))
         assert found.keys() == {"target.table", "target.type"}
+    copied.execute("SET GLOBAL local_infile = OFF")
+    try:
+        found = lockstep("check", "shop.yaml", code=3).document["findings"]
+    finally:
+        copied.execute("SET GLOBAL local_infile = ON")
+    codes = [one["code"] for one in found if one["status"] == "fail"]
+    assert (codes.count("target.local_infile"), {*codes}) == (1, {"target.local_infile", "target.table", "target.type"})
     remedy = re.split(r"; (?=\(\d\) )", done.error["remedy"])
     for one in remedy:
         statement = re.search(r"((?:CREATE|ALTER) TABLE .*) \(target", one)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from cdc_core.cli.extract import warn_of_partial
+from cdc_core.cli.output import CliOutput
 from cdc_core.cli.status import MOST_ACCOUNTS, MOST_COPIES, MOST_NOTES
-from cdc_core.model.coverage import How
+from cdc_core.extract import DrainResult
+from cdc_core.model.coverage import How, TableCoverage
 from tests.made_batches import covered, manifest
 from tests.unit.apply.made_line import Line
 
@@ -55,6 +60,23 @@ def test_status_counts_the_batches_of_a_failed_run_among_those_that_wait(
     assert "│t │ 2 │ 12 │ STAGED 1" in shown
     document = json.loads(lockstep("status", path, "--json").out)
     assert document["targets"][0]["open"] == {"batches": 2, "rows": 12}
+
+
+def test_an_extract_says_once_that_tables_had_rows_before(capsys: pytest.CaptureFixture[str]) -> None:
+    partial = {
+        f"shop.t{number:02d}": TableCoverage(How.EXISTING, 4, 0, "binlog.000001:4", rows=number) for number in range(12)
+    }
+    partial["shop.late"] = TableCoverage(How.UNLOGGED, 9, 0, "binlog.000001:9")
+    partial["shop.gone"] = replace(partial["shop.t03"], absent_seq=99)
+    warn_of_partial(CliOutput(as_json=True), [("shop", cast(DrainResult, SimpleNamespace(partial=partial)))])
+    gone, existing, late = " ".join(capsys.readouterr().err.split()).split("partial: ")[1:]
+    assert gone.startswith("rows of shop.gone (source shop) from before")
+    assert existing.startswith(
+        "rows from before their capture are not captured: shop.t00 (~0 rows), shop.t01 (~1 row), shop.t02 (~2 rows), "
+    )
+    assert existing.rstrip().endswith("shop.t09 (~9 rows) and 2 more")
+    assert late.startswith("rows of shop.late (source shop) changed without row events at binlog.000001:9")
+    assert "`lockstep snapshot` copies the tables." in late
 
 
 def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_request(
