@@ -68,8 +68,8 @@ def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
         return ""
     return (
         f"The run {plan.run_id!r} has nothing left to do: {', '.join(holders)} took over all of its batches for "
-        f"{target or 'every target'}. If that run fails, the next run takes them over; so does this one, if it is "
-        "cleared from its plan task on."
+        f"{target or 'every target'}. If that run fails, the next run takes them over; so does this one in Airflow, if "
+        "it is cleared from its plan task on."
     )
 
 
