@@ -3,7 +3,8 @@
 A target may fail over to a replica that had not received its last transactions, or be restored from a backup. The
 ledgers in meta are then closed over rows that are gone, and no later run would write them again. So `check`, every run
 before its first job, and every commit look for the row that each shard's last counted transaction left in the shard's
-own ledger (`target.write.note`). A server has a prefix of its transactions: with that row it has all earlier ones.
+own ledger (`target.write.note`). A server has a prefix of its transactions: with that row it has all earlier ones. A
+table that the pipeline names otherwise by now is another one: what was written to the former is not in it.
 
 The way on is a replay of the lost batches. It is planned over the loss: its plan names the shards that it restores, and
 its commit, which looks again, records that they are restored if no more is lost by then. A replay that began before
@@ -13,7 +14,7 @@ the loss restores nothing, since it may have left out what the target had at tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk
@@ -33,7 +34,8 @@ class LostWrites:
     """Transactions that one shard of a table lacks, although closed ledgers count them.
 
     writes: in the order of their ledgers; more may be lost if `everything` is: the shard has no row of any ledger that
-    meta knows. due: the last one that ledgers count. last: the last one that the shard shows.
+    meta knows. due: the last one that ledgers count. last: the last one that the shard shows. named: whether the rules
+    of the target still have the shard.
     """
 
     table: str
@@ -42,6 +44,7 @@ class LostWrites:
     everything: bool
     due: LastWrite
     last: LastWrite | None
+    named: bool = True
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -60,13 +63,14 @@ def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -
         for shard, write in shards.items()
     }
     there = ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()}, environ)
-    lacking = {at: write for at, write in due.items() if at in there and there[at].get(write.run_id, 0) < write.number}
+    due = {at: write for at, write in due.items() if target.table(at[0]) is not None}
+    lacking = {at: write for at, write in due.items() if there.get(at, {}).get(write.run_id, 0) < write.number}
     if not lacking:
         return ()
     shown = ledger_rows(target, dict.fromkeys(lacking), environ)
     closed = {table: meta.closed_writes(target.name, table) for table in {table for table, _ in lacking}}
     return tuple(
-        _lost(table, shard, write, shown[table, shard], closed[table]) for (table, shard), write in lacking.items()
+        replace(_lost(*at, write, shown.get(at, {}), closed[at[0]]), named=at in there) for at, write in lacking.items()
     )
 
 
@@ -91,7 +95,7 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
     """The error for lost writes, with the replay that restores them."""
     all_lost = sorted(lost, key=lambda one: (one.table, one.shard))
     shown = "; ".join(
-        f"{one.shard} lacks "
+        (f"{one.shard} lacks " if one.named else f"the tables that {one.table} has now lack, of {one.shard}, ")
         + (f"{counted(one.rows, 'row')} of {', '.join(one.runs[-_SHOWN:])}" if one.writes else "all that was written")
         for one in all_lost[:_SHOWN]
     )
@@ -102,7 +106,8 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
         f"The target {target!r} has lost writes that were committed: {shown}{more}.",
         where=f"targets.{target}",
         code="target.lost_writes",
-        remedy="nothing was written. If the connection leads to the wrong server, correct it. If the server was "
+        remedy="nothing was written. If the connection leads to the wrong server, or the pipeline file to the wrong "
+        "tables, correct it. If the server was "
         "restored, or is a replica that was promoted before it had received everything, write the lost batches again: "
         f"lockstep run {pipeline.pipeline} --replay --target {target}{begin} "
         f"({'first_batches in Airflow: ' + ', '.join(first) if first else 'in Airflow: the replay DAG, from the start'}"

@@ -75,13 +75,13 @@ def snapshot(
       lockstep snapshot shop
       lockstep snapshot shop shop.orders shop.items
 
-    Without TABLE, copies each captured table that had rows before its capture, that changed without row events, or that
-    was not captured for a while; of the latter two, rows that no longer exist are removed as well. Tables are read in
-    chunks by key, with SELECT only; one without a key in a single read (on MySQL its table is locked for a moment). The
-    rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win.
-    A copy that was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run,
-    after the chunks that they are at; it lasts until --resume. Exit code 3: a table cannot be copied; the others are.
-    75: rows that were read are not staged; run the command again.
+    Without TABLE, copies each captured table that had rows before its capture, that changed without row events, that
+    was not captured for a while, or whose rules were edited; of the latter three, rows that no longer exist are removed
+    as well. Tables are read in chunks by key, with SELECT only; one without a key in a single read (on MySQL its table
+    is locked for a moment). The rows are staged beside the changes (_cdc_op is r) and reach the targets with the next
+    run; newer changes always win. A copy that was interrupted continues after its last chunks. --pause stops the copies
+    of a source wherever they run, after the chunks that they are at; it lasts until --resume. Exit code 3: a table
+    cannot be copied; the others are. 75: rows that were read are not staged; run the command again.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

@@ -67,7 +67,7 @@ class CoverageLog:
     def survey(self, found: Survey, *, captured: str = "") -> None:
         """Adds the result of a survey, before blocks that begin before its position.
 
-        captured: the rules for the names of the tables that it looked for.
+        captured: the pipeline's rules, as in Surveyed.
         """
         place, seq = str(found.position), found.position.seq - 1
         for table, rows in found.tables.items():
@@ -95,6 +95,8 @@ class CoverageLog:
                 if known.due and table not in found.tables:
                     self._set(table, replace(known, absent_seq=seq))
             self.surveyed, self._sought = Surveyed(seq, captured), lambda database, table: True
+        elif not self.surveyed.seq:
+            self.surveyed = Surveyed(0, captured)
 
     def declared_empty(self, tables: Iterable[str], position: Position, at_us: int) -> None:
         """Tables that the pipeline file says were empty at the position where a source that is new begins."""
@@ -115,6 +117,15 @@ class CoverageLog:
                 how = How.ISOLATED if table in isolated else How.CAPTURED_AGAIN
                 if how is not known.how:
                     self._set(table, TableCoverage(how, position.seq - 1, at_us, str(position)))
+
+    def other_rules(self, tables: Iterable[str], position: Position, at_us: int) -> None:
+        """Rows of these tables were staged under other rules up to here. Where changes were missed as well, a copy is
+        due that brings all."""
+        for table in tables:
+            known = self._known.get(table)
+            if known is not None and (known.how.whole or known.how is How.EXISTING) and not known.gone:
+                what = TableCoverage(How.OTHER_RULES, position.seq - 1, at_us, str(position), known.rows)
+                self._set(table, replace(what, cascaded_seq=known.cascaded_seq))
 
     def add(self, block: Block) -> None:
         """Takes what a block says."""

@@ -30,7 +30,7 @@ from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.process_memory import limit_memory
 from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
-from cdc_core.meta import Lease, Meta, RingDepth
+from cdc_core.meta import Lease, Meta, RingDepth, SourceCoverage
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
@@ -38,6 +38,7 @@ from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import require_seen_cascades
+from cdc_core.source.definitions import captured_tables
 from cdc_core.source.failover import Failover, after_loss, fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
@@ -301,10 +302,30 @@ class Extractor:
         log_of.left_out(start.position, start.watermark_us)
         log_of.captured_again(left_out, start.position, start.watermark_us)
         of_log = {table for table, one in log_of.known.items() if one.how is not How.EXISTING}
-        log_of.survey(self._survey(start, known, of_log), captured=self._capture.names)
+        found = self._survey(start, known, of_log)
+        if found.complete or not covered.surveyed.seq:  # then the rules are kept with it
+            log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)
+        log_of.survey(found, captured=self._capture.rules)
         if log_of.pending:
             self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed)
         return log_of
+
+    def _under_other_rules(self, covered: SourceCoverage) -> list[str]:
+        """Captured tables whose rules are not those by which rows were staged before."""
+        former = Capture.by_rules(covered.surveyed.captured)
+        if former is None or former.rules == self._capture.rules:
+            return []
+        here = captured_tables(
+            self._control,
+            lambda database, table: f"{database}.{table}" in covered.tables and self._capture.captures(database, table),
+        )
+        return [
+            schema.name
+            for schema, _ in here.values()
+            if schema is not None
+            and former.captures(schema.database, schema.table)
+            and former.rules_of(schema) != self._capture.rules_of(schema)
+        ]
 
     def _release(self, lease: Lease) -> None:
         """A lease that another extractor took over, or a meta database that is down, must not fail the exit."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from sqlalchemy import Connection, Row, and_, delete, exists, insert, select, update
 
@@ -131,7 +130,8 @@ def rebuild(
             copies.count_repaired(connection, manifest, manifest.created_us)
         coverage = settled(coverage, manifest.coverage)
         chunks = max([chunks, *(one.number for one in manifest.chunks)])
-        surveyed = max(surveyed, manifest.surveyed, key=attrgetter("seq"))
+        if manifest.surveyed.captured and manifest.surveyed.seq >= surveyed.seq:
+            surveyed = manifest.surveyed
         previous = manifest
     if previous is None:
         return lease, 0
@@ -427,8 +427,8 @@ def _cover(
         connection.execute(delete(_coverage).where(mine))
         text = json.dumps(one.to_json(), ensure_ascii=False)
         connection.execute(insert(_coverage).values(source=source, source_table=table, coverage=text, staged=staged))
-    if surveyed.seq:
-        newer = (_ack.c.source == source) & (_ack.c.surveyed_seq < surveyed.seq)
+    if surveyed.captured:
+        newer = (_ack.c.source == source) & (_ack.c.surveyed_seq <= surveyed.seq)
         values = {"surveyed_seq": surveyed.seq, "surveyed_captured": surveyed.captured}
         connection.execute(update(_ack).where(newer).values(values))
 

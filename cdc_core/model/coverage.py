@@ -14,6 +14,8 @@ were missed. Manifests carry changes of coverage, so that it is known from the s
     unlogged, isolated,       partial: the staged files may also hold rows that the table has no more
     left out
     captured again, abandoned partial: changes from before that are missing, and will not come
+    other rules               partial: what was staged before is not what the pipeline's rules say now; where more is
+                              missing, as it was
     cascaded                  partial from there on: a foreign key may have changed rows without row events
     dropped                   as it was, and the table is known not to exist
 """
@@ -43,6 +45,8 @@ class How(StrEnum):
     ISOLATED = "isolated"
     CAPTURED_AGAIN = "captured again"
     """The table was left out or isolated for a while, up to the place."""
+    OTHER_RULES = "other rules"
+    """Up to the place, rows were staged under other rules of the pipeline: other rows, columns, values or routes."""
     UNLOGGED = "unlogged"
     """Rows changed without row events."""
     ABANDONED = "abandoned"
@@ -165,7 +169,7 @@ class Surveyed:
     """A complete survey of a source's tables.
 
     seq: order key at which every captured table that existed was known; 0 before the first survey.
-    captured: the pipeline's rules by then for names of tables, as sink.capture.Capture.names has them.
+    captured: the pipeline's rules by then, as sink.capture.Capture.rules has them.
     """
 
     seq: int
@@ -246,7 +250,7 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
 
 
 def _is_before(one: TableCoverage, copy: TableCoverage) -> bool:
-    return one.how is How.EXISTING or (one.how is How.CAPTURED_AGAIN and one.seq <= copy.seq)
+    return one.how is How.EXISTING or (one.how in (How.CAPTURED_AGAIN, How.OTHER_RULES) and one.seq <= copy.seq)
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
@@ -271,6 +275,8 @@ def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
             return f"{table} (source {source}) was isolated at {since}, and its changes were left out"
         case How.CAPTURED_AGAIN:
             return f"changes of {table} (source {source}) were left out, up to {since}"
+        case How.OTHER_RULES:
+            return f"rows of {table} (source {source}) were staged under other rules of the pipeline, up to {since}"
         case How.UNLOGGED:
             return f"rows of {table} (source {source}) changed without row events at {since}"
         case How.ABANDONED:

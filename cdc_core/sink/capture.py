@@ -76,24 +76,45 @@ class Capture:
     """For each definition, by its id: the steps for its rows."""
 
     @property
-    def names(self) -> str:
-        """The rules that decide by a table's name whether it is captured, as JSON."""
-        rules = {"include": self.tables.include, "exclude": self.tables.exclude, "lower_case": self.lower_case}
+    def rules(self) -> str:
+        """The rules that decide which rows are staged, and how, as JSON."""
+        rules = {
+            "include": self.tables.include,
+            "exclude": self.tables.exclude,
+            "lower_case": self.lower_case,
+            "tables": self.tables.model_dump(mode="json", include={"rows", "columns", "processors"}),
+            "routes": [one.model_dump(mode="json") for one in self.routes],
+        }
         return json.dumps(rules, ensure_ascii=False)
 
     @classmethod
-    def by_names(cls, names: str) -> Capture:
-        """Captures the same tables as one whose `names` these are; no table for any other text, such as ''."""
+    def by_rules(cls, text: str) -> Capture | None:
+        """One whose `rules` these are; None for any other text, such as '', and that of an earlier version."""
         try:
-            rules = json.loads(names)
+            rules = json.loads(text)
+            patterns = {"include": rules["include"], "exclude": rules["exclude"]}
+            return cls(
+                CaptureRules.model_validate({**rules["tables"], **patterns}),
+                tuple(map(Route.model_validate, rules["routes"])),
+                lower_case=rules["lower_case"],
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @classmethod
+    def by_names(cls, text: str) -> Capture:
+        """Captures the same tables as one whose `rules` these are, of whatever version; no table for any other text,
+        such as ''."""
+        try:
+            rules = json.loads(text)
             patterns = CaptureRules(include=rules["include"], exclude=rules["exclude"])
             return cls(patterns, lower_case=rules["lower_case"])
         except (ValueError, KeyError, TypeError):
             return cls(CaptureRules(include=(_NO_TABLE,)))
 
-    def as_in(self, names: str) -> Capture:
-        """The rules as the server compares names that the Capture of these `names` was for: where it is not asked."""
-        return replace(self, lower_case=Capture.by_names(names).lower_case)
+    def as_in(self, text: str) -> Capture:
+        """The rules as the server compares names that the Capture of these `rules` was for: where it is not asked."""
+        return replace(self, lower_case=Capture.by_names(text).lower_case)
 
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))

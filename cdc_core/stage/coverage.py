@@ -49,6 +49,11 @@ def missing_of(
                     for one in sorted(feeds)
                     if not _whole(covered[source].get(one), end_seq, as_of)
                 ]
+                found[table] += [
+                    f"{one} (source {source}) is routed elsewhere now"
+                    for one in sorted(feeds)
+                    if (known_of := covered[source].get(one)) is not None and table not in (known_of.feeds or (table,))
+                ]
         for table, line in _repeated(chain, covered[source]):
             if table in found and line not in found[table]:
                 found[table].append(line)

@@ -66,7 +66,8 @@ class Line:
 
     def extract(self) -> None:
         with Meta.open(self.pipeline.meta.url) as meta:
-            opened = Extractor(self.pipeline, "shop", meta=meta, environ={"SOURCE": self.origin.sql.url})
+            environ = {"SOURCE": self.origin.sql.url, "SALT": "salt"}
+            opened = Extractor(self.pipeline, "shop", meta=meta, environ=environ)
             with opened as extractor:
                 extractor.drain()
 

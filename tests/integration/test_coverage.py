@@ -20,7 +20,8 @@ from cdc_core.stage.coverage import coverage_of
 from cdc_core.stage.reader import changes, export
 from cdc_core.stage.views import sql
 from tests.integration.line import Line
-from tests.integration.source_origin import Origin
+from tests.integration.source_origin import Origin, fresh_name
+from tests.integration.test_snapshot import pending_tables, read, stage
 
 ROWS = "CREATE TABLE {} (id INT PRIMARY KEY, v INT)"
 
@@ -166,6 +167,86 @@ def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(
     assert line.drain() == {"a": How.CREATED, "b": How.CAPTURED_AGAIN}
     assert "were left out, up to" in line.refuses("b")
     assert line.ids("a") == [1, 2]
+
+
+EDITS = {
+    "route": ("{match: '.*[.](.*)'", "{match: '.*[.]t', to: moved}, {match: '.*[.](?!t$)(.*)'"),
+    "wider condition": ("v < 9", "v < 99"),
+    "narrower condition": ("v < 9", "v < 3"),
+    "column": ("exclude: ['.*[.]t[.]w']", "exclude: []"),
+    "mask": ("mask: []", "mask: ['.*[.]t[.]v']"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_table_whose_rules_were_edited_is_partial_until_it_is_copied_again(
+    origin: Origin, make_line: Callable[..., Line], edit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was staged before is not what the rules say now. Patterns that match nothing of it change nothing."""
+    monkeypatch.setenv("SALT", "salt")
+    line = make_line(
+        more=", rows: [{match: '.*[.]t', where: v < 9}], columns: {exclude: ['.*[.]t[.]w'], mask: [], salt: env:SALT}"
+    )
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT, w INT)", ROWS.format("other"))
+    origin.execute("INSERT INTO t VALUES (1, 1, 1), (5, 5, 5), (9, 9, 9)", "INSERT INTO other VALUES (1, 1)")
+    assert line.drain() == {"t": How.CREATED, "other": How.CREATED}
+    line.again(**{"include: [": "include: ['none[.]none', "})
+    assert line.drain() == {"t": How.CREATED, "other": How.CREATED}
+    assert line.ids("t") == [1, 5]
+    line.again(**dict([EDITS[edit]]))
+    origin.execute("INSERT INTO t VALUES (0, 0, 0)", "DELETE FROM t WHERE id = 5")
+    assert line.drain() == {"t": How.OTHER_RULES, "other": How.CREATED}
+    assert line.drain() == {"t": How.OTHER_RULES, "other": How.CREATED}
+    now = "moved" if edit == "route" else "t"
+    assert "under other rules" in line.refuses(now)
+    assert line.ids("other") == [1]
+    assert line.ids("t", as_of=AsOf(position=line.chain[0].end.position)) == [1, 5]
+    assert pending_tables(line) == [f"{origin.name}.t"]
+    read(line)
+    line.drain()
+    stage(line)
+    assert line.coverage == {"t": How.COPIED, "other": How.CREATED}
+    assert line.ids(now) == ([0, 1, 9] if edit == "wider condition" else [0, 1])
+    if edit == "route":
+        assert "routed elsewhere" in line.refuses("t")
+    assert line.drain() == {"t": How.COPIED, "other": How.CREATED}
+
+
+def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_database_alone(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    """It cannot tell whether it sees every table; also from the stage alone."""
+    user = fresh_name()
+    origin.execute_on_server(
+        f"CREATE USER {user}@'%' IDENTIFIED BY 'Reader-1x'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}@'%'",
+        f"GRANT SELECT ON {origin.name}.* TO {user}@'%'",
+    )
+    line = make_line(more=", rows: [{match: '.*[.]t', where: v < 9}]")
+    url = f"mysql://{user}:Reader-1x@{origin.sql.host}:{origin.sql.port}"
+
+    def drain(expected: How) -> None:
+        with Meta.open(line.pipeline.meta.url) as meta:
+            with Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": url}) as extractor:
+                extractor.drain()
+            assert meta.coverage("shop").surveyed.seq == 0
+        assert line.coverage == {"t": expected}
+
+    try:
+        origin.execute(ROWS.format("t"), "INSERT INTO t VALUES (1, 1), (9, 9)")
+        drain(How.CREATED)
+        drain(How.CREATED)
+        (line.folder / "meta.db").unlink()
+        with Meta.open(line.pipeline.meta.url) as meta:
+            lease = meta.acquire_lease("shop", "shop", "test", 60)
+            meta.release_lease(meta.rebuild(lease, line.chain)[0])
+        line.again(**{"v < 9": "v < 99"})
+        origin.execute("INSERT INTO t VALUES (2, 2)")
+        drain(How.OTHER_RULES)
+        drain(How.OTHER_RULES)
+        line.refuses("t")
+    finally:
+        origin.execute_on_server(f"DROP USER {user}@'%'")
 
 
 def test_a_table_that_existed_before_the_pipeline_captured_it_is_partial_although_the_log_seems_to_create_it(

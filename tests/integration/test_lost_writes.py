@@ -283,6 +283,28 @@ def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Line) ->
     assert lost_writes.find(line.meta, fewer, line.environ) == ()
 
 
+def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it_is_replayed(line: Line) -> None:
+    """The pipeline file was edited between two runs, or between the tasks of one."""
+    line.run("a", "b")
+    under_way = line.plan("a")
+    counts = [line.write(under_way, "a")]
+    document = line.pipeline.model_dump(exclude_unset=True)
+    document["targets"][0]["tables"]["a"]["table"] = "tc"
+    former, line.pipeline = line.pipeline, Pipeline.model_validate(document)
+    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    assert error.code == "target.lost_writes"
+    assert f"the tables that a has now lack, of {line.name}.ta, 1 row of run001" in error.what
+    assert f"{line.name}.tb" not in error.what
+    assert refusal(lambda: line.commit(under_way, counts)).code == "target.lost_writes"
+    line.pipeline = former
+    assert line.find() == ()
+    line.commit(under_way, counts)
+    line.pipeline = Pipeline.model_validate(document)
+    assert [(one.shard, one.everything, one.named) for one in line.find()] == [(f"{line.name}.ta", True, False)]
+    lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
+    assert line.find() == ()
+
+
 def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
     """Rows that leave a shard are removed in a transaction of their own, after the one that brings the others."""
     plan = line.plan("a")

@@ -94,7 +94,7 @@ def writers(line: Line, seed: int, count: int = 2) -> AbstractContextManager[Non
 
 def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """Reads chunks of the pending tables, or of these."""
-    environ = {"SOURCE": line.origin.sql.url}
+    environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with (
         Meta.open(line.pipeline.meta.url) as meta,
         copier_lease(meta, line.pipeline, "shop") as lease,

@@ -66,7 +66,9 @@ def read(line: Line, *names: str) -> dict[str, Refused]:
 
 def stage(line: Line) -> Staged:
     with opened(line) as (meta, lease):
-        return steps.stage_read(line.pipeline, "shop", meta=meta, store=line.store, lease=lease, environ={})
+        return steps.stage_read(
+            line.pipeline, "shop", meta=meta, store=line.store, lease=lease, environ={"SALT": "salt"}
+        )
 
 
 def extracted(line: Line) -> bool:
