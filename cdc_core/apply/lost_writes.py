@@ -13,7 +13,7 @@ the loss restores nothing, since it may have left out what the target had at tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from cdc_core.config import Pipeline, Target
@@ -24,6 +24,7 @@ from cdc_core.model.run import Restored, RunPlan, WriteCounts
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.ledger_rows import ledger_rows
+from cdc_core.target.sharding import shard_tables
 from cdc_core.words import counted
 
 _SHOWN = 3
@@ -205,3 +206,12 @@ def accept(
         shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
     meta.accept_writes(target, shown)
     return lost
+
+
+def accept_moved(meta: Meta, target: Target, tables: Collection[str]) -> None:
+    """Ask no more for what was written to shards that these tables do not have any more: their rows were moved."""
+    moved: dict[str, dict[str, Renewal]] = {}
+    for table, shards in meta.last_writes(target.name).items():
+        named = {one.name for one in shard_tables(target, table)} if table in tables else shards.keys()
+        moved[table] = {shard: Renewal(write, None) for shard, write in shards.items() if shard not in named}
+    meta.accept_writes(target.name, {table: shards for table, shards in moved.items() if shards})

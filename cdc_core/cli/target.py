@@ -122,6 +122,7 @@ def layout(
     that got another name. Each table of a target says itself which rows it has, so that a meta database that was lost
     and rebuilt changes nothing; --accept tells the tables, too.
     """
+    from cdc_core.apply.lost_writes import accept_moved
     from cdc_core.meta import Meta
     from cdc_core.target.placement import accept_placements, placements
 
@@ -143,6 +144,7 @@ def layout(
                 accepted = choose(sorted(now), accept, "table")
                 accept_placements(rules, accepted, lambda one: output.note(f"accepted {one}"))
                 meta.accept_layouts(name, {one: now[one] for one in accepted})
+                accept_moved(meta, rules, accepted)
                 found, known = placements(rules, sorted(tables)), meta.layouts(name)
             rows += [(name, one, known.get(one, ""), now.get(one, "")) for one in sorted(there)]
             rows += [

@@ -301,8 +301,11 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     line.commit(under_way, counts)
     line.pipeline = Pipeline.model_validate(document)
     assert [(one.shard, one.everything, one.named) for one in line.find()] == [(f"{line.name}.ta", True, False)]
-    lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
-    assert line.find() == ()
+    target = line.pipeline.target("copy")
+    lost_writes.accept_moved(line.meta, target, ["b"])
+    assert len(line.find()) == 1
+    lost_writes.accept_moved(line.meta, target, ["a", "b"])
+    assert (line.find(), {table for table, due in line.meta.last_writes("copy").items() if due}) == ((), {"b"})
 
 
 def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
