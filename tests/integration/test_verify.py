@@ -319,6 +319,38 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
     ]
 
 
+@FIRST_MARIADB
+def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: Callable[..., Verified]) -> None:
+    """It leaves one shard and comes to the other in two steps, in any order: meanwhile it is in both, or in none."""
+    run = verified(", sharding: {key: t, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
+    run.source(
+        "CREATE TABLE number (id INT PRIMARY KEY, t INT NOT NULL)",
+        "INSERT INTO number VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1)",
+    )
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
+        )
+    run.consumed()
+    run.source("UPDATE number SET t = 3 WHERE id IN (1, 2)", "UPDATE number SET t = 2 WHERE id IN (3, 4)")
+    run.target("INSERT INTO number_1 VALUES (1, 3)", "DELETE FROM number_0 WHERE id = 2")
+    result = run.verify("number")["number"]
+    assert (result.findings, result.unsettled, result.moving) == ((), 0, 4)
+    run.target(  # nothing moves these
+        "DELETE FROM number_0 WHERE id = 3", "INSERT INTO number_1 VALUES (4, 2)", "INSERT INTO number_1 VALUES (5, 0)"
+    )
+    kinds = {"3": Kind.MISSING, "4": Kind.COPIES, "5": Kind.COPIES}
+    assert {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")} == {
+        key: (kind, Wrong.TARGET) for key, kind in kinds.items()
+    }
+    run.consumed()  # by now the run has ended
+    found = {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")}
+    kinds |= {"1": Kind.COPIES, "2": Kind.MISSING}
+    assert found == {key: (kind, Wrong.TARGET) for key, kind in kinds.items()}
+
+
 HASH = "CHAR(64) CHARACTER SET ascii COLLATE ascii_bin"
 
 
