@@ -346,13 +346,14 @@ FROM source_side s JOIN target_side t USING (k)"""
         return ",\n".join(ctes)
 
     def _counted_sides(self, whole: bool) -> str:
-        """As `_keyed_sides`, for rows without a key: how many copies there may be."""
+        """As `_keyed_sides`, for rows without a key: how many copies there may be, each in the shard of its values."""
         ctes = []
         for side, settled, under_way in (
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
         ):
             touching = "NOT t.consumed" if side == "target" else "t.sure_seq >= b.low"
+            astray = "bool_or(r.g <> e.g) AND NOT bool_or(r.g = e.g)" if side == "target" else "false"
             ctes.append(f"""{side}_moves AS (
   SELECT k, coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
     count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
@@ -361,9 +362,14 @@ FROM source_side s JOIN target_side t USING (k)"""
   SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
 {side}_emptied AS (
   SELECT count(*) > 0 AS emptied FROM truncates t JOIN bounds b USING (of_source) WHERE {touching}),
+{side}_astray AS (
+  SELECT r.k FROM {side}_rows r
+  JOIN (SELECT k, g FROM source_rows UNION SELECT k, g FROM seen WHERE NOT gone AND NOT partial) e ON e.k = r.k
+  GROUP BY r.k, r.g HAVING {astray}),
 {side}_side AS (
   SELECT n.k, n.rows, coalesce(m.less + m.more, 0) > 0 OR x.emptied AS touched,
-    CASE WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
+    CASE WHEN n.k IN (SELECT k FROM {side}_astray) THEN 'wrong'
+         WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
          WHEN n.rows BETWEEN coalesce(m.base - m.less, 0) AND coalesce(m.base + m.more, 0) THEN 'right'
          ELSE 'wrong' END AS state
   FROM {side}_counts n LEFT JOIN {side}_moves m ON m.k = n.k CROSS JOIN {side}_emptied x)""")

@@ -320,6 +320,35 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
 
 
 @FIRST_MARIADB
+def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[..., Verified]) -> None:
+    """Of each row there are as many as the source has."""
+    rule = ", no_key: rows, sharding: {key: t, function: mod, databases: 1, tables: 2}"
+    run = verified(rule, table="{table}_{t}")
+    run.source(
+        "CREATE TABLE number (id INT, t INT NOT NULL)",
+        "INSERT INTO number VALUES (1, 0), (2, 1), (3, 0), (3, 0), (4, 1)",
+    )
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
+        )
+    run.consumed()
+    assert run.verify("number")["number"].equal
+    run.target(
+        "DELETE FROM number_0 WHERE id = 1", "DELETE FROM number_0 WHERE id = 3 LIMIT 1",
+        "INSERT INTO number_1 VALUES (1, 0), (3, 0)",
+    )  # fmt: skip
+    run.source("DELETE FROM number WHERE id = 1", "INSERT INTO number VALUES (5, 1)")  # a lag
+    result = run.verify("number")["number"]
+    assert [(one.kind, one.wrong, one.key["id"]) for one in result.findings] == [
+        (Kind.SURPLUS, Wrong.TARGET, "1"), (Kind.COPIES, Wrong.TARGET, "3"),
+    ]  # fmt: skip
+    assert (result.moving, result.unsettled) == (1, 0)
+
+
+@FIRST_MARIADB
 def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: Callable[..., Verified]) -> None:
     """It leaves one shard and comes to the other in two steps, in any order: meanwhile it is in both, or in none."""
     run = verified(", sharding: {key: t, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
