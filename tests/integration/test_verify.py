@@ -23,6 +23,7 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.verify.comparison import Kind, Wrong
 from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
@@ -367,6 +368,13 @@ def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: 
     run.target("INSERT INTO number_1 VALUES (1, 3)", "DELETE FROM number_0 WHERE id = 2")
     result = run.verify("number")["number"]
     assert (result.findings, result.unsettled, result.moving) == ((), 0, 4)
+    run.target("INSERT INTO number_1 VALUES (2, 3)")  # one row more than the source has
+    result = run.verify("number", mode=Mode.COUNT)["number"]
+    assert (result.target.rows, result.found, result.moving) == (7, {}, 1)
+    run.target("DELETE FROM number_0 WHERE id IN (3, 4)", "DELETE FROM number_1 WHERE id = 2")  # two less
+    result = run.verify("number", mode=Mode.COUNT)["number"]
+    assert (result.target.rows, result.found, result.moving) == (4, {}, 1)
+    run.target("INSERT INTO number_0 VALUES (3, 0), (4, 0)")
     run.target(  # nothing moves these
         "DELETE FROM number_0 WHERE id = 3", "INSERT INTO number_1 VALUES (4, 2)", "INSERT INTO number_1 VALUES (5, 0)"
     )
