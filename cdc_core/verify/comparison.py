@@ -315,7 +315,8 @@ FROM source_side s JOIN target_side t USING (k)"""
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
         ):
-            # Only the target's rows must be one: sources may share keys, where the newest wins.
+            # Only the target's rows must be one: sources may share keys, where the newest wins. Each of theirs must
+            # be explained, else the one that is would hide the others.
             one = "n.rows <= 1" if side == "target" else "true"
             # A row changes its shard in two steps, in any order: meanwhile it is in both, or in none.
             between = "count(DISTINCT s.place) > 1 AND count(DISTINCT r.g) FILTER (WHERE r.g = s.g) = any_value(n.rows)"
@@ -339,11 +340,26 @@ FROM source_side s JOIN target_side t USING (k)"""
   SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
 {side}_side AS (
   SELECT n.k, any_value(n.rows) AS rows, bool_or(s.touched) AS touched,
-    CASE WHEN any_value({one}) AND bool_or(NOT s.partial AND r.g IS NOT DISTINCT FROM s.g) THEN 'right'
+    CASE {"WHEN n.k IN (SELECT k FROM unexplained) THEN 'wrong'" if side == "source" and whole else ""}
+         WHEN any_value({one}) AND bool_or(NOT s.partial AND r.g IS NOT DISTINCT FROM s.g) THEN 'right'
          {f"WHEN {between} THEN 'right'" if side == "target" else ""}
          WHEN any_value({one}) AND bool_or(s.partial) THEN 'unknown' ELSE 'wrong' END AS state
   FROM {side}_counts n JOIN {side}_states s ON s.k = n.k LEFT JOIN {side}_rows r ON r.k = n.k GROUP BY n.k)""")
-        return ",\n".join(ctes)
+        return ",\n".join([self._unexplained(), *ctes])
+
+    def _unexplained(self) -> str:
+        """A CTE: the keys under which several source tables have a row, of which one is not a state that its table gave
+        the key."""
+        return f"""unexplained AS (
+  SELECT r.k FROM source_rows r
+  WHERE r.k IN (SELECT k FROM source_rows GROUP BY k HAVING count(*) > 1) AND NOT EXISTS (SELECT 1 FROM (
+    SELECT k, v.g AS g, v.partial AS partial FROM (
+      SELECT k, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v
+      FROM seen WHERE before_read GROUP BY k, of_source, of_table)
+    UNION ALL
+    SELECT k, g, partial FROM seen WHERE during_read
+    UNION ALL
+    SELECT k, g, false FROM first) s WHERE s.k = r.k AND (s.partial OR s.g = r.g)))"""
 
     def _counted_sides(self, whole: bool) -> str:
         """As `_keyed_sides`, for rows without a key: how many copies there may be, each in the shard of its values."""

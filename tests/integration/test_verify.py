@@ -673,6 +673,30 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
     assert (result["all"].moving, result["all_a"].moving, result["all_b"].moving) == (1, 0, 1)
 
 
+@pytest.mark.parametrize("rule", ["", ", shared_keys: newest"])
+@FIRST_MARIADB
+def test_a_row_that_no_change_explains_is_found_where_another_table_has_its_key(
+    verified: Callable[..., Verified], rule: str
+) -> None:
+    run = verified(rule)
+    run.source(
+        *(f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT)" for name in ("all_a", "all_b")),
+        "INSERT INTO all_a VALUES (1, 1), (2, 1), (3, 1)",
+        "INSERT INTO all_b VALUES (4, 1)",
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE `all` (id INT PRIMARY KEY, v INT)", "INSERT INTO `all` VALUES (1, 1), (2, 1), (3, 1), (4, 1)"
+    )
+    run.consumed()
+    assert run.verify("all")["all"].equal
+    run.source("INSERT INTO all_b VALUES (1, 2)")  # the target has not applied it
+    run.unlogged("INSERT INTO all_b VALUES (2, 2)")
+    result = run.verify("all")["all"]
+    assert [(one.wrong, one.key["id"], one.source_rows) for one in result.findings] == [(Wrong.STAGE, "2", 2)]
+    assert (result.moving, result.unsettled) == (1, 0)
+
+
 @FIRST_MARIADB
 def test_a_table_that_is_altered_while_it_is_read_does_not_count_as_equal(
     shop: Verified, monkeypatch: pytest.MonkeyPatch
