@@ -57,7 +57,8 @@ def verify(
         ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of --mode random: reads the ranges of an earlier sample again.")
+        int | None,
+        typer.Option("--seed", help="Of --mode random: repeats an earlier sample, if no row came or left since."),
     ] = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Begin from the start, also if a verification was interrupted.")

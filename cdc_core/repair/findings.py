@@ -7,7 +7,7 @@ from typing import Any
 
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES
-from cdc_core.verify.canonical import ERROR_SHOWN, key_text
+from cdc_core.verify.canonical import BYTES_SHOWN, ERROR_SHOWN, key_text
 from cdc_core.verify.evidence import ROW_MODES
 from cdc_core.verify.shape import Shape
 from cdc_core.words import counted
@@ -73,15 +73,21 @@ _AGAIN = (
 
 
 def has_error_value(shape: Shape, key: Key) -> bool:
-    """Whether the key has the error value of an ENUM that has the label '' too: no condition finds its row."""
-    return any(value == ERROR_SHOWN and name.lower() in shape.errors for name, value in key.items())
+    """Whether the key has the error value of an ENUM that has the label '' too, or bytes that are not text of their
+    character set: no condition finds its row."""
+    texts = {column.name for column in shape.key_columns if column.type.base in TEXT_BASES}
+    return any(
+        (value == ERROR_SHOWN and name.lower() in shape.errors)
+        or (name in texts and value is not None and value.startswith(BYTES_SHOWN))
+        for name, value in key.items()
+    )
 
 
 def error_values(rows: Mapping[str, int]) -> Refused:
     """rows: by logical table, how many have such a key."""
     return Refused(
-        f"{counted(sum(rows.values()), 'finding')} of {', '.join(rows)} have the error value of an ENUM in their keys, "
-        "by which no condition finds the rows: they were left out.",
+        f"{counted(sum(rows.values()), 'finding')} of {', '.join(rows)} have the error value of an ENUM, or bytes that "
+        "are not text, in their keys, by which no condition finds the rows: they were left out.",
         where=", ".join(rows),
         code="repair.error_value",
         remedy=_AGAIN,
@@ -89,7 +95,7 @@ def error_values(rows: Mapping[str, int]) -> Refused:
 
 
 def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
-    """The keys as texts of `row_texts`, without those that have the error value of an ENUM.
+    """The keys as texts of `row_texts`, without those of `has_error_value`.
 
     Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key).
     """

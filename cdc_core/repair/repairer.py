@@ -58,7 +58,7 @@ class Result:
     forgotten: rows that gave way, so that the source's count: such ones, and with a freshness column all that differed.
     removed:   rows that were in a shard to which their routes do not lead.
     claimed:   by logical table and key, what was staged.
-    left_out:  by logical table, how many of the named rows no condition finds: their keys have an ENUM's error value.
+    left_out:  by logical table, how many of the named rows no condition finds: see findings.has_error_value.
     refused:   by logical table, why none of its rows could be repaired.
     """
 

@@ -27,6 +27,7 @@ ERROR_VALUE = "\\E"
 ERROR_SHOWN = "(error value)"
 BYTES = "\\X"
 """Before the hexadecimal digits of bytes that are not text of their character set. As NULL."""
+BYTES_SHOWN = "(not text) "
 _FRACTION = r"(\.\d*?)0+$"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = {"t": "\t", "n": "\n", "0": "\0", "\\": "\\"}
@@ -50,7 +51,7 @@ def row_texts(rows: pa.RecordBatch, columns: Sequence[Column], errors: Collectio
 
 def compared_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
     """What `row_texts` joins: null for null, and for no other value."""
-    text = _with_bytes(rows, column, escaped(column_texts(rows, column)))
+    text = _with_bytes(rows, column, escaped(column_texts(rows, column)), BYTES)
     return _with_errors(rows, column, text, errors, ERROR_VALUE)
 
 
@@ -62,11 +63,13 @@ def key_text(values: Sequence[str | None]) -> str:
 
 def shown_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
     """`column_texts` for people."""
-    return _with_errors(rows, column, column_texts(rows, column), errors, ERROR_SHOWN)
+    text = _with_bytes(rows, column, column_texts(rows, column), BYTES_SHOWN)
+    return _with_errors(rows, column, text, errors, ERROR_SHOWN)
 
 
 def values_of(text: str) -> list[str | None]:
-    """The canonical texts of the values that `row_texts` joined; ERROR_SHOWN for an error value."""
+    """The canonical texts of the values that `row_texts` joined; ERROR_SHOWN for an error value, and BYTES_SHOWN
+    before bytes that are not text."""
     return [_value(part) for part in text.split(SEPARATOR)]
 
 
@@ -79,18 +82,18 @@ def _value(part: str) -> str | None:
     if part == ERROR_VALUE:
         return ERROR_SHOWN
     if part.startswith(BYTES):
-        return part.removeprefix(BYTES)
+        return BYTES_SHOWN + part.removeprefix(BYTES)
     return None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part)
 
 
-def _with_bytes(rows: pa.RecordBatch, column: Column, text: pa.StringArray) -> pa.StringArray:
+def _with_bytes(rows: pa.RecordBatch, column: Column, text: pa.StringArray, mark: str) -> pa.StringArray:
     """With a mark before bytes that are not text: a text may have the same digits."""
     places = [row for row, name in without_text(rows) if name == column.name]
     if not places:
         return text
     mask = np.zeros(rows.num_rows, bool)
     mask[places] = True
-    return pc.if_else(pa.array(mask), pc.binary_join_element_wise(BYTES, text, ""), text)
+    return pc.if_else(pa.array(mask), pc.binary_join_element_wise(mark, text, ""), text)
 
 
 def _with_errors(

@@ -17,6 +17,9 @@ says of the row before it (an insert: none) is one of these states: either the s
 `known_from` has found that this says enough. If the stage lacks rows, a side that has none of these states is still
 unknown: a target may not have the rows of a table that was not copied. Where one side is unknown, the key is unsettled
 if a change of it was under way, else judged by the other side.
+
+If changes that the target has not consumed move a row to another shard, a run may have made one of its two steps: the
+target is right, too, if the row is in none of the shards, or in several as one of its states each.
 """
 
 from __future__ import annotations
@@ -140,12 +143,13 @@ class Comparison:
         for side in ("source", "target"):
             self._db.execute(f"CREATE OR REPLACE TABLE {side}_rows (k VARCHAR, g BLOB)")
         self._db.execute(
-            "CREATE OR REPLACE TABLE events (k VARCHAR, g BLOB, gone BOOLEAN, partial BOOLEAN, of_source VARCHAR, "
-            "of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, consumed BOOLEAN)"
+            "CREATE OR REPLACE TABLE events (k VARCHAR, g BLOB, place BIGINT, gone BOOLEAN, partial BOOLEAN, "
+            "of_source VARCHAR, of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, "
+            "consumed BOOLEAN)"
         )
         self._db.execute(
-            "CREATE OR REPLACE TABLE formers (k VARCHAR, g BLOB, of_source VARCHAR, of_table VARCHAR, seq BIGINT, "
-            "ordinal BIGINT)"
+            "CREATE OR REPLACE TABLE formers (k VARCHAR, g BLOB, place BIGINT, of_source VARCHAR, of_table VARCHAR, "
+            "seq BIGINT, ordinal BIGINT)"
         )
         self._db.execute("CREATE OR REPLACE TABLE bounds (of_source VARCHAR, low BIGINT, high BIGINT)")
         for made in ("differing", "truncates", "first", "seen", "judged"):
@@ -213,15 +217,16 @@ SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(
     def _keep_events(self) -> None:
         if not self._waiting:
             return
+        place = "CASE WHEN NOT gone AND NOT partial THEN place END"
         with self._taken(pa.concat_tables(self._waiting)):
             self._db.execute(
-                f"INSERT INTO events SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, gone, partial, of_source, "
-                "of_table, ts, seq, ordinal, sure_seq, consumed FROM taken "
+                f"INSERT INTO events SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, {place}, gone, partial, "
+                "of_source, of_table, ts, seq, ordinal, sure_seq, consumed FROM taken "
                 "WHERE NOT former AND (k IS NULL OR k IN (SELECT k FROM differing))"
             )
             self._db.execute(
-                f"INSERT INTO formers SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, of_source, of_table, seq, "
-                "ordinal FROM taken WHERE former AND k IN (SELECT k FROM differing)"
+                f"INSERT INTO formers SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, {place}, of_source, "
+                "of_table, seq, ordinal FROM taken WHERE former AND k IN (SELECT k FROM differing)"
             )
         self._waiting.clear()
 
@@ -242,8 +247,8 @@ SELECT count(*) FILTER (WHERE both_have IS NULL AND told IS NULL), min(greatest(
         )
         # Of a key that several tables feed, each first change speaks of its own table's row.
         self._db.execute(
-            f"CREATE TABLE first AS SELECT f.k, f.g FROM formers f JOIN (SELECT k, min({_ORDER}) AS at FROM events "
-            "GROUP BY k HAVING count(DISTINCT of_source || '/' || of_table) = 1) e "
+            f"CREATE TABLE first AS SELECT f.k, f.g, f.place FROM formers f JOIN (SELECT k, min({_ORDER}) AS at "
+            "FROM events GROUP BY k HAVING count(DISTINCT of_source || '/' || of_table) = 1) e "
             f"ON e.k = f.k AND e.at = {_ORDER}"
         )
         sides = self._keyed_sides(whole) if self._keyed else self._counted_sides(whole)
@@ -274,7 +279,7 @@ FROM source_side s JOIN target_side t USING (k)"""
         """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had, and
         perhaps of those of which nothing was staged before."""
         tables = self._rows("SELECT count(DISTINCT of_source || '/' || of_table) FROM events")[0][0]
-        row = "e.k, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
+        row = "e.k, NULL, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
         among = "differing e CROSS JOIN truncates t"
         earlier = "(e.seq < t.seq OR (e.seq = t.seq AND e.ordinal < t.ordinal))"
         if tables > 1:
@@ -310,40 +315,61 @@ FROM source_side s JOIN target_side t USING (k)"""
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
         ):
-            # Only the target's rows must be one: sources may share keys, where the newest wins.
+            # Only the target's rows must be one: sources may share keys, where the newest wins. Each of theirs must
+            # be explained, else the one that is would hide the others.
             one = "n.rows <= 1" if side == "target" else "true"
+            # A row changes its shard in two steps, in any order: meanwhile it is in both, or in none.
+            between = "count(DISTINCT s.place) > 1 AND count(DISTINCT r.g) FILTER (WHERE r.g = s.g) = any_value(n.rows)"
             ctes.append(f"""{side}_last AS (
   SELECT k, arg_max(v, {of_all}) AS v FROM (
     SELECT k, of_source, arg_max(v, {of_source}) AS v, arg_max(ts, {of_source}) AS ts FROM (
-      SELECT k, of_source, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v, arg_max(ts, {_ORDER}) AS ts,
+      SELECT k, of_source, arg_max({{'g': g, 'place': place, 'partial': partial}}, {_ORDER}) AS v,
+        arg_max(ts, {_ORDER}) AS ts,
         max({_ORDER}) AS newest
       FROM seen WHERE {settled} GROUP BY k, of_source, of_table) GROUP BY k, of_source) GROUP BY k),
 {side}_states AS (
-  SELECT k, v.g AS g, v.partial AS partial, false AS touched FROM {side}_last
+  SELECT k, v.g AS g, v.place AS place, v.partial AS partial, false AS touched FROM {side}_last
   UNION ALL
-  SELECT k, NULL, {"false" if whole else "true"}, false FROM differing
+  SELECT k, NULL, NULL, {"false" if whole else "true"}, false FROM differing
   WHERE k NOT IN (SELECT k FROM {side}_last) {"AND k NOT IN (SELECT k FROM first)" if whole else ""}
   UNION ALL
-  SELECT k, g, false, false FROM first WHERE k NOT IN (SELECT k FROM {side}_last)
+  SELECT k, g, place, false, false FROM first WHERE k NOT IN (SELECT k FROM {side}_last)
   UNION ALL
-  SELECT k, g, partial, true FROM seen WHERE {under_way}),
+  SELECT k, g, place, partial, true FROM seen WHERE {under_way}),
 {side}_counts AS (
   SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
 {side}_side AS (
   SELECT n.k, any_value(n.rows) AS rows, bool_or(s.touched) AS touched,
-    CASE WHEN any_value({one}) AND bool_or(NOT s.partial AND r.g IS NOT DISTINCT FROM s.g) THEN 'right'
+    CASE {"WHEN n.k IN (SELECT k FROM unexplained) THEN 'wrong'" if side == "source" and whole else ""}
+         WHEN any_value({one}) AND bool_or(NOT s.partial AND r.g IS NOT DISTINCT FROM s.g) THEN 'right'
+         {f"WHEN {between} THEN 'right'" if side == "target" else ""}
          WHEN any_value({one}) AND bool_or(s.partial) THEN 'unknown' ELSE 'wrong' END AS state
   FROM {side}_counts n JOIN {side}_states s ON s.k = n.k LEFT JOIN {side}_rows r ON r.k = n.k GROUP BY n.k)""")
-        return ",\n".join(ctes)
+        return ",\n".join([self._unexplained(), *ctes])
+
+    def _unexplained(self) -> str:
+        """A CTE: the keys under which several source tables have a row, of which one is not a state that its table gave
+        the key."""
+        return f"""unexplained AS (
+  SELECT r.k FROM source_rows r
+  WHERE r.k IN (SELECT k FROM source_rows GROUP BY k HAVING count(*) > 1) AND NOT EXISTS (SELECT 1 FROM (
+    SELECT k, v.g AS g, v.partial AS partial FROM (
+      SELECT k, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v
+      FROM seen WHERE before_read GROUP BY k, of_source, of_table)
+    UNION ALL
+    SELECT k, g, partial FROM seen WHERE during_read
+    UNION ALL
+    SELECT k, g, false FROM first) s WHERE s.k = r.k AND (s.partial OR s.g = r.g)))"""
 
     def _counted_sides(self, whole: bool) -> str:
-        """As `_keyed_sides`, for rows without a key: how many copies there may be."""
+        """As `_keyed_sides`, for rows without a key: how many copies there may be, each in the shard of its values."""
         ctes = []
         for side, settled, under_way in (
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
         ):
             touching = "NOT t.consumed" if side == "target" else "t.sure_seq >= b.low"
+            astray = "bool_or(r.g <> e.g) AND NOT bool_or(r.g = e.g)" if side == "target" else "false"
             ctes.append(f"""{side}_moves AS (
   SELECT k, coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
     count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
@@ -352,9 +378,14 @@ FROM source_side s JOIN target_side t USING (k)"""
   SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
 {side}_emptied AS (
   SELECT count(*) > 0 AS emptied FROM truncates t JOIN bounds b USING (of_source) WHERE {touching}),
+{side}_astray AS (
+  SELECT r.k FROM {side}_rows r
+  JOIN (SELECT k, g FROM source_rows UNION SELECT k, g FROM seen WHERE NOT gone AND NOT partial) e ON e.k = r.k
+  GROUP BY r.k, r.g HAVING {astray}),
 {side}_side AS (
   SELECT n.k, n.rows, coalesce(m.less + m.more, 0) > 0 OR x.emptied AS touched,
-    CASE WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
+    CASE WHEN n.k IN (SELECT k FROM {side}_astray) THEN 'wrong'
+         WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
          WHEN n.rows BETWEEN coalesce(m.base - m.less, 0) AND coalesce(m.base + m.more, 0) THEN 'right'
          ELSE 'wrong' END AS state
   FROM {side}_counts n LEFT JOIN {side}_moves m ON m.k = n.k CROSS JOIN {side}_emptied x)""")

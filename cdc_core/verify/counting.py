@@ -50,7 +50,10 @@ class CountedTable:
         self._job.progressed(self._name, "target", there)
         reached = self._job.mode is not Mode.MAX_ID or not last or self.reaches(last)
         chains = self._batches.chains_until(spans)
-        excess = excess_of(chains, self._name, {one.source: (one.low, one.high) for one in spans}, consumed.batches)
+        bounds = {one.source: (one.low, one.high) for one in spans}
+        sharding = self._shape.destination.rule.sharding
+        moves = sharding is not None and sharding.key not in self._shape.key
+        excess = excess_of(chains, self._name, bounds, consumed.batches, moving=moves)
         verdict = judged(rows, there, excess, reached=reached)
         moving = verdict.moving if consumed.known else 0
         unsettled = verdict.unsettled + verdict.moving - moving

@@ -35,9 +35,11 @@ def excess_of(
     logical: str,
     bounds: Mapping[str, tuple[Position, Position]],
     consumed: AbstractSet[str],
+    *,
+    moving: bool,
 ) -> Excess:
     """bounds: by source, between which places its rows were counted. consumed: ids of the batches that the target had
-    consumed before its rows were counted."""
+    consumed before its rows were counted. moving: any update may move a row to another shard."""
     found = Excess()
     for batch in batches:
         parts = [part for part in batch.parts if part.table == logical]
@@ -58,6 +60,9 @@ def excess_of(
             least, most = -less, more
         else:
             least, most = -more - less, more + less
+        if not applied:  # a run may have made one of the two steps of a row that gets another key, or another shard
+            steps = ops[UPDATE] if moving else sum(part.key_changes for part in parts)
+            least, most = least - steps, most + steps
         found = Excess(found.least + least, found.most + most, unbounded, True)
     return found
 

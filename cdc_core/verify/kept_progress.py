@@ -44,7 +44,10 @@ class KeptProgress:
         """What is known of a table; of none, or of one that is defined otherwise now, nothing."""
         known = self.progress.tables.get(table)
         if known is not None and known.definition != definition:
-            self._job.said(f"{table} begins from the start: it was redefined since its verification was interrupted.")
+            self._job.said(
+                f"{table} begins from the start: it was redefined, or its target is at another address, since its "
+                "verification was interrupted."
+            )
             known = None
         return known or Tally(definition)
 

@@ -110,9 +110,10 @@ class Table:
 
     @property
     def definition(self) -> str:
-        """A digest of what is compared, and how it is cut."""
+        """A digest of what is compared, where it is, and how it is cut."""
         shards = [
-            [shard.table.name, target_rows.schema_of(self._shape, shard).id] for shard in self._shape.destination.shards
+            [shard.server.host, shard.server.port, shard.table.name, target_rows.schema_of(self._shape, shard).id]
+            for shard in self._shape.destination.shards
         ]
         sources = [[source.name, schema.name, schema.id] for source, schema in self._feeding]
         return digest([sources, shards, self._whole])

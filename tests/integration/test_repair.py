@@ -522,6 +522,42 @@ def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
     assert [one.key["id"] for one in run.verify("coded")["coded"].findings] == [ERROR_SHOWN]
 
 
+@FIRST_MARIADB
+def test_bytes_that_are_not_text_in_a_key_are_not_taken_for_their_digits(verified: Callable[..., Verified]) -> None:
+    """No condition finds the row with the bytes; a row whose text is their digits is repaired beside it."""
+    run = verified()
+    run.source(
+        "CREATE TABLE words (k VARCHAR(20) CHARACTER SET greek PRIMARY KEY, v INT)",
+        "INSERT INTO words VALUES (X'D2', 1), ('0xd2', 2), ('d', 3)",
+    )
+    run.load("words")
+    run.target("UPDATE words SET v = 7 WHERE v = 1")
+    done = repaired(run, "words", applied=False)
+    assert (done.rows, done.deletes, done.left_out, done.settled) == (0, 0, {"words": 1}, False)
+    assert done.error is not None
+    assert done.error.code == "repair.error_value"
+    run.target("UPDATE words SET v = 8 WHERE v = 2")
+    done = repaired(run, "words", applied=False)
+    assert (done.rows, done.before["words"].found, done.left_out) == (1, {"target": 1}, {"words": 1})
+    run.target("UPDATE words SET k = '0xd2d2', v = 1 WHERE v = 7", "UPDATE words SET v = 2 WHERE v = 8")
+    assert {one.key["k"]: one.kind for one in run.verify("words")["words"].findings} == {
+        "(not text) 0xd2": "missing", "0xd2d2": "surplus",
+    }  # fmt: skip
+
+
+@FIRST_MARIADB
+def test_a_value_of_bytes_that_are_not_text_is_shown_beside_its_digits(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.source(
+        "CREATE TABLE words (id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET greek)",
+        "INSERT INTO words VALUES (1, X'D2')",
+    )
+    run.load("words")
+    run.target("UPDATE words SET v = '0xd2'")
+    (finding,) = run.verify("words")["words"].findings
+    assert finding.columns == {"v": ("(not text) 0xd2", "0xd2")}
+
+
 @FIRST_MYSQL
 def test_rows_outside_a_filter_are_deleted_and_masks_are_applied(verified: Callable[..., Verified]) -> None:
     run = filtered_and_masked(verified)

@@ -23,6 +23,7 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.verify.comparison import Kind, Wrong
 from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
@@ -319,6 +320,74 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
     ]
 
 
+@FIRST_MARIADB
+def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[..., Verified]) -> None:
+    """Of each row there are as many as the source has."""
+    rule = ", no_key: rows, sharding: {key: t, function: mod, databases: 1, tables: 2}"
+    run = verified(rule, table="{table}_{t}")
+    run.source(
+        "CREATE TABLE number (id INT, t INT NOT NULL)",
+        "INSERT INTO number VALUES (1, 0), (2, 1), (3, 0), (3, 0), (4, 1)",
+    )
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
+        )
+    run.consumed()
+    assert run.verify("number")["number"].equal
+    run.target(
+        "DELETE FROM number_0 WHERE id = 1", "DELETE FROM number_0 WHERE id = 3 LIMIT 1",
+        "INSERT INTO number_1 VALUES (1, 0), (3, 0)",
+    )  # fmt: skip
+    run.source("DELETE FROM number WHERE id = 1", "INSERT INTO number VALUES (5, 1)")  # a lag
+    result = run.verify("number")["number"]
+    assert [(one.kind, one.wrong, one.key["id"]) for one in result.findings] == [
+        (Kind.SURPLUS, Wrong.TARGET, "1"), (Kind.COPIES, Wrong.TARGET, "3"),
+    ]  # fmt: skip
+    assert (result.moving, result.unsettled) == (1, 0)
+
+
+@FIRST_MARIADB
+def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: Callable[..., Verified]) -> None:
+    """It leaves one shard and comes to the other in two steps, in any order: meanwhile it is in both, or in none."""
+    run = verified(", sharding: {key: t, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
+    run.source(
+        "CREATE TABLE number (id INT PRIMARY KEY, t INT NOT NULL)",
+        "INSERT INTO number VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1)",
+    )
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
+        )
+    run.consumed()
+    run.source("UPDATE number SET t = 3 WHERE id IN (1, 2)", "UPDATE number SET t = 2 WHERE id IN (3, 4)")
+    run.target("INSERT INTO number_1 VALUES (1, 3)", "DELETE FROM number_0 WHERE id = 2")
+    result = run.verify("number")["number"]
+    assert (result.findings, result.unsettled, result.moving) == ((), 0, 4)
+    run.target("INSERT INTO number_1 VALUES (2, 3)")  # one row more than the source has
+    result = run.verify("number", mode=Mode.COUNT)["number"]
+    assert (result.target.rows, result.found, result.moving) == (7, {}, 1)
+    run.target("DELETE FROM number_0 WHERE id IN (3, 4)", "DELETE FROM number_1 WHERE id = 2")  # two less
+    result = run.verify("number", mode=Mode.COUNT)["number"]
+    assert (result.target.rows, result.found, result.moving) == (4, {}, 1)
+    run.target("INSERT INTO number_0 VALUES (3, 0), (4, 0)")
+    run.target(  # nothing moves these
+        "DELETE FROM number_0 WHERE id = 3", "INSERT INTO number_1 VALUES (4, 2)", "INSERT INTO number_1 VALUES (5, 0)"
+    )
+    kinds = {"3": Kind.MISSING, "4": Kind.COPIES, "5": Kind.COPIES}
+    assert {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")} == {
+        key: (kind, Wrong.TARGET) for key, kind in kinds.items()
+    }
+    run.consumed()  # by now the run has ended
+    found = {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")}
+    kinds |= {"1": Kind.COPIES, "2": Kind.MISSING}
+    assert found == {key: (kind, Wrong.TARGET) for key, kind in kinds.items()}
+
+
 HASH = "CHAR(64) CHARACTER SET ascii COLLATE ascii_bin"
 
 
@@ -602,6 +671,30 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
         "all_b": [],
     }
     assert (result["all"].moving, result["all_a"].moving, result["all_b"].moving) == (1, 0, 1)
+
+
+@pytest.mark.parametrize("rule", ["", ", shared_keys: newest"])
+@FIRST_MARIADB
+def test_a_row_that_no_change_explains_is_found_where_another_table_has_its_key(
+    verified: Callable[..., Verified], rule: str
+) -> None:
+    run = verified(rule)
+    run.source(
+        *(f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT)" for name in ("all_a", "all_b")),
+        "INSERT INTO all_a VALUES (1, 1), (2, 1), (3, 1)",
+        "INSERT INTO all_b VALUES (4, 1)",
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE `all` (id INT PRIMARY KEY, v INT)", "INSERT INTO `all` VALUES (1, 1), (2, 1), (3, 1), (4, 1)"
+    )
+    run.consumed()
+    assert run.verify("all")["all"].equal
+    run.source("INSERT INTO all_b VALUES (1, 2)")  # the target has not applied it
+    run.unlogged("INSERT INTO all_b VALUES (2, 2)")
+    result = run.verify("all")["all"]
+    assert [(one.wrong, one.key["id"], one.source_rows) for one in result.findings] == [(Wrong.STAGE, "2", 2)]
+    assert (result.moving, result.unsettled) == (1, 0)
 
 
 @FIRST_MARIADB

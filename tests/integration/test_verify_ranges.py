@@ -4,7 +4,7 @@ modes never pass for a proof."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,8 @@ from cdc_core.verify.modes import Mode
 from cdc_core.verify.range_rows import RangeRows
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.verifier import verify
+from examples.sandbox.mysql import MySql
+from tests.integration.test_repair import at_source
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
 
 __all__ = ["verified"]
@@ -168,6 +170,31 @@ def test_what_was_verified_under_other_definitions_or_too_long_ago_is_verified_a
     rows, said = continued()
     assert rows == 40
     assert "more than 24h ago" in said
+
+
+@pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
+def test_what_was_verified_at_another_server_is_verified_again(
+    shop: Verified, mysql9: MySql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(shop, 2, monkeypatch)
+    with closing(mysql9.connect(autocommit=True)) as there, there.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {shop.place}")
+        cursor.execute(
+            f"CREATE TABLE {shop.place}.number "
+            "(id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)"
+        )
+        cursor.executemany(
+            f"INSERT INTO {shop.place}.number VALUES (%s, %s, %s)", [row for row in at_source(shop, "number") if row[0]]
+        )
+        shop.environ["TARGET"] = mysql9.url
+        try:
+            with begun(shop) as (job, said):
+                (result,) = verify(job).results
+        finally:
+            cursor.execute(f"DROP DATABASE {shop.place}")
+    assert [(one.kind, one.key["id"]) for one in result.findings] == [(Kind.MISSING, "0")]
+    assert (result.source.rows, result.target.rows) == (40, 39)
+    assert any("number begins from the start" in line for line in said)
 
 
 @FIRST_MYSQL
