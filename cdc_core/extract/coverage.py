@@ -118,14 +118,16 @@ class CoverageLog:
                 if how is not known.how:
                     self._set(table, TableCoverage(how, position.seq - 1, at_us, str(position)))
 
-    def other_rules(self, tables: Iterable[str], position: Position, at_us: int) -> None:
-        """Rows of these tables were staged under other rules up to here. Where changes were missed as well, a copy is
-        due that brings all."""
-        for table in tables:
+    def other_rules(self, tables: Mapping[str, str], position: Position, at_us: int) -> None:
+        """Rows of these tables were staged under other rules up to here, unless they had none until now. Where changes
+        were missed as well, a copy is due that brings all. tables: with the rules from here on, as in TableCoverage."""
+        for table, rules in tables.items():
             known = self._known.get(table)
-            if known is not None and (known.how.whole or known.how is How.EXISTING) and not known.gone:
+            if known is None or known.gone or (known.how is not How.COPIED and known.seq >= position.seq - 1):
+                continue
+            if known.how.whole or known.how is How.EXISTING:
                 what = TableCoverage(How.OTHER_RULES, position.seq - 1, at_us, str(position), known.rows)
-                self._set(table, replace(what, cascaded_seq=known.cascaded_seq))
+                self._set(table, replace(what, cascaded_seq=known.cascaded_seq, rules=rules))
 
     def add(self, block: Block) -> None:
         """Takes what a block says."""

@@ -310,22 +310,22 @@ class Extractor:
             self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed)
         return log_of
 
-    def _under_other_rules(self, covered: SourceCoverage) -> list[str]:
-        """Captured tables whose rules are not those by which rows were staged before."""
+    def _under_other_rules(self, covered: SourceCoverage) -> dict[str, str]:
+        """Captured tables whose rules are not those by which rows were staged before, with their rules of now."""
         former = Capture.by_rules(covered.surveyed.captured)
         if former is None or former.rules == self._capture.rules:
-            return []
+            return {}
         here = captured_tables(
             self._control,
             lambda database, table: f"{database}.{table}" in covered.tables and self._capture.captures(database, table),
         )
-        return [
-            schema.name
-            for schema, _ in here.values()
-            if schema is not None
-            and former.captures(schema.database, schema.table)
+        schemas = [schema for schema, _ in here.values() if schema is not None]
+        return {
+            schema.name: self._capture.rules_of(schema)
+            for schema in schemas
+            if former.captures(schema.database, schema.table)
             and former.rules_of(schema) != self._capture.rules_of(schema)
-        ]
+        }
 
     def _release(self, lease: Lease) -> None:
         """A lease that another extractor took over, or a meta database that is down, must not fail the exit."""

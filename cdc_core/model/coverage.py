@@ -109,6 +109,7 @@ class TableCoverage:
     appeared: whether a survey found the table, and an earlier one had not: it is new, or the pipeline's rules are.
     cascaded_seq: order key of the last transaction by which a foreign key may have changed rows of it, or of the place
     where a survey saw the table, if that is later; else 0.
+    rules: of a copy, the pipeline's rules for its rows; of other rules, those from the place on (Capture.rules_of).
     """
 
     how: How
@@ -121,6 +122,7 @@ class TableCoverage:
     base_seq: int = 0
     appeared: bool = False
     cascaded_seq: int = 0
+    rules: str = ""
 
     @property
     def needs_seq(self) -> int:
@@ -235,22 +237,28 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
 
     An extractor that runs while a table is copied does not know of the copy. What it says of rows from before its
     capture, and of changes that were missed before the copy's place, is older than the copy, wherever it is in the
-    chain; a copy says nothing of what happened after it. What foreign keys may have changed counts until a copy began
-    after it.
+    chain; a copy says nothing of what happened after it, and nothing for rules under which it was not read. What
+    foreign keys may have changed counts until a copy began after it.
     """
     found = dict(known)
     for table, one in said.items():
         before = known.get(table)
         outdated = before is not None and before.how is How.COPIED and _is_before(one, before)
         early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
-        chosen = before if before is not None and (outdated or early) else one
+        unlike = before is not None and one.how is How.COPIED and _under_other_rules(before, one)
+        chosen = before if before is not None and (outdated or early or unlike) else one
         cascaded_seq = max(one.cascaded_seq, 0 if before is None else before.cascaded_seq)
         found[table] = replace(chosen, cascaded_seq=cascaded_seq)
     return found
 
 
 def _is_before(one: TableCoverage, copy: TableCoverage) -> bool:
-    return one.how is How.EXISTING or (one.how in (How.CAPTURED_AGAIN, How.OTHER_RULES) and one.seq <= copy.seq)
+    missed = one.how is How.CAPTURED_AGAIN or (one.how is How.OTHER_RULES and not _under_other_rules(one, copy))
+    return one.how is How.EXISTING or (missed and one.seq <= copy.seq)
+
+
+def _under_other_rules(one: TableCoverage, copy: TableCoverage) -> bool:
+    return one.how is How.OTHER_RULES and one.rules != copy.rules
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:

@@ -335,5 +335,5 @@ def _copied(
     base_seq = began_at(copy, chunks).seq
     return TableCoverage(
         How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq,
-        cascaded_seq=0 if known is None else known.cascaded_seq,
+        cascaded_seq=0 if known is None else known.cascaded_seq, rules=copy.rules,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cdc_core.model.coverage import Happened, How, TableCoverage, TableEvent, after, lacks, settled
@@ -63,6 +65,17 @@ def test_neither_a_copy_nor_an_extractor_that_knows_nothing_of_it_takes_the_othe
     if how is not How.UNLOGGED or not copy_first:  # what is unlogged counts until a copy that knows of it
         assert found.how is How.COPIED
         assert "by a foreign key" in lacks("shop.items", "shop", found)
+
+
+@pytest.mark.parametrize("copy_first", [True, False])
+@pytest.mark.parametrize("apart", [-1, 0, 1])
+def test_a_copy_counts_for_the_rules_alone_under_which_it_was_read(apart: int, copy_first: bool) -> None:
+    """Where the source is idle, both are of one place; and a process with the former file may have made the copy."""
+    edited = TableCoverage(How.OTHER_RULES, COPIED.seq + apart, 0, "", rules="new")
+    for rules in ("new", "old", ""):
+        copy = replace(COPIED, rules=rules)
+        first, then = (copy, edited) if copy_first else (edited, copy)
+        assert settled({"t": first}, {"t": then})["t"].whole is (rules == "new" and apart <= 0), rules
 
 
 def test_the_next_copy_makes_it_whole() -> None:
