@@ -106,6 +106,7 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
         (tmp_path / "meta.db").unlink()
         lockstep("meta", "rebuild", "kills.yaml")
         assert known(pipeline) == before
+        cursor.execute("FLUSH BINARY LOGS")  # of a table without a key, two copies cannot be of one place
         lockstep("snapshot", "kills.yaml", "--all")  # names and numbers of files do not come again
         settle(lockstep, pipeline)
         staged_equals_source(pipeline, cursor)

@@ -133,6 +133,7 @@ def test_a_name_leads_to_the_file_in_the_pipelines_folder_or_else_to_the_one_her
     lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path
 ) -> None:
     """Messages name pipelines: what they advise can be pasted where the file is, too."""
+    monkeypatch.delenv("LOCKSTEP_PIPELINES", raising=False)
     monkeypatch.chdir(pipeline.parent)
     assert json.loads(lockstep("status", pipeline.stem, "--json").out)["pipeline"] == "shop"
     folder = pipeline.parent / "dags/pipelines"
