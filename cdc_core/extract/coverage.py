@@ -123,7 +123,7 @@ class CoverageLog:
         were missed as well, a copy is due that brings all. tables: with the rules from here on, as in TableCoverage."""
         for table, rules in tables.items():
             known = self._known.get(table)
-            if known is None or known.gone or (known.how is not How.COPIED and known.seq >= position.seq - 1):
+            if known is None or known.gone or (known.how is not How.COPIED and known.seq == position.seq - 1):
                 continue
             if known.how.whole or known.how is How.EXISTING:
                 what = TableCoverage(How.OTHER_RULES, position.seq - 1, at_us, str(position), known.rows)
