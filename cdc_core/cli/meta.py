@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,11 +15,6 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, table
-
-if TYPE_CHECKING:
-    from cdc_core.config import Pipeline
-    from cdc_core.meta import Meta
-    from cdc_core.stage.objects import ObjectStore
 
 app = typer.Typer(name="meta", help="Maintain the database of positions and records.", no_args_is_help=True)
 
@@ -61,6 +56,7 @@ def rebuild(
     nothing. Running it twice changes nothing. Exit code 75: a source is being extracted, copied or purged.
     """
     from cdc_core.meta import Meta
+    from cdc_core.rebuild import rebuild as rebuild_source
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import newest, require_reached
     from cdc_core.stage.stores import open_stage
@@ -83,42 +79,6 @@ def rebuild(
         },
         table("", columns, done, numbers=("batches restored",)),
     )
-
-
-def rebuild_source(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> int:
-    """How many batches were missing. Nobody adds to the chain meanwhile, or removes from it: what meta is told after
-    the chain was read would be replaced by what the chain said then.
-
-    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and Meta.rebuild
-    raise.
-    """
-    from cdc_core.apply.turn import Turn
-    from cdc_core.errors import RetryLater
-    from cdc_core.extract import default_holder
-    from cdc_core.meta.kept_lease import kept_lease
-    from cdc_core.snapshot.copier import copier_lease
-    from cdc_core.stage import horizon as horizons
-    from cdc_core.stage.manifest import chain
-
-    lease_s = pipeline.limits.lease_s
-    taken = RetryLater(
-        f"The source {source!r} is being extracted.",
-        where=source,
-        code="meta.lease_held",
-        remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
-    )
-    with (
-        Turn(meta, pipeline) as turn,
-        copier_lease(meta, pipeline, source),
-        # A DAG tries to extract the source all the time, and a long chain takes longer to read than a lease lasts.
-        kept_lease(meta, source, pipeline.pipeline, default_holder(), lease_s, taken=taken) as lease,
-    ):
-        horizon = horizons.read(store, source)
-        manifests = tuple(chain(store, source))
-        turn.renew()
-        lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
-        meta.release_lease(lease)  # it has another epoch than the one that the block began with
-    return added
 
 
 @app.command()

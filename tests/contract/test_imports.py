@@ -38,13 +38,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "staged": BASE | {"stage", "meta"},
     "check": JOINED | {"snapshot"},
     "init": JOINED | {"check"},
+    "rebuild": JOINED | {"snapshot"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
     "cutover": JOINED | {"check", "repair", "snapshot", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED
-    | {"check", "cutover", "ddl", "init", "repair", "reshard", "run", "snapshot", "staged", "target_tables", "verify"},
+    | {"check", "cutover", "ddl", "init", "rebuild", "repair", "reshard", "run", "snapshot", "staged", "target_tables"}
+    | {"verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.meta import rebuild_source
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.snapshot import copy_sources
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.model.schema import Column, TableSchema
+from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.snapshot import copier, keys, pace, steps
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.pending import chosen, pending

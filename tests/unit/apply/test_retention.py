@@ -14,11 +14,11 @@ import pytest
 from cdc_core.apply import replay, retention
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
-from cdc_core.cli.meta import rebuild_source
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.meta.copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
+from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest
