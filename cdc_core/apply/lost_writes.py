@@ -210,8 +210,9 @@ def accept(
 
 def accept_moved(meta: Meta, target: Target, tables: Collection[str]) -> None:
     """Ask no more for what was written to shards that these tables do not have any more: their rows were moved."""
+    due = meta.last_writes(target.name)
     moved: dict[str, dict[str, Renewal]] = {}
-    for table, shards in meta.last_writes(target.name).items():
-        named = {one.name for one in shard_tables(target, table)} if table in tables else shards.keys()
-        moved[table] = {shard: Renewal(write, None) for shard, write in shards.items() if shard not in named}
-    meta.accept_writes(target.name, {table: shards for table, shards in moved.items() if shards})
+    for table in due.keys() & tables:
+        named = {one.name for one in shard_tables(target, table)}
+        moved[table] = {shard: Renewal(write, None) for shard, write in due[table].items() if shard not in named}
+    meta.accept_writes(target.name, moved)

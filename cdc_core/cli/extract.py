@@ -131,7 +131,7 @@ def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -
     due = [found for found in partial if not found[2].gone]
     existing = [found for found in due if found[2].how is How.EXISTING and not found[2].cascaded]
     if len(existing) > 1:  # of an existing database all of them: the same is said of each
-        due = [found for found in due if found not in existing]
+        due = [found for found in due if found[2].how is not How.EXISTING or found[2].cascaded]
         named = [which if one.rows is None else f"{which} (~{counted(one.rows, 'row')})" for which, _, one in existing]
         output.note(f"partial: rows from before their capture are not captured: {some_of(named, MOST_WARNINGS)}")
     for which, name, one in due[:MOST_WARNINGS]:

@@ -42,7 +42,7 @@ def pipeline_path(name: str, folder: Path) -> Path:
     if given.suffix in (".yaml", ".yml") or os.sep in name:
         return given
     found = folder / f"{name}.yaml"
-    # Messages name pipelines, so that what they advise can be pasted: also where there is no such folder.
+    # Messages name pipelines, so that what they advise can be pasted where the file is, too.
     for path in (found, Path(f"{name}.yaml")):
         if path.is_file():
             return path

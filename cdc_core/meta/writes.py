@@ -58,8 +58,8 @@ def keep(
 ) -> None:
     """A ledger that is closed now counts these transactions.
 
-    lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries to
-    write instead of those that were looked for, where these still are.
+    lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries to write
+    instead of those that were looked for, where these still are.
     """
     mine: dict[str, dict[str, LastWrite]] = {}
     for one in counts:

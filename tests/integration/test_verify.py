@@ -320,6 +320,17 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
     ]
 
 
+def into_two_shards(run: Verified) -> None:
+    """The target has all rows of `number`, by `t` modulo 2."""
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
+        )
+    run.consumed()
+
+
 @FIRST_MARIADB
 def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[..., Verified]) -> None:
     """Of each row there are as many as the source has."""
@@ -329,13 +340,7 @@ def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[...,
         "CREATE TABLE number (id INT, t INT NOT NULL)",
         "INSERT INTO number VALUES (1, 0), (2, 1), (3, 0), (3, 0), (4, 1)",
     )
-    run.drain()
-    for shard in (0, 1):
-        run.target(
-            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
-            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
-        )
-    run.consumed()
+    into_two_shards(run)
     assert run.verify("number")["number"].equal
     run.target(
         "DELETE FROM number_0 WHERE id = 1", "DELETE FROM number_0 WHERE id = 3 LIMIT 1",
@@ -357,13 +362,7 @@ def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: 
         "CREATE TABLE number (id INT PRIMARY KEY, t INT NOT NULL)",
         "INSERT INTO number VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1)",
     )
-    run.drain()
-    for shard in (0, 1):
-        run.target(
-            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
-            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(t, 2) = {shard}",
-        )
-    run.consumed()
+    into_two_shards(run)
     run.source("UPDATE number SET t = 3 WHERE id IN (1, 2)", "UPDATE number SET t = 2 WHERE id IN (3, 4)")
     run.target("INSERT INTO number_1 VALUES (1, 3)", "DELETE FROM number_0 WHERE id = 2")
     result = run.verify("number")["number"]
