@@ -229,6 +229,7 @@ class History:
                 emptied=change.emptied.get(name, ()),
                 ts_us=change.ts_us,
                 rowless=rowless,
+                renamed=change.renamed.get(name, ()),
             )
             self._learn(found)
 
@@ -255,7 +256,8 @@ class History:
         for i, other in enumerate(known):
             if other.seq == one.seq:  # one entry with both the marks and the definition
                 one = replace(
-                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us
+                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us,
+                    renamed=other.renamed,
                 )  # fmt: skip
                 del known[i]
                 break
@@ -292,6 +294,7 @@ class Change:
     ts_us: int = 0
     made: frozenset[Table] = frozenset()
     moves_no_rows: bool = False
+    renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 def _in_one_log(one: int, other: int) -> bool:
