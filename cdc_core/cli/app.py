@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
+from cdc_core.account import settled
 from cdc_core.cli import (
     airflow,
     check,
@@ -128,6 +130,10 @@ def _terminated(number: int, frame: object) -> None:
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
     collect_seldom()
+    os.environ.update(settled(os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what was done must not fail because of how it is told
     signal.signal(signal.SIGTERM, _terminated)
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
     try:
