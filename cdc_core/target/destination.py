@@ -23,6 +23,7 @@ from cdc_core.connections import SafeConnection, Server, connect, is_mariadb, re
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.session import WRITING
 from cdc_core.target.facts import (
     DatabaseGrants,
     TableFacts,
@@ -39,7 +40,7 @@ from cdc_core.target.fence import Fence, fenced, fences_in
 from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
-from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
+from cdc_core.target.load import Layout, altering_session, documents_of, open_session
 from cdc_core.target.placement import misplaced, placements_in
 from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
@@ -333,9 +334,7 @@ class Survey:
         try:
             with translating(where), sensible(reference):
                 if number not in self._connections:
-                    self._connections[number] = connect(server, where=reference)
-                    with self._connections[number].cursor() as cursor:
-                        set_session(cursor)
+                    self._connections[number] = connect(server, where=reference, settings=WRITING)
                     if self._loading:
                         require_server(self._connections[number], where=where)
                 yield server
