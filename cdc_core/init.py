@@ -289,6 +289,9 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
             "    # Tables and columns that it lacks are created from the source's definitions when a run needs them.",
             "    # `lockstep target create --dry-run` shows the statements. To create them by hand, write stop.",
             "    on_missing_table: create",
+            "    # Where tables have rows already, of a former trial for instance, the first run stops until you write",
+            "    # what becomes of these rows: replace, or keep.",
+            "    # existing: replace",
             "    tables:",
         ]
         for schema in catalogue.captured:

@@ -210,6 +210,12 @@ class Target(Model):
         description="a table that does not exist there: create it from the source's definition, with its database, "
         "before the first run that needs it; or stop the run",
     )
+    existing: Literal["replace", "keep"] | None = Field(
+        None,
+        description="rows that its tables have before the first run, and that the stage knows nothing of: replace "
+        "empties these tables, once, before that run writes to them; keep leaves the rows until the source changes "
+        "them or their table is copied again. Without it, `lockstep check` and the run stop before such a table",
+    )
     sessions: int = Field(
         32,
         ge=1,
