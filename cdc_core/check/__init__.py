@@ -120,7 +120,7 @@ def _meta(
     covered: dict[str, Mapping[str, TableCoverage]] = {}
 
     def look() -> dict[str, _Known]:
-        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
             found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
             covered.update({source.name: meta.coverage(source.name).tables for source in pipeline.sources})
             return {
@@ -134,12 +134,12 @@ def _meta(
 
 
 def _writer(pipeline: Pipeline, target: str) -> Writer:
-    with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
         return writer_of(pipeline, frozenset(meta.last_writes(target)))
 
 
 def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:
-    with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
         require_kept(meta, pipeline, target, environ)
 
 
@@ -180,7 +180,7 @@ def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, kn
     recorded = None if known is None else known.checkpoint.position
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
-        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
             begun = meta.checkpoint(source)
             recorded = None if begun is None else begun.position
     require_continuable(store, source, recorded)

@@ -54,6 +54,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
 
     oldest: the age above which a cutover back would verify every row first.
     """
+    meta = meta.of(found.way_back)
     status = meta.status(found.way_back)
     if not status.sources:
         said = f"way back: not ready: {found.way_back} has not run yet"

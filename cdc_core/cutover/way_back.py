@@ -143,7 +143,8 @@ class NewWayBack:
         """Removes the file if nothing was read by it yet."""
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
-        if all(self._job.meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        meta = self._job.meta.of(self.name)
+        if all(meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
         self.keep_out()  # a cutover that an earlier version began has not

@@ -68,7 +68,7 @@ def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockste
             lockstep("extract", "shop.yaml")
         lockstep("snapshot", "shop.yaml")
     assert state(lockstep, "x_orders") == [[1, "old"]]
-    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db") as meta:
+    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db", "shop") as meta:
         assert meta.coverage("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 

@@ -147,7 +147,7 @@ def made_ready(lockstep: Any, number: int) -> None:
     """What the plan of a run does before Spark starts."""
     file = lockstep.directory / "shop.yaml"
     pipeline = config.load(file)
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         planned = plan(
             meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["target"]
         )
@@ -156,7 +156,7 @@ def made_ready(lockstep: Any, number: int) -> None:
 
 def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
-    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url) as meta:
+    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url, "shop") as meta:
         former = Renewal(None, LastWrite("former", 1))
         meta.accept_writes("target", {one: {name: former} for one, name in tables.items()})
 

@@ -56,7 +56,7 @@ class Line:
             where="test",
         )
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
     def extractor(self) -> Extractor:
         environ = {"A": self.pair.primary.url, "B": self.pair.replica.url}
