@@ -43,7 +43,7 @@ _ASKED = 200
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who is about to write. stages: what the starts of its sources are called. written: logical tables that meta knows
+    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables that meta knows
     it to have written."""
 
     pipeline: str

@@ -88,7 +88,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
 ) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
 """
 STAGES_CHARS = 1000
-"""Room for some fifty stages."""
+"""Enough for some fifty stages."""
 CREATE_LAYOUTS = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LAYOUTS} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,

@@ -1,4 +1,4 @@
-"""The first tables, as tables.py has them. Whoever adds the next migration writes them out here."""
+"""The first tables, as tables.py has them. The next migration must come with a copy of them, written out here."""
 
 from __future__ import annotations
 
