@@ -43,8 +43,8 @@ _ASKED = 200
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables that meta knows
-    it to have written."""
+    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
+    that meta knows it to have written."""
 
     pipeline: str
     stages: frozenset[str]
