@@ -20,7 +20,8 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.leaving import leave_if_told
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -390,12 +391,14 @@ class SourceStream:
         """The log's events from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 yield from reader.events(POLL_S)
 
     def _statements_after(self, begin: Position) -> Generator[Stretch]:
         """The log from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 found, framer = reader.statements(POLL_S), reader.framer
                 # What comes before an error is read; where the error is, reading must begin again.
                 end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
