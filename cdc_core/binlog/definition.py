@@ -78,18 +78,13 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
         kind = found.type if found is not None else _logged_type(table_map, i)
         computed = {} if found is None else {"generated": found.generated, "logged": found.logged}
         columns.append(Column(name, kind, table_map.nullable[i], **computed))
-    return TableSchema(table_map.database, table_map.table, _with_key(table_map, columns, known))
+    return TableSchema(table_map.database, table_map.table, _with_key(table_map, columns))
 
 
-def _with_key(table_map: TableMap, columns: list[Column], known: TableSchema | None) -> tuple[Column, ...]:
-    if table_map.key is not None:
-        parts = {index: part for part, index in enumerate(table_map.key, 1)}
-        return tuple(replace(column, key_part=parts.get(i)) for i, column in enumerate(columns))
-    same = known is not None and [column.name for column in known.columns] == [column.name for column in columns]
-    if known is not None and same:
-        pairs = zip(columns, known.columns, strict=True)
-        return tuple(replace(column, key_part=other.key_part) for column, other in pairs)
-    return tuple(columns)
+def _with_key(table_map: TableMap, columns: list[Column]) -> tuple[Column, ...]:
+    """The log names the primary key, or the unique key that the server takes for it, wherever it names columns."""
+    parts = {index: part for part, index in enumerate(table_map.key or (), 1)}
+    return tuple(replace(column, key_part=parts.get(i)) for i, column in enumerate(columns))
 
 
 def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:

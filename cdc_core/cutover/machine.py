@@ -36,9 +36,9 @@ from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
 from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
-from cdc_core.cutover.uninterrupted import uninterrupted
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
 from cdc_core.target.takeover import take_over

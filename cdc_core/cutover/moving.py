@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,14 +27,17 @@ from cdc_core.cutover.undoing import (
 from cdc_core.cutover.work import Work, read
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
+from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.kept_lease import kept_lease
 
 LEASE_S = 10.0
 
 
-def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
-    """The right to move a pipeline's cutover. Raises RetryLater (cutover.running)."""
+@contextmanager
+def cutover_lease(work: Work) -> Iterator[Lease]:
+    """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
+    (cutover.running)."""
     # One for both directions: whoever goes back does not meet one who goes there.
     name = work.pair
     taken = RetryLater(
@@ -45,7 +48,8 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
     key = "cutover:" + hashlib.sha256(name.encode()).hexdigest()[:16]
-    return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
+    with unhurried(), kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken) as lease:
+        yield lease
 
 
 def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
