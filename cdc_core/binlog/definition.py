@@ -14,6 +14,7 @@ from cdc_core.binlog import text as charsets
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import Refused
+from cdc_core.model.collations import own_name
 from cdc_core.model.schema import (
     GEOMETRY_BASES,
     TEXT_BASES,
@@ -75,10 +76,14 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
                 code="binlog.row_metadata",
                 remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
             )
-        kind = found.type if found is not None else _logged_type(table_map, i)
+        kind = found.type if found is not None else _own(_logged_type(table_map, i), mariadb=mariadb)
         computed = {} if found is None else {"generated": found.generated, "logged": found.logged}
         columns.append(Column(name, kind, table_map.nullable[i], **computed))
     return TableSchema(table_map.database, table_map.table, _with_key(table_map, columns, known))
+
+
+def _own(kind: ColumnType, *, mariadb: bool) -> ColumnType:
+    return replace(kind, collation=own_name(kind.collation, mariadb=mariadb))
 
 
 def _with_key(table_map: TableMap, columns: list[Column], known: TableSchema | None) -> tuple[Column, ...]:

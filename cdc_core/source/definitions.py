@@ -131,7 +131,8 @@ def _read(
 
 def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
     name, extra = as_text(row[2]), as_text(row[7] or "").upper()
-    column_type = parse_column_type(as_text(row[3]), charset=as_text(row[5] or ""), collation=as_text(row[6] or ""))
+    charset, collation = as_text(row[5] or ""), as_text(row[6] or "")
+    column_type = parse_column_type(as_text(row[3]), charset=charset, collation=collation, mariadb=mariadb)
     return Column(
         name,
         column_type,
