@@ -167,10 +167,6 @@ class History:
         last = self._last(name, point.seq - 1)
         return last is not None and last.gone
 
-    def had_its_unique_keys(self, name: Table, point: LogPoint) -> bool:
-        """Whether the unique keys that a table has now are certainly not from a statement after a point."""
-        return not any(one.unique and _touches(one, name) for one in self._ahead.of(point.after))
-
     def dropped(self, name: Table, point: LogPoint) -> frozenset[str]:
         """Columns, in lower case, that the table had before a point, and that were dropped."""
         found: set[str] = set()

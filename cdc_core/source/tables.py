@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.table_map import TableMap, TypeCode, parse_table_map, table_name
+from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.errors import Refused
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
@@ -114,12 +113,9 @@ class TableRegistry:
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why
-        if self._may_have_got_its_key_later(table_map, known, point):
-            assert known is not None
-            known = replace(known, columns=tuple(replace(column, key_part=None) for column in known.columns))
-        if mariadb and _was_versioned(table_map, known):
-            raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
+        if mariadb and _was_versioned(schema, known):
+            raise system_versioned(*name)
         if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
             self._names[event.body[8:]] = name
             return None
@@ -127,17 +123,6 @@ class TableRegistry:
         if self._history is not None and point is not None:
             self._history.saw(name, point)
         return MappedTable(schema, table_map, self._defaults_of(schema, point))
-
-    def _may_have_got_its_key_later(
-        self, table_map: TableMap, known: TableSchema | None, point: LogPoint | None
-    ) -> bool:
-        """Whether nothing tells that rows without a primary key had the unique key by which the table is known now.
-        Rows that are equal in a later key are different rows."""
-        if table_map.names is None or table_map.key is not None or known is None or not known.key:
-            return False
-        if self._history is None or point is None:
-            return False
-        return not self._history.had_its_unique_keys((known.database, known.table), point)
 
     def _defaults_of(
         self, schema: TableSchema, point: LogPoint | None
@@ -243,10 +228,10 @@ class TableRegistry:
         self._uses = kept
 
 
-def _was_versioned(table_map: TableMap, known: TableSchema | None) -> bool:
+def _was_versioned(schema: TableSchema, known: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
     show: the table may be gone since, or no longer versioned."""
-    if table_map.names is None or [name.lower() for name in table_map.names[-2:]] != ["row_start", "row_end"]:
+    last = [(column.name.lower(), column.type.base) for column in schema.columns[-2:]]
+    if last != [("row_start", "timestamp"), ("row_end", "timestamp")]:
         return False
-    stamps = all(code == TypeCode.TIMESTAMP2 for code in table_map.types[-2:])
-    return stamps and (known is None or "row_end" not in [column.name.lower() for column in known.columns])
+    return known is None or "row_end" not in [column.name.lower() for column in known.columns]
