@@ -95,8 +95,8 @@ def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
 
 def give_back(connection: Connection, source: str, holder: str) -> None:
     """As `release`, under any epoch; nothing if another has the lease."""
-    mine = (_lease.c.source == source, _lease.c.holder == holder)
-    connection.execute(update(_lease).where(*mine).values(holder="", expires_us=0))
+    mine = _of(pipeline_of(connection), source) & (_lease.c.holder == holder)
+    connection.execute(update(_lease).where(mine).values(holder="", expires_us=0))
 
 
 def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:

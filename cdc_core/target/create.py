@@ -16,6 +16,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote
+from cdc_core.model.collations import own_name
 from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target import pairs
@@ -60,11 +61,13 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
         cursor.execute("SELECT VERSION()")
         (version,) = cursor.fetchone() or ("",)
         cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
-        names = [one[0].upper() for one in cursor.description]
-        at = names.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in names else names.index("COLLATION_NAME")
-        collations = frozenset(str(row[at]) for row in cursor.fetchall())
+        heads = [one[0].upper() for one in cursor.description]
+        at = heads.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in heads else heads.index("COLLATION_NAME")
+        names = [str(row[at]) for row in cursor.fetchall()]
     numbers = str(version).partition("-")[0].split(".")
-    return Dialect("MariaDB" in info, tuple(int(one) for one in numbers if one.isdigit()), collations)
+    mariadb = "MariaDB" in info
+    collations = frozenset(name for name in names if own_name(name, mariadb=mariadb) == name)
+    return Dialect(mariadb, tuple(int(one) for one in numbers if one.isdigit()), collations)
 
 
 def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
