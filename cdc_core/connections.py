@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -18,7 +18,7 @@ import pymysql
 from cdc_core import tls
 from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.reference import variable_of
-from cdc_core.mysql_client import SafeConnection
+from cdc_core.mysql_client import SafeConnection, identity_in
 from cdc_core.tls import is_loopback
 
 __all__ = [
@@ -27,11 +27,13 @@ __all__ = [
     "Server",
     "answers",
     "connect",
+    "identity_in",
     "is_loopback",
     "one_line",
     "open_connection",
     "parse_options",
     "parse_url",
+    "require_one_server",
     "resolve",
     "sensible",
     "shown",
@@ -57,11 +59,14 @@ _REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2059, 311
 """Server errors that no retry changes: access denied, unknown database, host not allowed, unknown login method,
 password expired, account locked, TLS required."""
 _SHOWN = 500
+_PROBES = 5
+"""Connections that show whether an address leads to several servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Address and login of a MySQL or MariaDB server. timeouts: of TIMEOUTS, in seconds, where the URL says so."""
+    """Address and login of a MySQL or MariaDB server. timeouts: of TIMEOUTS, in seconds, where the URL says so.
+    identity: see SafeConnection."""
 
     host: str
     port: int
@@ -69,6 +74,7 @@ class Server:
     password: str = field(repr=False)
     tls: tls.Tls = field(default=tls.Tls(tls.TlsMode.DISABLED), repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    identity: str = ""
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
@@ -185,11 +191,14 @@ def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
     """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are SafeConnection's; the URL's own
     time-outs go before them.
 
-    Raises Refused (connection.denied) for a login that no retry changes, RetryLater (connection.unreachable), and what
-    SafeConnection raises.
+    Raises Refused (connection.denied) for a login that no retry changes, RetryLater (connection.unreachable), what
+    SafeConnection raises, and for another server than the address says also what require_one_server raises.
     """
     try:
         return open_connection(server, where=where, **{"init_command": _SESSION, **options})
+    except RetryLater:  # of another server
+        require_one_server(server, where=where)
+        raise
     except pymysql.err.MySQLError as error:
         number = error.args[0] if error.args else 0
         text = shown(error).rstrip(".")
@@ -224,7 +233,23 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
         **options,
         **server.timeouts,
     }
-    return SafeConnection(tls=server.tls, where=where, **settings)
+    return SafeConnection(tls=server.tls, where=where, identity=server.identity, **settings)
+
+
+def require_one_server(server: Server, *, where: str) -> None:
+    """Raises Refused (source.several_servers) where several servers answer at one address, as behind a balancer."""
+    found = set()
+    for _ in range(_PROBES):
+        with open_connection(replace(server, identity=""), where=where) as probe:
+            found.add(probe.server_identity())
+    if len(found) > 1:
+        raise Refused(
+            f"Several servers answer at {server}: {', '.join(sorted(found))}. Each has a log and rows of its own.",
+            where=where,
+            code="source.several_servers",
+            remedy="give the connection the address of one server, not of a balancer; list the others under "
+            "`connection` of the source, where reading continues after a failover",
+        )
 
 
 def is_mariadb(connection: pymysql.Connection[Any]) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pymysql
 
@@ -93,7 +93,7 @@ def find_standby(
         _require_faithful(session, source.name, mariadb=facts.mariadb)
         require_nothing_else(session, control, source.name, mariadb=known.mariadb)
         await_staged(session, shows, "now", source.name, mariadb=known.mariadb)
-        return Standby(address, facts)
+        return Standby(replace(address, identity=facts.identity), facts)
     finally:
         session.close()
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
-from cdc_core.connections import DENIED, answers
+from cdc_core.connections import DENIED, answers, identity_in
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.model.position import Position
 
@@ -194,7 +194,7 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     return ServerFacts(
         version=version,
         flavor="mariadb" if mariadb else "mysql",
-        identity=_identity(value, mariadb=mariadb),
+        identity=identity_in(value),
         server_id=int(value["server_id"]),
         log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
         binlog_format=value.get("binlog_format", "ROW").upper(),
@@ -212,20 +212,6 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         lower_case=value.get("lower_case_table_names", "0") != "0",
         gtid_strict=value.get("gtid_strict_mode", "ON").upper() in ("ON", "1"),
     )
-
-
-@answers("source")
-@_understood
-def identity_of(connection: pymysql.Connection, *, mariadb: bool) -> str:
-    """ServerFacts.identity of the server that answers now: a session that was lost is opened again, wherever its
-    address leads by then."""
-    rows = query(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
-    return _identity({str(name).lower(): str(text) for name, text in rows}, mariadb=mariadb)
-
-
-def _identity(variables: Mapping[str, str], *, mariadb: bool) -> str:
-    found = variables.get("server_uuid", "")
-    return f"server_id={variables['server_id']}" if mariadb or not found else found
 
 
 @answers("source")

@@ -376,7 +376,8 @@ FROM source_side s JOIN target_side t USING (k)"""
   SELECT k, sum(least) AS least, sum(most) AS most, bool_or(touched) AS touched FROM (
     SELECT k, of_source, of_table, min(base - less) AS least, max(base + more) AS most, max(less + more) > 0 AS touched
     FROM (
-      SELECT k, of_source, of_table, coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
+      SELECT k, of_source, of_table,
+        coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
         count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
       FROM (
         SELECT e.*, (SELECT count(*) {removing} AND NOT {has_seen}) AS times_removed FROM seen e
