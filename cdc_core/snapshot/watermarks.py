@@ -25,15 +25,15 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import DENIED, answers, quote, shown
+from cdc_core.connections import answers, quote, shown
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.snapshot import mariadb as engine
 from cdc_core.snapshot.copyable import require_view
 from cdc_core.source.facts import (
-    LOST,
     ServerFacts,
     as_text,
     end_position,
@@ -290,7 +290,7 @@ def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
                 cursor.execute(f"LOCK TABLES {name} READ")
             return
         except pymysql.err.OperationalError as error:
-            if error.args[0] in DENIED:
+            if kind_of(error) is Kind.DENIED:
                 raise _may_not_lock(schema, shown(error)) from None
             if error.args[0] != _LOCK_TIMEOUT:
                 raise explained(error, f"LOCK TABLES {name} READ") from None
@@ -346,7 +346,6 @@ def run(connection: pymysql.Connection, statement: str) -> None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
     except pymysql.err.MySQLError as error:
-        number = error.args[0] if error.args else 0
-        if number in LOST:
+        if kind_of(error) is Kind.GONE:
             connection.close()
         raise explained(error, statement) from None
