@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
@@ -178,7 +178,11 @@ def _interrupted() -> RetryLater:
     )
 
 
-def _unexpected(error: Exception) -> InternalError:
+def _unexpected(error: Exception) -> LockstepError:
+    if type(error).__module__ == "pymysql.err":
+        from cdc_core.server_errors import explained
+
+        return explained(cast(Any, error), where="a statement of Lockstep's")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return InternalError(
         f"Unexpected {type(error).__name__}: {error}",

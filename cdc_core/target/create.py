@@ -19,11 +19,11 @@ from cdc_core.connections import quote
 from cdc_core.model.collations import own_name
 from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target import pairs
 from cdc_core.target.definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
 from cdc_core.target.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
 from cdc_core.target.facts import declaration
-from cdc_core.target.faults import number_of
 
 _DUPLICATE_COLUMN = 1060
 _NUMBERS = frozenset({"decimal", "double", "bit", "year"})

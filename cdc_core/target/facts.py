@@ -19,9 +19,10 @@ from cdc_core.connections import is_mariadb, quote, sensible
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target import pairs
 from cdc_core.target.collations import BYTES
-from cdc_core.target.faults import PRIVILEGES, denied, lacks, number_of, translated
+from cdc_core.target.faults import PRIVILEGES, denied, lacks, translated
 
 
 @dataclass(frozen=True, slots=True)
