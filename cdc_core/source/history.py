@@ -269,6 +269,7 @@ class History:
                 emptied=change.emptied.get(name, ()),
                 ts_us=change.ts_us,
                 rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
+                renamed=change.renamed.get(name, ()),
             )
             self._learn(found)
         now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
@@ -297,7 +298,8 @@ class History:
         for i, other in enumerate(known):
             if other.seq == one.seq:  # one entry with both the marks and the definition
                 one = replace(
-                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us
+                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us,
+                    renamed=other.renamed,
                 )  # fmt: skip
                 del known[i]
                 break
@@ -334,6 +336,7 @@ class Change:
     ts_us: int = 0
     made: frozenset[Table] = frozenset()
     moves_no_rows: bool = False
+    renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 def _in_one_log(one: int, other: int) -> bool:

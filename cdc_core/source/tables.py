@@ -187,7 +187,10 @@ class TableRegistry:
         )
         before = history.dropped(name, point) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
+        return Change(
+            vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us,
+            moves_no_rows=moves_no_rows, renamed={name: tuple(columns.renamed)},
+        )  # fmt: skip
 
     def _makes(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""

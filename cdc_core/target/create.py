@@ -36,7 +36,7 @@ Literals = Mapping[str, str | None]
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How an existing table differs. stops: rows cannot be written as it is. alter: clauses of the ALTER TABLE that
-    ends the difference; safe: it only adds. column: it is about a column that the table lacks."""
+    ends the difference; safe: it only adds, or allows NULL. column: it is about a column that either side lacks."""
 
     what: str
     stops: bool = False
@@ -82,15 +82,16 @@ def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
         else:
             found += _column_differences(planned, column, theirs, there)
     known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
-    unique = {name for index in definition.indexes if index.unique for name in index.columns}
+    primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
     for extra in definition.columns:
         if extra.name.lower() not in known:
             needed = not (extra.nullable or extra.default or extra.generated or extra.counted)
-            free = (
-                _modified(replace(extra, nullable=True), there) if needed and extra.name.lower() not in unique else ""
-            )
+            free = needed and extra.name.lower() not in primary
+            alter = _modified(replace(extra, nullable=True), there) if free else ""
             what = f"the column {extra.name} is not on the source"
-            found.append(Difference(what, stops=needed, alter=free, safe=bool(free)))
+            found.append(
+                Difference(what, stops=needed, alter=alter, safe=bool(alter), column=extra.name if alter else "")
+            )
     found += _index_differences(planned, definition)
     if planned.collation and _newest_name(definition.collation) != _newest_name(planned.collation):
         found.append(Difference(f"further columns get the collation {definition.collation}, not {planned.collation}"))
