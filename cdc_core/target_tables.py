@@ -112,7 +112,7 @@ def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Seq
             yield Origin(capture.shape(schema), definition, literals, masked)
 
 
-def _literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
+def literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
     columns = tuple(
         Column(one.name, one.type, one.nullable, generated=bool(one.generated)) for one in definition.columns
     )
@@ -145,7 +145,7 @@ def create(
             continue
         wanted[logical] = Wanted(tuple(origins), key, _alone(origins))
     _require_no_loops(pipeline, target, wanted, tables.servers, environ)
-    return results + make_tables(target, wanted, actions, environ=environ, literals_of=_literals_of, made=made)
+    return results + make_tables(target, wanted, actions, environ=environ, literals_of=literals_of, made=made)
 
 
 def _alone(origins: Sequence[Origin]) -> bool:
@@ -255,7 +255,7 @@ def make_ready(
     for one in tables:
         origins = _staged_origins(plan.current_schemas(one), present.get(one.table, ()))
         wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins))
-    results = make_tables(target, wanted, Actions(create=creates, add=add), environ=environ, literals_of=_literals_of)
+    results = make_tables(target, wanted, Actions(create=creates, add=add), environ=environ, literals_of=literals_of)
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)
