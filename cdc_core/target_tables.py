@@ -19,7 +19,7 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.check.targets import identity, require_any_target
 from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, parts_of
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, combined, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import Column, TableSchema
@@ -232,8 +232,8 @@ def make_ready(
 ) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
-    error: what require_target has found. Raises DataAtRisk (target.moved), and what make_tables raises; errors of
-    single tables are logged, and found again by whoever asks the target again.
+    error: what require_target has found. Raises DataAtRisk (target.moved), what make_tables raises, and the errors of
+    tables that cannot be made.
     """
     target = pipeline.target(name)
     codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
@@ -259,8 +259,9 @@ def make_ready(
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)
-        if made.error is not None:
-            log.error("%s: %s", made.name, made.error)
+    if refused := [made.error for made in results if made.error is not None]:
+        # Why a table cannot be made is what its user has to know; that it is missing follows from that.
+        raise combined(refused)
     return any(made.state in ("created", "altered") for made in results)
 
 

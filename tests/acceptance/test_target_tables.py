@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core import config
 from cdc_core.apply.plan import plan
-from cdc_core.errors import DataAtRisk, parts_of
+from cdc_core.errors import DataAtRisk, LockstepError, parts_of
 from cdc_core.meta import LastWrite, Meta, Renewal
 from cdc_core.stage.stores import open_stage
 from cdc_core.target_tables import require_any_ready
@@ -204,3 +204,18 @@ def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9:
     finally:
         run_sql(mariadb, "DROP DATABASE planned")
         run_sql(mysql9, "DROP DATABASE IF EXISTS planned")
+
+
+def test_a_run_says_why_a_table_of_its_target_cannot_be_made(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
+    run_sql(mysql9, "SET GLOBAL local_infile = ON")
+    run_sql(mariadb, "CREATE DATABASE unmade", "CREATE TABLE unmade.t (a TEXT NOT NULL, PRIMARY KEY (a(9)))")
+    try:
+        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"unmade\..*", "--target", "env:COPY")
+        run_sql(mariadb, "INSERT INTO unmade.t VALUES ('a')")
+        lockstep("extract", "shop.yaml")
+        with pytest.raises(LockstepError) as refused:
+            made_ready(lockstep, 1)
+        assert refused.value.code == "target.key"
+    finally:
+        run_sql(mariadb, "DROP DATABASE unmade")
