@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cdc_core.config import Hook
+from cdc_core.config import Hook, Pipeline
 from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import require_not_left
+from cdc_core.cutover.locks import Places
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
     PATIENCE_S,
@@ -30,6 +31,7 @@ from cdc_core.extract.extractor import default_holder
 from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.sink import Capture
 
 LEASE_S = 10.0
 
@@ -61,13 +63,23 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
         require_its_target(work, known)
         return known
     if known is not None and known.state == State.COMPLETE:
-        require_not_left(read(known.details["tables"]).sources, work.environ)
+        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.environ)
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
     led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
+
+
+def _still_read(pipeline: Pipeline, places: Places) -> Places:
+    """A way back reads other tables once the application was led to another target."""
+    captures = [Capture(pipeline.tables, pipeline.routes, lower_case=one) for one in (False, True)]
+    kept = {
+        reference: tuple(table for table in tables if any(capture.route(*table) for capture in captures))
+        for reference, tables in places.items()
+    }
+    return {reference: tables for reference, tables in kept.items() if tables}
 
 
 def require_no_other(work: Work) -> None:
