@@ -327,11 +327,11 @@ class Table:
             )
         if by_key:
             return Rows(
-                lambda: reader.changes_columns(manifests, name, as_of=last),
+                lambda: reader.changes_columns(store, manifests, name, until=last),
                 lambda rows: reader.by_key_batches(store, manifests, name, key, until=last, rows=rows),
             )
         return Rows(
-            lambda: reader.changes_columns(manifests, name),
+            lambda: reader.changes_columns(store, manifests, name, since=first, until=last),
             lambda rows: reader.change_batches(store, manifests, name, since=first, until=last, rows=rows),
         )
 

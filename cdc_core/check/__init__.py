@@ -21,7 +21,7 @@ from cdc_core.check.sources import CheckedTables, check_server, check_standby, c
 from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity, writer_of
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import answers, is_loopback, resolve
+from cdc_core.connections import answers, is_loopback, require_one_server, resolve
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
@@ -65,6 +65,7 @@ def check(
                     continue
                 address = resolve(reference, environ)
                 known = stored.get(source.name)
+                findings.attempt(f"{subject}: address", partial(require_one_server, address, where=subject))
                 host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
                 check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
                 if tables is None:

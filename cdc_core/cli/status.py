@@ -168,6 +168,8 @@ def verification_verdict(one: Mapping[str, Any]) -> str:
 
 
 def _own_verdict(one: Mapping[str, Any]) -> str:
+    if "why" in one:
+        return str(one["why"])
     if one["differences"]:
         return f"{counted(one['differences'], 'difference')}"
     if one["not_compared"]:

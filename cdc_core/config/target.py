@@ -150,8 +150,9 @@ class TargetTable(Model):
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="a column that the source has and the table lacks: add it before rows that have it are written, "
-        "with NULL allowed if the table has rows; or stop the run with the statement that adds it",
+        description="columns of the table follow those of the source: add what it lacks, with NULL allowed if the "
+        "table has rows; rename what was renamed; allow NULL in what the source no longer has. Or stop the run with "
+        "the statement to execute",
     )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"

@@ -35,10 +35,11 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, defect
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import postgres, scope
 from cdc_core.meta.lock_holders import holders_of
 from cdc_core.model.reference import ENVIRONMENT, secret_options
+from cdc_core.server_errors import NO_TABLE, RETRIED, Kind, kind_of, number_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ _STATEMENT_S = 3600.0
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
 _THERE = frozenset({1050, "42P07"})
 """Another process has made the table that this one makes."""
-_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1698, "28P01", "28000", "3D000", "42501"})
+_DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 
 def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
@@ -351,22 +352,24 @@ class Database:
             return self._sqlite_error(why)
         if self._postgres and (refused := postgres.refusal(why, self.name)) is not None:
             return refused
-        mysql_number = original.args[0] if original is not None and original.args else None
-        number = getattr(original, "sqlstate", None) or mysql_number
+        said = original or error
+        number, kind = getattr(original, "sqlstate", None) or number_of(said), kind_of(said)
         if write and (number in _DEADLOCKS | _THERE or isinstance(error, IntegrityError)):
             return _Collision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
             return self._refused("meta.denied", why)
+        if not self._postgres and (kind in (Kind.LOGIN, Kind.STATE, Kind.DENIED) or number in NO_TABLE):
+            return self._refused("meta.denied", why)
         # By name, because the drivers need not be installed; psycopg has a subclass for each state.
-        passing = {"OperationalError", "InterfaceError"} & {kind.__name__ for kind in type(original).__mro__}
-        if error.connection_invalidated or passing:
+        passing = {"OperationalError", "InterfaceError"} & {one.__name__ for one in type(original).__mro__}
+        if error.connection_invalidated or (passing if self._postgres else kind in RETRIED):
             return RetryLater(
                 f"The meta database cannot be reached: {why}.",
                 where=self.name,
                 code="meta.unreachable",
                 remedy="check that its server runs and that host and port are right; the next attempt may succeed",
             )
-        return _defect(why, self.name)
+        return _unknown(why, self.name)
 
     def _sqlite_error(self, why: str) -> LockstepError:
         lowered = why.lower()
@@ -396,7 +399,7 @@ class Database:
             )
         if "unable to open" in lowered or "readonly" in lowered or "not a database" in lowered:
             return self._refused("meta.unusable", why)
-        return _defect(why, self.name)
+        return _unknown(why, self.name)
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
@@ -443,11 +446,13 @@ _MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, SQLAlc
 """What reading an answer ends with that lacks the rows, columns or values that were asked for."""
 
 
-def _defect(why: str, where: str) -> InternalError:
-    return defect(
+def _unknown(why: str, where: str) -> Refused:
+    return Refused(
         f"The meta database refused a statement: {why}.",
         where=where,
         code="meta.statement",
+        remedy="the database's message says what it refuses; if somebody has changed the meta tables by hand, undo it; "
+        "otherwise report the message with the log of the task",
     )
 
 

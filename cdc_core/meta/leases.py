@@ -93,6 +93,12 @@ def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
+def give_back(connection: Connection, source: str, holder: str) -> None:
+    """As `release`, under any epoch; nothing if another has the lease."""
+    mine = _of(pipeline_of(connection), source) & (_lease.c.holder == holder)
+    connection.execute(update(_lease).where(mine).values(holder="", expires_us=0))
+
+
 def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
     require_held(connection, lease)

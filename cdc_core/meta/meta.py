@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.leaving import at_the_last
 from cdc_core.meta import (
     batches,
     copies,
@@ -75,6 +77,9 @@ class Meta:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._holds: dict[str, str] = {}
+        """Leases, with their holders."""
+        self._stay = at_the_last(self._give_back)
 
     @classmethod
     def open(
@@ -124,13 +129,28 @@ class Meta:
         return f"Meta({self._database.name!r})"
 
     def close(self) -> None:
+        """Leases that are still held, because a signal came when they were taken, are given back."""
+        self._stay()
+        self._give_back()
         self._database.close()
+
+    def _give_back(self) -> None:
+        for source, holder in list(self._holds.items()):
+            with suppress(LockstepError):
+                self._database.write(partial(leases.give_back, source=source, holder=holder))
 
     # Leases
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
         """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
-        return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+        before = self._holds.get(source)
+        self._holds[source] = holder  # a signal may come once it is taken and before we know
+        try:
+            return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+        except Exception:
+            if before is None:
+                del self._holds[source]
+            raise
 
     def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
         """Raises RetryLater (meta.lease_lost) when another has taken it. ring: of an extractor, for `status`."""
@@ -139,6 +159,7 @@ class Meta:
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
         """Give the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
+        self._holds.pop(lease.source, None)
 
     def live_epoch(self, source: str) -> int:
         """Epochs of the source below it have ended."""
@@ -536,6 +557,11 @@ class Meta:
     ) -> None:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
+
+    def doubt(self, lease: Lease, pipeline: str, target: str, why: str, differing: Mapping[str, int]) -> None:
+        """What verifications that have begun before now say does not count. why: for people. differing: by logical
+        table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: verifications.doubt(c, lease, pipeline, target, why, differing))
 
     def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""

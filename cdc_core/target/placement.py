@@ -20,7 +20,7 @@ import pymysql
 from cdc_core.config import Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import DataAtRisk
-from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LAYOUTS, tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables

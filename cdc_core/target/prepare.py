@@ -35,8 +35,9 @@ import pymysql
 from cdc_core.connections import quote, sensible
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
-from cdc_core.target.faults import is_row_error, known, number_of, translated
+from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.server_words import reason
 

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from cdc_core import config
+from cdc_core import config, leaving
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.failures import COPY_TABLE, copied_table
@@ -218,6 +218,9 @@ def test_a_dry_run_asks_nobody_and_a_termination_leaves(
     with pytest.raises(AirflowSkipException):
         task.poke({**context, "params": {"dry_run": True}})
     assert world.asked == []
+
+    monkeypatch.setattr(leaving, "_process", leaving._Process())
+    monkeypatch.setattr(leaving, "start_new_thread", lambda *_: None)  # which would end this process
 
     def killed(*_: Any, **__: Any) -> None:
         task.on_kill()

@@ -16,7 +16,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import cdc_core.extract
-from cdc_core import config
+from cdc_core import config, leaving
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
@@ -185,6 +185,8 @@ def test_a_termination_leaves_by_way_of_closing(
     extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch, swallowed: bool
 ) -> None:
     """Python drops what a signal handler raises in a finalizer: the next poke leaves then."""
+    monkeypatch.setattr(leaving, "_process", leaving._Process())
+    monkeypatch.setattr(leaving, "start_new_thread", lambda *_: None)  # which would end this process
     task = sensor("poke")
 
     def terminated(self: Any, **_: Any) -> DrainResult:

@@ -294,6 +294,20 @@ def test_without_a_key_copies_that_come_and_go_are_no_differences(verified: Call
     assert [one.key["id"] for one in run.verify("number")["number"].findings] == ["6"]
 
 
+@FIRST_MYSQL
+def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows", tables=", on_truncate: stage")
+    numbers(run, 10, key="")
+    run.source("TRUNCATE TABLE number", "INSERT INTO number VALUES (1, 'again', NULL)")
+    result = run.verify("number")["number"]
+    assert (result.error, result.differences, result.unsettled, result.moving) == (None, 0, 0, 11)
+    run.target("INSERT INTO number VALUES (77, 'astray', NULL)", "INSERT INTO number SELECT * FROM number WHERE id = 6")
+    assert sorted(one.key["id"] for one in run.verify("number")["number"].findings) == ["6", "77"]
+    run.target("DELETE FROM number WHERE id = 6 LIMIT 1", "DELETE FROM number WHERE id = 77")
+    run.consumed()
+    assert run.verify("number")["number"].found == {Wrong.TARGET: 11}
+
+
 @FIRST_MARIADB
 def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) -> None:
     run = verified(", sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
