@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
-from cdc_core.model.position import TIMELINE_SHIFT, Position
+from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
 from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
@@ -76,7 +76,7 @@ class History:
 
     def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
         """Records the current definitions, where reading begins, of tables that no later statement redefines."""
-        new = [schema for schema in schemas if self._unknown(_name(schema), point.seq)]
+        new = [schema for schema in schemas if self._unknown(_name(schema), point)]
         defaults = [self._defaults_now(schema) for schema in new]
         redefined = self._ahead.of(point.after) if new else ()
         for schema, these in zip(new, defaults, strict=True):
@@ -91,7 +91,7 @@ class History:
         Raises Refused (binlog.schema_mismatch) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
-        known = self._as_of(name, point.seq)
+        known = self._as_of(name, point)
         now = self._ask(*name)
         if known is not None:
             for _, error in self.unexplained([] if now is None else [now], point):
@@ -117,7 +117,7 @@ class History:
         """
         name = _name(schema)
         last = self._last(name, point.seq)
-        known = last.defaults if last is not None and _in_one_log(last.seq, point.seq) else None
+        known = last.defaults if last is not None and _in_one_log(last.seq, point) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
@@ -141,7 +141,7 @@ class History:
         if last is None or last.gone:
             self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
         elif last.rowless:
-            schema = self._as_of(name, point.seq) or TableSchema(*name, ())
+            schema = self._as_of(name, point) or TableSchema(*name, ())
             self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
 
     def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
@@ -155,7 +155,7 @@ class History:
         if last.gone:
             return True
         # The log of another server may repeat what was read from the previous one.
-        return not guarded and _in_one_log(last.seq, point.seq)
+        return not guarded and _in_one_log(last.seq, point)
 
     def existed(self, name: Table, point: LogPoint) -> bool:
         """Whether a table of that name is known to exist just before a point."""
@@ -186,7 +186,7 @@ class History:
         found = []
         for schema in now:
             name = _name(schema)
-            known = self._as_of(name, point.seq)
+            known = self._as_of(name, point)
             if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
             # MariaDB may show what a statement does before the log has it: read the log again after the server.
@@ -240,10 +240,10 @@ class History:
     def _redefined_after(self, name: Table, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
-    def _unknown(self, name: Table, seq: int) -> bool:
+    def _unknown(self, name: Table, point: LogPoint) -> bool:
         if self.early:
-            return self._as_of(name, seq) is None
-        last = self._last(name, seq)
+            return self._as_of(name, point) is None
+        last = self._last(name, point.seq)
         return last is None or last.gone
 
     def _learn(self, one: DefinedSince) -> None:
@@ -265,10 +265,10 @@ class History:
         known = [one for one in self._sorted(name) if one.seq <= seq]
         return known[-1] if known else None
 
-    def _as_of(self, name: Table, seq: int) -> TableSchema | None:
-        """The last one before `seq` on this timeline: another server has another log."""
-        last = self._last(name, seq)
-        if last is None or not _in_one_log(last.seq, seq) or not last.schema.columns:
+    def _as_of(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """The last one up to a point on its timeline: another server has another log."""
+        last = self._last(name, point.seq)
+        if last is None or not _in_one_log(last.seq, point) or not last.schema.columns:
             return None
         return last.schema
 
@@ -290,9 +290,9 @@ class Change:
     moves_no_rows: bool = False
 
 
-def _in_one_log(one: int, other: int) -> bool:
-    """Whether two order keys are on one timeline."""
-    return one >> TIMELINE_SHIFT == other >> TIMELINE_SHIFT
+def _in_one_log(seq: int, point: LogPoint) -> bool:
+    """Whether an order key, of no later place than a point, is on its timeline."""
+    return seq >= begin_of(point.after.timeline)
 
 
 def _same(one: TableSchema, other: TableSchema | None) -> bool:
