@@ -27,7 +27,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
 from cdc_core.results import TableReader
-from cdc_core.results.faults import translating
+from cdc_core.results.faults import UnlikeDefinition, translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import end_of_chunk, from_table, greatest, size_of
@@ -282,7 +282,7 @@ class SourceTables:
         last: pa.RecordBatch | None = None
         began_s = time.monotonic()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
-            for batch in reader.batches(f"{from_table(schema)} {tail}"):
+            for batch in self._batches(reader, schema, tail):
                 last = batch.slice(batch.num_rows - 1)
                 count += batch.num_rows
                 size_bytes += batch.nbytes
@@ -299,6 +299,14 @@ class SourceTables:
                 )
         self._pace(schema).read(count, size_bytes, time.monotonic() - began_s)
         return Read(count, view.low, high_of(self._control, view))
+
+    def _batches(self, reader: TableReader, schema: TableSchema, tail: str) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader.batches(f"{from_table(schema)} {tail}")
+        except UnlikeDefinition as error:
+            if table_schema(self._control, schema.database, schema.table) == schema:
+                raise error.refusal() from None
+            raise
 
 
 @contextmanager
