@@ -89,6 +89,7 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
     results = found.results
     return {
         "path": path,
+        "started": from_us(found.started_us).isoformat(),
         "ended": ended,
         "equal": proven(results),
         "tables": len(results),

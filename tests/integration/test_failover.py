@@ -62,7 +62,7 @@ class Line:
         )
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
     def extractor(self) -> Extractor:
         return Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ)

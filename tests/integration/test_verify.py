@@ -77,7 +77,7 @@ class Verified:
 
     def drain(self) -> None:
         with (
-            Meta.open(self.line.pipeline.meta.url) as meta,
+            Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta,
             Extractor(self.line.pipeline, "shop", meta=meta, environ=self.environ) as extractor,
         ):
             extractor.drain()
@@ -94,7 +94,7 @@ class Verified:
         self.consumed()
 
     def consumed(self) -> None:
-        with Meta.open(self.line.pipeline.meta.url) as meta:
+        with Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta:
             meta.seed("copy", list(meta.batches("shop")))
 
     def target(self, *statements: str) -> None:
@@ -113,7 +113,7 @@ class Verified:
     def verify(self, *tables: str, **options: Any) -> dict[str, TableResult]:
         """options: of the job."""
         pipeline = self.line.pipeline
-        with Meta.open(pipeline.meta.url) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
             job = Job(
                 pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: self.drain(), self.environ,
                 **options,
@@ -486,7 +486,7 @@ class Applier:
     def apply(self, chance: random.Random) -> None:
         """All that is staged now; the target is between two states for a while."""
         line = self.run.line
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             batches = list(meta.batches("shop"))
             chain = [one for one in line.chain if one.batch_id in {row.batch_id for row in batches}]
             rows = table_state(line.store, chain, self.table).to_pylist()
@@ -599,13 +599,19 @@ def test_the_command_says_what_differs_and_keeps_evidence(
 
 @FIRST_MARIADB
 def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
-    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+    with (
+        Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
+        verifier_lease(meta, "shop", "copy"),
+    ):
         with pytest.raises(RetryLater) as caught, verifier_lease(meta, "shop", "copy"):
             pass
         assert caught.value.code == "verify.running"
         with verifier_lease(meta, "shop", "other"):
             pass
-    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+    with (
+        Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
+        verifier_lease(meta, "shop", "copy"),
+    ):
         pass
 
 
@@ -613,7 +619,7 @@ def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
 def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified) -> None:
     shop.source("UPDATE number SET v = 'later' WHERE id = 1")
     pipeline = shop.line.pipeline
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         job = Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: None, shop.environ, wait_s=0.0
         )
