@@ -26,7 +26,7 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
-from cdc_core.results import TableReader
+from cdc_core.results import TableReader, prepare_for_keys
 from cdc_core.results.faults import translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -249,6 +249,10 @@ class SourceTables:
 
     def _wait(self) -> None:
         """Until a chunk may be read. Raises RetryLater (verify.paused), Refused (snapshot.throttle)."""
+        if not self._reader.open:  # an error has closed it amid the rows of another table
+            with translating(self.name):
+                self._reader.connect()
+            prepare_for_keys(self._reader)
         while True:
             pause = self._meta.copies_paused(self.name)
             if pause is not None:

@@ -197,7 +197,7 @@ KEPT_OUT: dict[str, tuple[str, Sequence[str], str, str]] = {
     "locked": (OWN + "ACCOUNT LOCK", (), "connection.denied", "ACCOUNT UNLOCK"),
     "at its limit": (OWN + "WITH MAX_USER_CONNECTIONS 1", (), "connection.unreachable", "the account's limit"),
     "without a session": (OWN, ("SET GLOBAL init_connect = 'nonsense'",), "connection.state", "init_connect"),
-    "blocked": (OWN + "{blocked}", ("{limit}",), "connection.denied", "put the right one into the connection first"),
+    "blocked": (OWN + "{blocked}", ("{limit}",), "connection.denied", "correct the password in the connection first"),
 }
 """What is said of an account, what is set, the code and a part of the remedy."""
 RESTORED = ("SET GLOBAL init_connect = ''",)
@@ -228,6 +228,16 @@ def test_an_account_that_the_server_keeps_out_is_told_why_and_tried_again_only_i
         assert error.code == code, error
         assert re.search(remedy, error.remedy), error
         assert error.retriable is (case == "at its limit")
+
+
+def test_a_password_that_is_replaced_while_a_table_is_read_is_a_refused_login(origin: Origin) -> None:
+    user = f"u{origin.name[-8:]}"
+    origin.execute_on_server(f"CREATE USER {user}@'%' {OWN}")
+    with connect(origin.address(user, "right"), where="source shop") as session:
+        origin.execute_on_server(f"ALTER USER {user}@'%' IDENTIFIED BY 'new'", f"KILL {session.thread_id()}")
+        error = refusal(lambda: query(session, "SELECT 1"))
+    origin.execute_on_server(f"DROP USER {user}@'%'")
+    assert (error.code, error.exit_code) == ("connection.denied", 3), error
 
 
 @pytest.mark.parametrize("any_server", ["mysql9"], indirect=True)
