@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 """While an answer is awaited, how often to look whether spark-submit still runs."""
 _SHORT = "/tmp"
 """The path of a Unix socket has at most 107 bytes (unix(7)); TMPDIR may be any."""
-_TERMINATE_S = 10.0
+_TERMINATE_S = 2.0
 """How long spark-submit may take to end by SIGTERM before it is killed."""
 _LEAVE_S = 60.0
 """The time an application has for its own end once no job is left."""

@@ -55,6 +55,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
 
     oldest: the age above which a cutover back would verify every row first.
     """
+    meta = meta.of(found.way_back)
     status, reads = meta.status(found.way_back), found.details.get("starts")
     if reads:  # it may have led back from other tables before
         status = replace(status, sources=tuple(one for one in status.sources if one.source in reads))

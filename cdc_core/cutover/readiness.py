@@ -26,18 +26,18 @@ from cdc_core.check import check
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
-from cdc_core.connections import DENIED, is_mariadb, quote, resolve, shown
+from cdc_core.connections import is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
 from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
 from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.cutover.noticed import Noticed, noticed, of_people
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
 from cdc_core.source.facts import replica_channels, written_beside
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.create import Existing
 from cdc_core.target.definition import LITERAL, read_definitions
-from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.ids import Place, meeting_counters
 from cdc_core.target.load import OWN_WRITES, altering_session
 from cdc_core.target_tables import literals_of
@@ -139,7 +139,7 @@ def _primary(session: Any, reference: str, findings: Findings) -> None:
     try:
         channels = replica_channels(session, mariadb=is_mariadb(session))
     except pymysql.err.OperationalError as error:
-        if number_of(error) not in DENIED:
+        if kind_of(error) is not Kind.DENIED:
             raise
         findings.warn(
             reference,
@@ -206,7 +206,7 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
         except pymysql.err.MySQLError as error:
             if number_of(error) in NO_TABLE:
                 continue
-            if number_of(error) not in (*DENIED, BINLOG_PRIVILEGE):
+            if kind_of(error) is not Kind.DENIED and number_of(error) != BINLOG_PRIVILEGE:
                 raise
             findings.fail(
                 reference,
@@ -232,7 +232,7 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
                 names = [one[0] for one in cursor.description]
                 rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         except pymysql.err.MySQLError as error:
-            if number_of(error) not in DENIED:
+            if kind_of(error) is not Kind.DENIED:
                 raise
             findings.warn(
                 reference,

@@ -15,13 +15,14 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import quote, sensible
+from cdc_core.connections import is_mariadb, quote, sensible
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target import pairs
 from cdc_core.target.collations import BYTES
-from cdc_core.target.faults import PRIVILEGES, denied, lacks, number_of, translated
+from cdc_core.target.faults import PRIVILEGES, denied, lacks, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
         )
         columns: dict[str, list[TargetColumn]] = {}
         for table, *rest in cursor.fetchall():
-            columns.setdefault(table, []).append(_column(*rest))
+            columns.setdefault(table, []).append(_column(*rest, mariadb=is_mariadb(connection)))
         cursor.execute(
             # Not CARDINALITY, for which MySQL opens each table.
             "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
@@ -167,8 +168,9 @@ def declared_text(declared: str, charset: str | None, collation: str | None) -> 
 
 
 def _column(
-    name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str
-) -> TargetColumn:
+    name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str,
+    *, mariadb: bool,
+) -> TargetColumn:  # fmt: skip
     words = (extra or "").lower()
     # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
     generated = "virtual generated" in words or "stored generated" in words
@@ -176,7 +178,7 @@ def _column(
     optional = nullable == "YES" or default is not None or generated or "auto_increment" in words
     return TargetColumn(
         name,
-        parse_column_type(declared, charset=charset or "", collation=collation or ""),
+        parse_column_type(declared, charset=charset or "", collation=collation or "", mariadb=mariadb),
         full,
         nullable == "YES",
         optional,

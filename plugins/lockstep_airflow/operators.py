@@ -68,7 +68,7 @@ class _PipelineOperator(BaseOperator):
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)
-        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta:
             yield pipeline, meta, store
 
 
