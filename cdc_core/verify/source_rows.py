@@ -252,7 +252,6 @@ class SourceTables:
         if not self._reader.open:  # an error has closed it amid the rows of another table
             with translating(self.name):
                 self._reader.connect()
-            prepare_for_keys(self._reader)
         while True:
             pause = self._meta.copies_paused(self.name)
             if pause is not None:
