@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
@@ -16,7 +17,7 @@ class TcpProxy:
     """
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self._targets = itertools.cycle([port])
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._old: list[socket.socket] = []
@@ -61,9 +62,9 @@ class TcpProxy:
         """Every connection, or the first only, ends when so many bytes came from the server; 0: none does."""
         self._cut_after, self._cut_once = size_bytes, once
 
-    def lead_to(self, port: int) -> None:
-        """New connections go to another server."""
-        self._target = port
+    def lead_to(self, *ports: int) -> None:
+        """New connections go to another server; to several in turn, as by a balancer."""
+        self._targets = itertools.cycle(ports)
 
     def refuse(self, refusing: bool) -> None:
         """New connections are ended at once, or no longer."""
@@ -108,7 +109,7 @@ class TcpProxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(("127.0.0.1", next(self._targets)))
             except OSError:
                 client.close()
                 continue

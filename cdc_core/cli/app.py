@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
@@ -36,7 +36,7 @@ from cdc_core.cli import (
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
-from cdc_core.leaving import at_the_last, leave_on_signals
+from cdc_core.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
     name="lockstep",
@@ -127,7 +127,7 @@ def main() -> None:
     collect_seldom()
     leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
-    unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
+    at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))
     try:
         code = app(prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
@@ -143,7 +143,7 @@ def main() -> None:
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
-    unwound()
+    unwound(last)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
     if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end
@@ -178,7 +178,11 @@ def _interrupted() -> RetryLater:
     )
 
 
-def _unexpected(error: Exception) -> InternalError:
+def _unexpected(error: Exception) -> LockstepError:
+    if type(error).__module__ == "pymysql.err":
+        from cdc_core.server_errors import explained
+
+        return explained(cast(Any, error), where="a statement of Lockstep's")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return InternalError(
         f"Unexpected {type(error).__name__}: {error}",

@@ -304,7 +304,7 @@ def status(
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = meta.latest_cutover(parsed.pipeline)
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
@@ -357,7 +357,8 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
         hands = _Hands(kept, jobs, CliOutput(as_json=True), itertools.count(1))
         if other is not None:
             quiet, names = CliOutput(as_json=True), [one.name for one in other.sources]
-            existing = ExistingWayBack(other, context.meta, lambda: extract_sources(other, names, None, quiet))
+            meta = context.meta.of(other.pipeline)
+            existing = ExistingWayBack(other, meta, lambda: extract_sources(other, names, None, quiet))
             yield Work(parsed, chosen, jobs, context.meta, hands, existing, True, os.environ, output.note)
         else:
             new = NewWayBack(jobs[chosen[0].name], _back_file(path))
@@ -373,7 +374,7 @@ def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | Non
     if not parsed.pipeline.endswith(WAY_BACK_SUFFIX) or forward == path or not forward.is_file():
         return None
     _, found = load_pipeline(str(forward), pipelines)
-    with Meta.open(found.meta.url) as meta:
+    with Meta.open(found.meta.url, found.pipeline) as meta:
         known = meta.latest_cutover(found.pipeline)
     return found if known is not None and known.way_back == parsed.pipeline else None
 

@@ -204,7 +204,7 @@ def extract_sources(
     interrupted: BaseException | None = None
     # Thread.join must not be interrupted: until Python 3.13 it then treats a running thread as ended.
     ended = {name: threading.Event() for name in names}
-    with Meta.open(pipeline.meta.url) as meta, _watch(output, names) as watch:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, _watch(output, names) as watch:
 
         def work(name: str) -> None:
             def progressed(result: DrainResult) -> None:

@@ -184,7 +184,7 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
     if not creating:
         return
     made: list[MadeTable] = []
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         for target in creating:
             try:
                 made += create_missing(meta, pipeline, [target], os.environ)
@@ -248,7 +248,11 @@ def run_context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[R
     from cdc_core.meta import Meta
     from cdc_core.run import RunContext
 
-    with Meta.open(pipeline.meta.url) as meta, _logs(kept=keeps_logs()) as logs, _spinner(output) as began:
+    with (
+        Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
+        _logs(kept=keeps_logs()) as logs,
+        _spinner(output) as began,
+    ):
         yield RunContext(pipeline, path.absolute(), meta, open_stage(pipeline.stage), logs, os.environ, began)
 
 

@@ -59,7 +59,7 @@ def status(
     from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = meta.status(parsed.pipeline, [target.name for target in parsed.scheduled_targets])
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]
@@ -168,6 +168,8 @@ def verification_verdict(one: Mapping[str, Any]) -> str:
 
 
 def _own_verdict(one: Mapping[str, Any]) -> str:
+    if "why" in one:
+        return str(one["why"])
     if one["differences"]:
         return f"{counted(one['differences'], 'difference')}"
     if one["not_compared"]:

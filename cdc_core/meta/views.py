@@ -25,7 +25,7 @@ from cdc_core.meta.states import RecordState
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 
-_ack, _batch, _record, _lease = tables.ack_position, tables.batch, tables.consume_record, tables.lease
+_ack, _batch, _record = tables.ack_position, tables.batch, tables.consume_record
 _ALL_TIME = 2**63 - 1
 _RECENT = 20
 
@@ -171,8 +171,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
 
 def _source_status(connection: Connection, source: str, now: int, failed: Sequence[Failure]) -> SourceStatus:
     row = connection.execute(select(_ack).where(_ack.c.source == source)).one()
-    holder = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
-    copier = connection.execute(select(_lease).where(_lease.c.source == copier_of(source))).one_or_none()
+    holder, copier = leases.find(connection, source), leases.find(connection, copier_of(source))
     covered = batches.coverage(connection, source).tables
     pause = copies.paused(connection, source)
     gone = and_(_record.c.batch_id == _batch.c.batch_id, _record.c.state == RecordState.PURGED)

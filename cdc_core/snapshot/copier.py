@@ -32,7 +32,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader
-from cdc_core.results.faults import ALTERED
+from cdc_core.results.faults import is_altered
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -385,9 +385,7 @@ class _Reader:
 
 def _altered(error: LockstepError) -> bool:
     """Whether it is about a table, column or index that was there when the definition was read."""
-    said = error.__cause__
-    known = isinstance(said, pymysql.err.MySQLError) and said.args[:1] and said.args[0] in ALTERED
-    return bool(known) or error.code == "results.definition_changed"
+    return is_altered(error.__cause__) or error.code == "results.definition_changed"
 
 
 @contextmanager

@@ -10,23 +10,22 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
-from cdc_core.connections import DENIED, answers
-from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
+from cdc_core import server_errors
+from cdc_core.connections import answers, identity_in
+from cdc_core.errors import InternalError, Refused
 from cdc_core.model.position import Position
+from cdc_core.server_errors import RETRIED, Kind, kind_of
 
 log = logging.getLogger(__name__)
 
 PARSE_ERROR = 1064
-LOST = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055, 3024})
-"""Error numbers of a connection, or a statement on it, that was ended from outside."""
-
 _REPLICA_STATUS = ("SHOW ALL SLAVES STATUS", "SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
 """MariaDB knows the others too, and means by them the connection without a name alone."""
 
@@ -116,21 +115,21 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
                 cursor.execute(sql, tuple(arguments) or None)
                 return tuple(cursor.fetchall())
         except (pymysql.err.OperationalError, pymysql.err.InterfaceError, pymysql.err.InternalError) as error:
-            number = error.args[0] if error.args else 0
-            if number not in LOST or attempt == 2:
+            if kind_of(error) is not Kind.GONE or attempt == 2:
                 raise explained(error, sql) from None
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
-            raise _lost(error) from None
+            raise server_errors.explained(error, where="source", passing="source.connection_lost") from None
     raise AssertionError("unreachable")
 
 
 def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
-    number = error.args[0] if error.args else 0
-    if number in LOST:
-        return _lost(error)
-    if number in DENIED:
+    """A server's error, for its class; itself where the statement decides what it means."""
+    kind = kind_of(error)
+    if kind in RETRIED or kind in (Kind.LOGIN, Kind.STATE):
+        return server_errors.explained(error, where="source", passing="source.connection_lost")
+    if kind is Kind.DENIED:
         return Refused(
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
             where="source",
@@ -138,15 +137,6 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
             remedy="on the source: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
         )
     return error
-
-
-def _lost(error: Exception) -> LockstepError:
-    return RetryLater(
-        f"The connection to the source was lost: {error.args[-1] if error.args else error}.",
-        where="source",
-        code="source.connection_lost",
-        remedy="nothing is lost; the next attempt continues from the last durable position",
-    )
 
 
 _Asked = ParamSpec("_Asked")
@@ -194,7 +184,7 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     return ServerFacts(
         version=version,
         flavor="mariadb" if mariadb else "mysql",
-        identity=_identity(value, mariadb=mariadb),
+        identity=identity_in(value),
         server_id=int(value["server_id"]),
         log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
         binlog_format=value.get("binlog_format", "ROW").upper(),
@@ -212,20 +202,6 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         lower_case=value.get("lower_case_table_names", "0") != "0",
         gtid_strict=value.get("gtid_strict_mode", "ON").upper() in ("ON", "1"),
     )
-
-
-@answers("source")
-@_understood
-def identity_of(connection: pymysql.Connection, *, mariadb: bool) -> str:
-    """ServerFacts.identity of the server that answers now: a session that was lost is opened again, wherever its
-    address leads by then."""
-    rows = query(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
-    return _identity({str(name).lower(): str(text) for name, text in rows}, mariadb=mariadb)
-
-
-def _identity(variables: Mapping[str, str], *, mariadb: bool) -> str:
-    found = variables.get("server_uuid", "")
-    return f"server_id={variables['server_id']}" if mariadb or not found else found
 
 
 @answers("source")

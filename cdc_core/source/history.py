@@ -16,7 +16,7 @@ It must keep true that a definition or a default is never given for a position u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
@@ -25,7 +25,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import TIMELINE_SHIFT, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
-from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement
 
@@ -53,8 +53,8 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in log order. ask: returns a table's current definition. ahead: the log from
-    a position to its current end. end: its current end. ask_defaults: returns a table's current defaults
+    """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
+    now. ask_defaults: returns a table's current defaults
     (defaults.column_defaults).
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
@@ -65,7 +65,7 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        ahead: Callable[[Position], Generator[Stretch]],
+        ahead: LogAhead,
         end: Callable[[], Position],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
@@ -269,6 +269,7 @@ class History:
                 emptied=change.emptied.get(name, ()),
                 ts_us=change.ts_us,
                 rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
+                renamed=change.renamed.get(name, ()),
             )
             self._learn(found)
         now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
@@ -297,7 +298,8 @@ class History:
         for i, other in enumerate(known):
             if other.seq == one.seq:  # one entry with both the marks and the definition
                 one = replace(
-                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us
+                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us,
+                    renamed=other.renamed,
                 )  # fmt: skip
                 del known[i]
                 break
@@ -334,6 +336,7 @@ class Change:
     ts_us: int = 0
     made: frozenset[Table] = frozenset()
     moves_no_rows: bool = False
+    renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
 def _in_one_log(one: int, other: int) -> bool:

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.table_map import TableMap, TypeCode, parse_table_map, table_name
+from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -114,9 +114,9 @@ class TableRegistry:
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why
-        if mariadb and _was_versioned(table_map, known):
-            raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
+        if mariadb and _was_versioned(schema, known):
+            raise system_versioned(*name)
         if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
             self._names[event.body[8:]] = name
             return None
@@ -187,7 +187,10 @@ class TableRegistry:
         )
         before = history.dropped(name, point) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
+        return Change(
+            vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us,
+            moves_no_rows=moves_no_rows, renamed={name: tuple(columns.renamed)},
+        )  # fmt: skip
 
     def _makes(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
@@ -234,10 +237,10 @@ class TableRegistry:
         self._uses = kept
 
 
-def _was_versioned(table_map: TableMap, known: TableSchema | None) -> bool:
+def _was_versioned(schema: TableSchema, known: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
     show: the table may be gone since, or no longer versioned."""
-    if table_map.names is None or [name.lower() for name in table_map.names[-2:]] != ["row_start", "row_end"]:
+    last = [(column.name.lower(), column.type.base) for column in schema.columns[-2:]]
+    if last != [("row_start", "timestamp"), ("row_end", "timestamp")]:
         return False
-    stamps = all(code == TypeCode.TIMESTAMP2 for code in table_map.types[-2:])
-    return stamps and (known is None or "row_end" not in [column.name.lower() for column in known.columns])
+    return known is None or "row_end" not in [column.name.lower() for column in known.columns]

@@ -32,11 +32,12 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
+from cdc_core.server_errors import Kind, kind_of, number_of
 from cdc_core.target import server_words
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn
-from cdc_core.target.faults import LOCAL_INFILE, number_of, translated, translating
+from cdc_core.target.faults import translated, translating
 from cdc_core.target.key_range import KeyRange, range_of
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
@@ -477,7 +478,7 @@ def send(cursor: Any, facts: TableFacts, file: LoadFile, *, into: str, kept: Seq
                 f"({', '.join(fields)}) SET {', '.join(settings)}"
             )
     except pymysql.err.MySQLError as error:
-        if number_of(error) in LOCAL_INFILE:
+        if kind_of(error) is Kind.LOCAL_INFILE:
             raise translated(error, where=facts.name) from None
         raise
     return int(cursor.rowcount)

@@ -9,7 +9,8 @@
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
                                      the writes of the table; 0 until a write in parts (parts.py) is whole
-    <database>._lockstep_layout      one row per table: which rows it is for (placement.py)
+    <database>._lockstep_layout      one row per table: which rows it is for (placement.py), of which
+                                     stages (ownership.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
     <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)
 
@@ -34,8 +35,9 @@ import pymysql
 from cdc_core.connections import quote, sensible
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
-from cdc_core.target.faults import is_row_error, known, number_of, translated
+from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.server_words import reason
 
@@ -86,11 +88,14 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
   PRIMARY KEY (table_name, source)
 ) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
 """
-_CREATE_LAYOUTS = f"""
+STAGES_CHARS = 1000
+"""Enough for some fifty stages."""
+CREATE_LAYOUTS = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LAYOUTS} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
-  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
-) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for'
+  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  stages VARCHAR({STAGES_CHARS}) CHARACTER SET ascii NOT NULL DEFAULT ''
+) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for, and of which stages'
 """
 
 
@@ -267,7 +272,7 @@ def _create_all(cursor: Any, tables: Sequence[TableFacts], there: Ours) -> None:
     """The tables that all tables of a database have in common."""
     keyless = any(facts.keyless for facts in tables)
     keyed = any(not facts.keyless for facts in tables)
-    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: _CREATE_LAYOUTS}
+    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: CREATE_LAYOUTS}
     wanted |= {MARKS: _CREATE_MARKS} if keyless else {}
     wanted |= {TRUNCATES: _CREATE_TRUNCATES} if keyed else {}
     for name, statement in wanted.items():

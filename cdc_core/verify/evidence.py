@@ -71,6 +71,7 @@ def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
         "ended": from_us(ended_us).isoformat(),
         "config_sha256": config_digest(job.pipeline),
         "all_tables": found.all_tables,
+        "servers": dict(found.servers),
         "equal": proven(found.results),
         "tables": [_table(one) for one in found.results],
     }
@@ -88,6 +89,7 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
     results = found.results
     return {
         "path": path,
+        "started": from_us(found.started_us).isoformat(),
         "ended": ended,
         "equal": proven(results),
         "tables": len(results),

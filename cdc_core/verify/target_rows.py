@@ -15,9 +15,9 @@ from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.model.schema import TEXT_BASES, Column, TableSchema
 from cdc_core.results import TableReader, prepare_for_keys
 from cdc_core.results.faults import translated, translating
+from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.snapshot.chunks import from_table
 from cdc_core.target.destination import Shard
-from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import BULK_S, SILENCE_S
 from cdc_core.target.sharding import ShardTable, shard_tables
 from cdc_core.verify import lookup

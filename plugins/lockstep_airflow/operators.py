@@ -69,7 +69,7 @@ class _PipelineOperator(Leaving, BaseOperator):
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)
-        with Meta.open(pipeline.meta.url, upgrade=True) as meta, self.working():
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta, self.working():
             yield pipeline, meta, store
 
 

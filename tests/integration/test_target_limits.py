@@ -20,7 +20,7 @@ import pytest
 
 from cdc_core.config import Target
 from cdc_core.connections import connect, parse_url
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, parts_of
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, parts_of
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.faults import translating
@@ -211,7 +211,7 @@ STATEMENTS: list[tuple[str, type[LockstepError], str]] = [
     ("INSERT INTO t VALUES (NULL, 1)", DataAtRisk, "target.row_error"),
     ("INSERT INTO t VALUES (1, -1)", DataAtRisk, "target.row_error"),
     ("INSERT INTO t VALUES (1, 13)", DataAtRisk, "target.row_error"),
-    ("SELECT FROM", InternalError, "target.statement"),
+    ("SELECT FROM", Refused, "target.statement"),
 ]
 
 

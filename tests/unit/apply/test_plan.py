@@ -421,7 +421,7 @@ def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Lin
     again = replace(manifest(5, schemas=[keyless]), begin=first, end=place)
     bridge = replace(manifest(0, tables={}), end=first, again_until=place.position.seq, notes=("by time",))
     low = position(began, timeline=1)
-    path = copied_path("shop.orders", CopiedName("shop", 1, 1, 0))
+    path = copied_path("shop.orders", START_US, CopiedName("shop", 1, 1, 0))
     chunk = CopiedChunk(1, "shop.orders", (), (), START_US, low, place.position, 10, (path,))
     of_log = manifest(6, schemas=[keyless])
     whole = TableCoverage(How.COPIED, place.position.seq - 1, 0, "", feeds=("shop.orders",), base_seq=low.seq)
