@@ -33,8 +33,8 @@ class LogAhead:
     """What was read ahead: a stretch that grows, and its events that may matter. No event is read twice, also by those
     that begin again: what was found is kept while it is read.
 
-    stretches: of the log, from a position up to its current end. keep: keeps a text. known: the text that was kept last,
-    or "". matter: whether an event is among those to be found; one of these is enough.
+    stretches: of the log, from a position up to its current end. keep: keeps a text. known: the last text kept, or "".
+    matter: whether an event is among those to be found; one of these is enough.
     """
 
     def __init__(
