@@ -36,7 +36,7 @@ from cdc_core.cli import (
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
-from cdc_core.leaving import at_the_last, leave_on_signals
+from cdc_core.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
     name="lockstep",
@@ -132,7 +132,7 @@ def main() -> None:
     collect_seldom()
     leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
-    unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
+    at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))
     try:
         # --debug may follow the command, to which it does not belong.
         arguments = sorted(sys.argv[1:], key=lambda one: one != "--debug")
@@ -150,7 +150,7 @@ def main() -> None:
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
-    unwound()
+    unwound(last)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
     if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end

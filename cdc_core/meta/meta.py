@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.leaving import at_the_last
+from cdc_core.leaving import at_the_last, unwound
 from cdc_core.meta import (
     batches,
     copies,
@@ -79,7 +79,6 @@ class Meta:
         self._database = database
         self._holds: dict[str, str] = {}
         """Leases, with their holders."""
-        self._stay = at_the_last(self._give_back)
 
     @classmethod
     def open(
@@ -130,7 +129,7 @@ class Meta:
 
     def close(self) -> None:
         """Leases that are still held, because a signal came when they were taken, are given back."""
-        self._stay()
+        unwound(self._give_back)
         self._give_back()
         self._database.close()
 
@@ -143,6 +142,7 @@ class Meta:
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
         """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
+        at_the_last(self._give_back)
         before = self._holds.get(source)
         self._holds[source] = holder  # a signal may come once it is taken and before we know
         try:
@@ -358,6 +358,14 @@ class Meta:
     def schemas(self, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
         """The definitions that meta knows of those asked for."""
         return self._database.read(lambda c: batches.schemas(c, schema_ids))
+
+    def read_ahead(self, source: str) -> str:
+        """What of the source's log was read ahead, as it was kept; "" for nothing."""
+        return self._database.read(lambda c: batches.read_ahead(c, source))
+
+    def keep_read_ahead(self, lease: Lease, kept: str) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.keep_read_ahead(c, lease, kept))
 
     def history(self, source: str) -> tuple[DefinedSince, ...]:
         """What the source's tables were, where its log does not say it, in the order of the log."""
