@@ -93,7 +93,7 @@ class Place:
         assert process.returncode in (0, 143, -signal.SIGTERM), (out + err).decode()
 
     def position(self) -> Any:
-        with Meta.open(f"sqlite:///{self.folder}/meta.db") as meta:
+        with Meta.open(f"sqlite:///{self.folder}/meta.db", "shop") as meta:
             found = meta.checkpoint("shop")
         return found and found.position
 
