@@ -103,9 +103,10 @@ def held(
         )
     if seen is not None:  # no lock keeps TRUNCATE from the tables that the application comes back to
         laps.begin("old log")
-        undisturbed(work, seen)
+        seen = undisturbed(work, seen)
     clock.require("the switch")
-    moving.to(State.ARMED, **clock.noted())
+    watched = {source: str(place) for source, place in (seen or {}).items()}
+    moving.to(State.ARMED, watched=watched, **clock.noted())
     return True
 
 

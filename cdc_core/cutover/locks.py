@@ -25,8 +25,9 @@ import pymysql
 
 from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.errors import RetryLater
+from cdc_core.server_errors import number_of
 from cdc_core.source.foreign_keys import foreign_keys
-from cdc_core.target.faults import number_of, translated, translating
+from cdc_core.target.faults import translated, translating
 
 T = TypeVar("T")
 LOCK_WAIT_S = 2

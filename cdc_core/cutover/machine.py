@@ -36,9 +36,9 @@ from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
 from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
-from cdc_core.cutover.uninterrupted import uninterrupted
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
 from cdc_core.target.takeover import take_over
@@ -69,6 +69,9 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     since, seen = prepared.since, prepared.seen
     chase_end_s = time.monotonic() + age_us(work.options.chase) / 1e6
     for attempt in range(work.options.attempts):
+        if moving.cutover.details.get("left") is not None:  # the last attempt has opened the new tables
+            prepared = prepare(work)
+            since, seen = prepared.since, prepared.seen
         if attempt:
             _end_left_prepared(work)
         with ExitStack() as opened:
@@ -78,7 +81,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
-            moving.to(State.CHASE, tables=noted(tables), findings=found)
+            moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
             for name in raise_ids(tables.pairs, work.environ):
                 work.told(f"raised AUTO_INCREMENT of {name}")
             try:
@@ -179,8 +182,9 @@ def _switched(moving: Moving) -> Cutover:
         answer, said = hooks.switch(
             command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
         )
-    except Refused:
-        _not_switched(moving, "the command could not be run")
+    except Refused as error:
+        moving.to(State.SWITCHING, answer=str(Answer.NOT_SWITCHED), said=str(error))
+        _not_switched(moving, "the command could not be run", called=False)
         raise
     work.told(f"the command ended with {said}")
     moving.to(State.SWITCHING, answer=str(answer), said=said)
@@ -221,10 +225,15 @@ def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
     return {name: [list(one) for one in tables if ".".join(one) in chosen] for name, tables in places.items()}
 
 
-def _not_switched(moving: Moving, why: str) -> None:
+def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> None:
+    """called: whether the hook may have been; None: as the state says. Raises DataAtRisk (cutover.slipped_before)."""
     with uninterrupted():
-        moving.freed()
-        moving.to(State.ROLLED_BACK, error=why, arming="", opened={})
+        moving.freed(called=moving.state is State.SWITCHING if called is None else called)
+        left = moving.cutover.details.get("left") or {}
+        behind = f"; {left['rows']:,} changes were left behind: {left['named']}" if left.get("rows") else ""
+        moving.to(State.ROLLED_BACK, error=f"{why}{behind}", arming="", opened={})
+    if behind:
+        raise left_behind(moving.cutover)
 
 
 def _finished(moving: Moving) -> Cutover:
@@ -252,6 +261,18 @@ def _finished(moving: Moving) -> Cutover:
     if work.back:  # nothing is left to be watched: the pipeline there carries changes as before
         moving.to(State.COMPLETE, error=moving.cutover.error)
     return moving.cutover
+
+
+def left_behind(cutover: Cutover) -> DataAtRisk:
+    left = cutover.details["left"]
+    return DataAtRisk(
+        f"The application was not switched, and {left['rows']:,} changes were made in the tables that it would have "
+        f"come to, while they were open: those that it writes to do not have them. Rows: {left['named']}.",
+        where=f"cutover {cutover.cutover_id}",
+        code="cutover.slipped_before",
+        remedy=f"carry over what is needed of these rows by hand; then `lockstep verify {cutover.pipeline}`, and "
+        f"`lockstep repair {cutover.pipeline}` makes them equal again",
+    )
 
 
 def unknown(cutover: Cutover, why: str) -> DataAtRisk:
@@ -292,7 +313,8 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     # The command may be called yet, by a process that was paused before it did: an application that it leads to the new
     # tables is to get errors there, and not to write to tables that take part in nothing.
     tables = read(known.details["tables"])
-    moving.to(State.SWITCHING, opened={name: [list(one) for one in found] for name, found in tables.targets.items()})
+    opened = {name: [list(one) for one in found] for name, found in tables.targets.items()}
+    moving.to(State.SWITCHING, opened=opened, answer=str(answer))
     return answered(moving, answer)
 
 
@@ -316,14 +338,16 @@ def abort(work: Work, lease: Lease) -> Cutover:
         undo_left(work, known)
         return known
     moving = Moving(work, lease, open_cutover(work))
-    if moving.state is State.SWITCHING:
+    answer = moving.cutover.details.get("answer")
+    if moving.state is State.SWITCHING and answer not in (Answer.SWITCHED, Answer.NOT_SWITCHED):
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
-    if moving.state in (State.SWITCHED, State.WATCH):
+    if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
             "The application was switched: there is nothing to abort.",
             where=work.pipeline.pipeline,
             code="cutover.switched",
-            remedy="`lockstep cutover back` leads it back; `lockstep cutover complete` ends the time in which it can",
+            remedy="`lockstep cutover resume` ends a cutover that is open; `lockstep cutover back` leads the "
+            "application back; `lockstep cutover complete` ends the time in which it can",
         )
     _not_switched(moving, "aborted")
     return moving.cutover

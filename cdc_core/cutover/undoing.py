@@ -45,14 +45,21 @@ def patiently(step: Callable[[], T], told: Callable[[str], None], patience_s: fl
             time.sleep(1)
 
 
+def open_made(work: Work, cutover: Cutover) -> None:
+    """Opens the gates that have the cutover's token. Safe to repeat. Raises RetryLater (cutover.not_undone)."""
+    token = cutover.details.get("arming")
+    if token:
+        tables = read(cutover.details["tables"])
+        _insist(work, cutover, partial(open_gates, tables.sources, work.environ, token=token))
+
+
 def undo_made(work: Work, cutover: Cutover) -> None:
-    """Opens the gates, lowers the fences and removes the pipeline that have the cutover's token. Safe to repeat, also
-    after half of it was done. Raises RetryLater (cutover.not_undone)."""
+    """Lowers the fences and removes the pipeline that have the cutover's token. Safe to repeat, also after half of it
+    was done. Raises RetryLater (cutover.not_undone)."""
     token = cutover.details.get("arming")
     if not token:
         return
     tables = read(cutover.details["tables"])
-    _insist(work, cutover, partial(open_gates, tables.sources, work.environ, token=token))
     _insist(work, cutover, partial(_disarmed, work, token))
     for target in work.targets:
         _insist(work, cutover, partial(_admitted, work, target, tables, note(cutover, token)))

@@ -46,6 +46,9 @@ class Hands(Protocol):
     def catch_up(self) -> CaughtUp:
         """Reads the sources up to now, and applies all that is staged to the targets."""
 
+    def warm_up(self) -> None:
+        """The next run takes no longer than those after it: what it needs is loaded, as a run with changes has done."""
+
     def extract(self) -> None:
         """Reads the sources up to now."""
 
@@ -66,6 +69,14 @@ class Disturbed:
     seen: Mapping[str, Position] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Changes of tables. rows: how many, by logical table. named: the keys of some, for people."""
+
+    rows: Mapping[str, int]
+    named: str
+
+
 class WayBack(Protocol):
     """The pipeline in the other direction."""
 
@@ -82,6 +93,10 @@ class WayBack(Protocol):
         after: where an earlier call has stopped; None: since the cutover by which the application came here. Raises
         what reading the log raises if it is given.
         """
+
+    def written(self, after: Mapping[str, Position]) -> Written:
+        """Changes that the log of the targets' tables has after these places, whoever has made them. Raises what
+        reading the log raises."""
 
     def preview(self) -> Pipeline:
         """As it is, or as `arm` would make it now."""

@@ -272,6 +272,7 @@ class DefinedSince:
     dropped:  columns that were dropped here.
     emptied:  columns that were added here and that the table once had: their values in older changes no longer hold.
     ts_us:    commit time of what happened here, µs UTC; 0 if nothing did.
+    renamed:  (old, new) of columns that got another name here; they are dropped and added, too.
     """
 
     seq: int
@@ -282,6 +283,7 @@ class DefinedSince:
     emptied: tuple[str, ...] = ()
     ts_us: int = 0
     rowless: bool = False
+    renamed: tuple[tuple[str, str], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -293,6 +295,7 @@ class DefinedSince:
             "emptied": list(self.emptied),
             "ts_us": self.ts_us,
             "rowless": self.rowless,
+            "renamed": [list(pair) for pair in self.renamed],
         }
 
     @classmethod
@@ -300,4 +303,5 @@ class DefinedSince:
         return cls(
             data["seq"], TableSchema.from_json(data["schema"]), data["defaults"], data["gone"],
             tuple(data["dropped"]), tuple(data["emptied"]), data["ts_us"], data["rowless"],
+            tuple((old, new) for old, new in data["renamed"]),
         )  # fmt: skip

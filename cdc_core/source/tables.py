@@ -13,6 +13,7 @@ from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
 from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.errors import Refused
+from cdc_core.model.position import Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
@@ -163,6 +164,11 @@ class TableRegistry:
         known = () if self._history is None else self._history.names()
         return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
 
+    def meet(self, statement: Statement, point: LogPoint) -> None:
+        """A statement may define tables: to be called before anything else of its point."""
+        if self._history is not None:
+            self._history.meet(statement, point)
+
     def change(self, statement: Statement, names: Sequence[Name], point: LogPoint, ts_us: int) -> Change:
         """What a statement at a point does to captured tables besides defining them. names: those it touches."""
         history = self._history
@@ -188,7 +194,10 @@ class TableRegistry:
         )
         before = history.dropped(name, point) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
+        return Change(
+            vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us,
+            moves_no_rows=moves_no_rows, renamed={name: tuple(columns.renamed)},
+        )  # fmt: skip
 
     def _makes(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
@@ -212,9 +221,9 @@ class TableRegistry:
         if self._history is not None:
             self._history.redefined(names, point, self.captures, change)
 
-    def learned(self) -> tuple[DefinedSince, ...]:
-        """What the history learned since the last call."""
-        return () if self._history is None else self._history.learned()
+    def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
+        """What the history learned since the last call. reached: the log is read up to there."""
+        return () if self._history is None else self._history.learned(reached)
 
     def forget(self, names: Iterable[Name] | None) -> None:
         """After DDL of these tables, or of any (None)."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
+from cdc_core.meta.verifications import DOUBT
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -72,11 +73,13 @@ def found_since(evidence: Mapping[str, Mapping[str, Any]]) -> str:
 
     evidence: the latest summary of each mode, as meta has it.
     """
+    full, doubted = evidence.get(Mode.ORDERED), evidence.get(DOUBT)
+    if full is not None and doubted is not None and str(doubted["ended"]) >= str(full["started"]):
+        return str(doubted["why"])
     newest = max(evidence.values(), key=lambda one: str(one["ended"]), default=None)
     differing: Mapping[str, int] = newest.get("differing", {}) if newest is not None else {}
     if differing:
         return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
-    full = evidence.get(Mode.ORDERED)
     for mode, one in evidence.items():
         if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
             rows = counted(one["differences"], "row")

@@ -249,6 +249,9 @@ class SourceTables:
 
     def _wait(self) -> None:
         """Until a chunk may be read. Raises RetryLater (verify.paused), Refused (snapshot.throttle)."""
+        if not self._reader.open:  # an error has closed it amid the rows of another table
+            with translating(self.name):
+                self._reader.connect()
         while True:
             pause = self._meta.copies_paused(self.name)
             if pause is not None:

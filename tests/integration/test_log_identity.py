@@ -131,7 +131,7 @@ class Line:
             where="test",
         )
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
     def extractor(self, sql: SqlServer, *, port: int = 0, abandon: tuple[str, int] | None = None) -> Extractor:
         url = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
@@ -325,7 +325,7 @@ def test_meta_rebuilt_from_the_manifests_still_refuses_another_log(log: Log, lin
     known = line.checkpoint()
     assert known.fingerprint is not None
     assert known.fingerprint.traced
-    with Meta.open(f"sqlite:///{tmp_path}/other.db") as rebuilt:
+    with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as rebuilt:
         lease = rebuilt.acquire_lease("shop", "shop", "test", ttl_s=60)
         rebuilt.rebuild(lease, manifests.chain(line.store, "shop"))
         found = rebuilt.checkpoint("shop")
