@@ -189,14 +189,19 @@ class History:
             raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
         return known
 
-    def saw(self, name: Table, point: LogPoint) -> None:
-        """Records that a row of the table was logged at a point, where the log itself names the columns."""
-        last = self._last(name, point.seq)
-        if last is None or last.gone:
-            self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
-        elif last.rowless:
-            schema = self._as_of(name, point.seq, point.after.timeline) or TableSchema(*name, ())
-            self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
+    def saw(self, schema: TableSchema, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
+        definition that it follows."""
+        name = _name(schema)
+        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        if last is None or last.gone or last.rowless or (not self.early and known != schema):
+            defaults = last.defaults if last is not None and last.rowless and known is not None else None
+            kept = known or TableSchema(*name, ()) if self.early else schema
+            self._learn(DefinedSince(point.seq, kept, defaults))
+
+    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition just before a point; None where it is not certain."""
+        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
 
     def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
         """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
