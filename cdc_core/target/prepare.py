@@ -137,7 +137,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
 def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableFacts]) -> list[TableFacts]:
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
-    The connection has the settings of load.set_session: key columns are copied as the table has them, zero dates too.
+    The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
     Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
     the first table that cannot be prepared; those after it may have been left as they were.
     """
