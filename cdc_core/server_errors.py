@@ -1,9 +1,9 @@
 """What an error of a MySQL or MariaDB server means: one table of the servers' numbers, by class, for all who ask.
 
 Only what ends by itself is worth a retry: GONE, BUSY and PASSING. A number that the table lacks is UNKNOWN, which is
-refused with the server's words: it is no defect of Lockstep, and nothing says that it ends. A package that knows more
-of its own statements has its own wording for some classes (target.faults, results.faults, source.faults); what it does
-not name is `explained` here.
+refused with the server's words: it is not a defect in Lockstep, and nothing says that it ends. A package that knows
+more of its own statements has its own wording for some classes (target.faults, results.faults, source.faults); what it
+does not name is `explained` here.
 
 Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
 """
@@ -22,7 +22,7 @@ _SHOWN = 500
 
 class Kind(Enum):
     GONE = auto()
-    """The connection broke, or someone ended it or its statement; another attempt on a new connection may go on."""
+    """The connection broke, or someone ended it or its statement; another attempt on a new connection may succeed."""
     BUSY = auto()
     """A lock wait, a deadlock, a transaction that a replication group rolled back."""
     PASSING = auto()
@@ -87,7 +87,7 @@ NO_TABLE = frozenset({1049, 1146})
 
 _EXPIRED = "change the account's password (ALTER USER … IDENTIFIED BY …), and put the new one into the connection"
 _BLOCKED = (
-    "wrong passwords have blocked the account, and each further one blocks it longer: put the right one into the "
+    "wrong passwords have blocked the account, and each further one blocks it longer: correct the password in the "
     "connection first, then unblock the account (ALTER USER … ACCOUNT UNLOCK; on MariaDB FLUSH PRIVILEGES)"
 )
 _LOCKED = "ALTER USER … ACCOUNT UNLOCK"
@@ -157,7 +157,8 @@ def explained(
 
 def said_by(error: BaseException) -> str:
     """The server's message and number, without a full stop."""
-    return f"{shown(error).rstrip('.')} ({error.args[0] if error.args else 0})"
+    said = shown(error).rstrip(".")
+    return f"{said} ({error.args[0]})" if said else "the connection is closed"
 
 
 def shown(error: BaseException) -> str:

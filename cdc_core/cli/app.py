@@ -92,7 +92,12 @@ def lockstep(
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log progress; -vv logs more.")
     ] = 0,
-    debug: Annotated[bool, typer.Option("--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors; may also follow the command."
+        ),
+    ] = False,
 ) -> None:
     """Stage every committed change of MySQL and MariaDB as Parquet, apply it to targets, and prove that nothing was
     lost.
@@ -129,7 +134,9 @@ def main() -> None:
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
     unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
     try:
-        code = app(prog_name="lockstep", standalone_mode=False)
+        # --debug may follow the command, to which it does not belong.
+        arguments = sorted(sys.argv[1:], key=lambda one: one != "--debug")
+        code = app(arguments, prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
         code = _fail(error, as_json)
     except TyperException as error:

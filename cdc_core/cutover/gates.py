@@ -29,8 +29,9 @@ from cdc_core.connections import SafeConnection, quote, resolve
 from cdc_core.cutover.locks import Places
 from cdc_core.errors import LockstepError, Refused, RetryLater, of_all
 from cdc_core.server_errors import number_of
+from cdc_core.session import OWN_WRITES
 from cdc_core.target.faults import translated
-from cdc_core.target.load import OWN_WRITES, altering_session
+from cdc_core.target.load import altering_session
 from cdc_core.words import counted
 
 PREFIX = "_lockstep_gate_"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -33,13 +32,14 @@ from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.cutover.noticed import Noticed, noticed, of_people
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
+from cdc_core.session import OWN_WRITES
 from cdc_core.source.facts import replica_channels, written_beside
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.create import Existing
 from cdc_core.target.definition import LITERAL, read_definitions
 from cdc_core.target.ids import Place, meeting_counters
-from cdc_core.target.load import OWN_WRITES, altering_session
+from cdc_core.target.load import altering_session
 from cdc_core.target_tables import literals_of
 from cdc_core.words import counted, some_of
 
@@ -393,8 +393,6 @@ def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[t
     for reference, tables in places.items():
         databases = sorted({database for database, _ in tables})
         with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
-            with suppress(pymysql.err.MySQLError):  # MySQL 8 and later: the statistics are otherwise those of a day
-                cursor.execute("SET SESSION information_schema_stats_expiry = 0")
             cursor.execute(
                 "SELECT TABLE_SCHEMA, TABLE_NAME, AUTO_INCREMENT FROM information_schema.TABLES "
                 f"WHERE AUTO_INCREMENT IS NOT NULL AND TABLE_SCHEMA IN ({', '.join(['%s'] * len(databases))})",

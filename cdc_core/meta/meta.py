@@ -52,6 +52,7 @@ from cdc_core.meta.rows import (
     Renewals,
     RingDepth,
     RunRow,
+    SetAside,
     SourceCoverage,
     Status,
     Verification,
@@ -517,6 +518,16 @@ class Meta:
 
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))
+
+    def set_aside(self, target: str) -> tuple[SetAside, ...]:
+        """Rows that the target rejected, as long as it lacks them."""
+        return self._database.read(lambda c: runs.set_aside(c, target))
+
+    def settle(
+        self, target: str, *, run_id: str | None = None, table: str | None = None, before_us: int | None = None
+    ) -> None:
+        """The target lacks no more of what was set aside: of these runs and tables, by ledgers closed before then."""
+        self._database.write(lambda c: runs.settle(c, target, run_id, table, before_us))
 
     def last_writes(self, target: str) -> LastWrites:
         """What the target must have: the last transactions that closed ledgers count."""

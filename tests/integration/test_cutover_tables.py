@@ -19,8 +19,8 @@ from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_no
 from cdc_core.cutover.locks import TOGETHER, Places, locked, waves
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.session import OWN_WRITES
 from cdc_core.source import facts
-from cdc_core.target.load import OWN_WRITES
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.databases import drop_database
