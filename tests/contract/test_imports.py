@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rebuild": JOINED | {"snapshot"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"check", "repair", "snapshot", "verify"},
+    "cutover": JOINED | {"check", "repair", "snapshot", "target_tables", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED
