@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import logging
 import os
 import re
@@ -16,6 +17,7 @@ import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from cdc_core.account import settled
 from cdc_core.cli import (
     airflow,
     check,
@@ -132,6 +134,10 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
     collect_seldom()
+    os.environ.update(settled(os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what was done must not fail because of how it is told
     leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
     at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))

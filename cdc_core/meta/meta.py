@@ -567,10 +567,14 @@ class Meta:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.of(pipeline).write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
-    def doubt(self, lease: Lease, pipeline: str, target: str, why: str, differing: Mapping[str, int]) -> None:
-        """What verifications that have begun before now say does not count. why: for people. differing: by logical
-        table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
-        self._database.of(pipeline).write(lambda c: verifications.doubt(c, lease, pipeline, target, why, differing))
+    def doubt(
+        self, lease: Lease, pipeline: str, target: str, mode: str, why: str, differing: Mapping[str, int]
+    ) -> None:
+        """What verifications that have begun before now say does not count. mode: under which it is kept. why: for
+        people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        self._database.of(pipeline).write(
+            lambda c: verifications.doubt(c, lease, pipeline, target, mode, why, differing)
+        )
 
     def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
