@@ -59,6 +59,11 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     return Lease(source, pipeline, holder, epoch, expires_us, identity)
 
 
+def is_held(connection: Connection, source: str) -> bool:
+    row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    return row is not None and bool(row.holder) and row.expires_us > now_us(connection)
+
+
 def identity(connection: Connection, source: str) -> str:
     """Lease.identity of the source; "" where nobody ever had a lease of it."""
     return connection.execute(select(_lease.c.identity).where(_lease.c.source == source)).scalar() or ""
