@@ -28,6 +28,7 @@ PYTEST_ARGS ?=
 PYTEST_SPREAD ?= -n $(shell n=$$(($$(nproc) + 1)); echo $$((n < 4 ? n : 4))) --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
+FUZZ_ARGS ?=
 LINTED := $(wildcard lockstep cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
 SPELLED := $(LINTED) docs docker .ci README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
@@ -102,6 +103,10 @@ crash-matrix: servers ## kill -9 at every durable step, then the same commands a
 move-matrix: servers ## moves, DDL over shards, and kills during a cutover at every step and at random moments (LOCKSTEP_CUTOVERS=20 of these for each pair of servers)
 	@$(PY) -m pytest tests/acceptance/test_cutover*.py tests/integration/test_cutover_tables.py tests/acceptance/test_ddl.py \
 	  tests/acceptance/test_reshard.py tests/acceptance/test_move_document.py -m "matrix or move_sample" -v $(PYTEST_ARGS)
+
+fuzz: servers ## random tables and histories through everything: source = state = target, as verify says (FUZZ_ARGS="--seconds 7200 --seed a")
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m tests.fuzz $(FUZZ_ARGS)
 
 mutants: setup ## change the core's code at random places: the tests must notice (MUTANTS_ARGS="ring --sample 20")
 	@$(PY) -m tests.mutation $(MUTANTS_ARGS)
@@ -193,6 +198,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers trees mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers trees mysql browser demo move ui test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

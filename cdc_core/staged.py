@@ -161,7 +161,7 @@ def _recorded(pipeline: config.Pipeline, note: Callable[[str], None], ask: Calla
     from cdc_core.meta import Meta
 
     try:
-        with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, create=False, answer_timeout_s=_ANSWER_S) as meta:
             return ask(meta)
     except LockstepError as error:
         note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
@@ -327,11 +327,11 @@ class Table:
             )
         if by_key:
             return Rows(
-                lambda: reader.changes_columns(manifests, name, as_of=last),
+                lambda: reader.changes_columns(store, manifests, name, until=last),
                 lambda rows: reader.by_key_batches(store, manifests, name, key, until=last, rows=rows),
             )
         return Rows(
-            lambda: reader.changes_columns(manifests, name),
+            lambda: reader.changes_columns(store, manifests, name, since=first, until=last),
             lambda rows: reader.change_batches(store, manifests, name, since=first, until=last, rows=rows),
         )
 

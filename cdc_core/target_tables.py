@@ -8,7 +8,7 @@ defaults, comments and further indexes where its columns are still the same. Wit
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,10 +19,10 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.check.targets import identity, require_any_target
 from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, parts_of
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, combined, parts_of
 from cdc_core.meta import Meta
-from cdc_core.model.run import RunPlan
-from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.run import RunPlan, TargetRun
+from cdc_core.model.schema import Column, DefinedSince, TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.facts import lower_case_names
@@ -112,7 +112,7 @@ def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Seq
             yield Origin(capture.shape(schema), definition, literals, masked)
 
 
-def _literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
+def literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
     columns = tuple(
         Column(one.name, one.type, one.nullable, generated=bool(one.generated)) for one in definition.columns
     )
@@ -145,7 +145,7 @@ def create(
             continue
         wanted[logical] = Wanted(tuple(origins), key, _alone(origins))
     _require_no_loops(pipeline, target, wanted, tables.servers, environ)
-    return results + make_tables(target, wanted, actions, environ=environ, literals_of=_literals_of, made=made)
+    return results + make_tables(target, wanted, actions, environ=environ, literals_of=literals_of, made=made)
 
 
 def _alone(origins: Sequence[Origin]) -> bool:
@@ -214,7 +214,12 @@ def require_any_ready(
     meta: Meta, pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
 ) -> dict[str, LockstepError]:
     """check.targets.require_any_target, after what the tables of the plan lack was made, where the pipeline file says
-    so. A target that lacks nothing is asked once."""
+    so. A target that lacks nothing is asked once, and the sources only after statements that define tables."""
+    for one in () if plan.replay else plan.targets:
+        try:
+            _follow(meta, pipeline, plan, one, environ)
+        except LockstepError as error:
+            log.warning("%s: its columns do not follow those of the sources yet: %s", one.target, error)
 
     def make(name: str, error: LockstepError) -> bool:
         return make_ready(meta, pipeline, plan, name, error, environ)
@@ -232,8 +237,8 @@ def make_ready(
 ) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
-    error: what require_target has found. Raises DataAtRisk (target.moved), and what make_tables raises; errors of
-    single tables are logged, and found again by whoever asks the target again.
+    error: what require_target has found. Raises DataAtRisk (target.moved), what make_tables raises, and the errors of
+    tables that cannot be made.
     """
     target = pipeline.target(name)
     codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
@@ -242,7 +247,7 @@ def make_ready(
     ]
     add = frozenset(one.table for one in tables if (rule := target.table(one.table)) and rule.on_new_column == "add")
     creates = target.on_missing_table == "create" and "target.table" in codes
-    if not creates and not (add and "target.column" in codes):
+    if not creates and not (add and codes - {"target.table"}):
         return False
     if creates and not plan.replay:
         _require_unmoved(meta, target, [one.table for one in tables], environ)
@@ -251,16 +256,68 @@ def make_ready(
     except LockstepError as unreachable:
         log.warning("%s: its tables are made without asking the source: %s", name, unreachable)
         present = {}
-    wanted = {}
+    wanted, renames = {}, _renames(meta, pipeline)
     for one in tables:
         origins = _staged_origins(plan.current_schemas(one), present.get(one.table, ()))
-        wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins))
-    results = make_tables(target, wanted, Actions(create=creates, add=add), environ=environ, literals_of=_literals_of)
+        wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins), renames.get(one.table, ()))
+    return _made(target, wanted, Actions(create=creates, add=add), environ)
+
+
+def _follow(meta: Meta, pipeline: Pipeline, plan: RunPlan, run: TargetRun, environ: Mapping[str, str] | None) -> None:
+    """Does at the target's tables what statements of the run's batches did to the columns of their source tables: no
+    row of them need have come since. Raises what `make_tables` and `key_of` raise, and what connecting raises."""
+    target = pipeline.target(run.target)
+    redefined: set[str] = set()
+    for source in pipeline.sources if run.batches else ():
+        batches = [one for one in meta.batches(source.name) if one.batch_id in run.batches]
+        begin = min((one.begin.seq for one in batches), default=0)
+        end = max((one.end.seq for one in batches), default=0)
+        redefined |= {name for one, name in _statements(meta, source) if begin <= one.seq < end}
+    add = {one for one in redefined if (rule := target.table(one)) is not None and rule.on_new_column == "add"}
+    if not add:
+        return
+    renames = _renames(meta, pipeline)
+    staged = {
+        table.table: {column.name.lower() for schema in plan.current_schemas(table) for column in schema.columns}
+        for table in plan.merge_set(run.merge_set).tables
+    }
+    wanted = {}
+    for logical, origins in source_tables(pipeline, environ, only=add).origins.items():
+        schemas = [origin.schema for origin in origins]
+        left = {old.lower() for old, _ in renames.get(logical, ())}
+        left -= {column.name.lower() for schema in schemas for column in schema.columns}
+        if left.isdisjoint(staged.get(logical, ())):  # otherwise the run has rows with the former name
+            key = key_of(target, logical, schemas)
+            wanted[logical] = Wanted(tuple(origins), key, _alone(origins), renames.get(logical, ()))
+    _made(target, wanted, Actions(create=False, add=frozenset(wanted)), environ)
+
+
+def _statements(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:
+    """What statements did to tables that are there, in the order of the log, with each logical table."""
+    tables = meta.coverage(source.name).tables
+    for one in meta.history(source.name):
+        if one.ts_us and not one.gone and one.schema.name in tables:
+            yield from ((one, logical) for logical in tables[one.schema.name].feeds)
+
+
+def _renames(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str], ...]]:
+    """By logical table, the columns that got other names, (old, new), in the order of the log."""
+    found: dict[str, tuple[tuple[str, str], ...]] = {}
+    for source in pipeline.sources:
+        for one, logical in _statements(meta, source):
+            found[logical] = (*found.get(logical, ()), *one.renamed)
+    return found
+
+
+def _made(target: Target, wanted: Mapping[str, Wanted], actions: Actions, environ: Mapping[str, str] | None) -> bool:
+    """Whether anything was made. Raises what make_tables raises, and the errors of single tables."""
+    results = make_tables(target, wanted, actions, environ=environ, literals_of=literals_of)
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)
-        if made.error is not None:
-            log.error("%s: %s", made.name, made.error)
+    if refused := [made.error for made in results if made.error is not None]:
+        # Why a table cannot be made is what its user has to know; that it is missing follows from that.
+        raise combined(refused)
     return any(made.state in ("created", "altered") for made in results)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
+from cdc_core.apply.set_aside import forget_replaced
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import LedgerRow, Meta, Renewals
@@ -136,6 +137,7 @@ def commit(
         plan.run_id, target, claimed, entries, written,
         plan=(plan.path, plan.digest), spans=plan.spans(target), lost=lacking, renewed=renewed,
     )  # fmt: skip
+    forget_replaced(meta, store, pipeline.target(target), plan, environ)
     summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary

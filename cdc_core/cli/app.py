@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
@@ -36,6 +36,7 @@ from cdc_core.cli import (
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
+from cdc_core.leaving import at_the_last, leave_on_signals
 
 app = typer.Typer(
     name="lockstep",
@@ -91,7 +92,12 @@ def lockstep(
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log progress; -vv logs more.")
     ] = 0,
-    debug: Annotated[bool, typer.Option("--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors; may also follow the command."
+        ),
+    ] = False,
 ) -> None:
     """Stage every committed change of MySQL and MariaDB as Parquet, apply it to targets, and prove that nothing was
     lost.
@@ -121,17 +127,16 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit codes of a command that a signal has ended, as shells have them."""
 
 
-def _terminated(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
     collect_seldom()
-    signal.signal(signal.SIGTERM, _terminated)
+    leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
+    unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
     try:
-        code = app(prog_name="lockstep", standalone_mode=False)
+        # --debug may follow the command, to which it does not belong.
+        arguments = sorted(sys.argv[1:], key=lambda one: one != "--debug")
+        code = app(arguments, prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
         code = _fail(error, as_json)
     except TyperException as error:
@@ -145,6 +150,7 @@ def main() -> None:
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
+    unwound()
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
     if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end
@@ -173,13 +179,17 @@ def _usage(error: TyperException) -> UsageError:
 
 def _interrupted() -> RetryLater:
     return RetryLater(
-        "Stopped by a signal; uncommitted changes are dropped and will be read again.",
+        "Stopped by a signal; what was complete is kept, and what was not will be done again.",
         code="cli.interrupted",
         remedy="run the same command again",
     )
 
 
-def _unexpected(error: Exception) -> InternalError:
+def _unexpected(error: Exception) -> LockstepError:
+    if type(error).__module__ == "pymysql.err":
+        from cdc_core.server_errors import explained
+
+        return explained(cast(Any, error), where="a statement of Lockstep's")
     last = traceback.extract_tb(error.__traceback__)[-1]
     return InternalError(
         f"Unexpected {type(error).__name__}: {error}",

@@ -33,6 +33,7 @@ from cdc_core.windows import age_us, parse_moment, to_us
 
 if TYPE_CHECKING:
     from cdc_core import config
+    from cdc_core.apply.spark_application import SparkApplication
     from cdc_core.config import Pipeline
     from cdc_core.cutover.work import CaughtUp, Evidence, Work
     from cdc_core.extract import DrainResult
@@ -306,7 +307,7 @@ def status(
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = meta.latest_cutover(parsed.pipeline)
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
@@ -378,7 +379,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
     path, parsed = load_pipeline(pipeline, pipelines)
     other = _forward_of(path, parsed, pipelines)
     chosen = parsed.targets if other is not None else (parsed.target(one_target(parsed, target, "cutover")),)
-    with run_context(parsed, path, CliOutput(as_json=True)) as context, shared_application(context) as (kept, _):
+    with run_context(parsed, path, CliOutput(as_json=True)) as context, shared_application(context) as (kept, spark):
         jobs = {
             one.name: Job(
                 parsed, one, context.meta, context.store, lambda source: extract_on(parsed, source, output),
@@ -386,10 +387,11 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
             )
             for one in chosen
         }  # fmt: skip
-        hands = _Hands(kept, jobs, CliOutput(as_json=True), itertools.count(1))
+        hands = _Hands(kept, spark, jobs, CliOutput(as_json=True), itertools.count(1))
         if other is not None:
             quiet, names = CliOutput(as_json=True), [one.name for one in other.sources]
-            existing = ExistingWayBack(other, context.meta, lambda: extract_sources(other, names, None, quiet))
+            meta = context.meta.of(other.pipeline)
+            existing = ExistingWayBack(other, meta, lambda: extract_sources(other, names, None, quiet))
             yield Work(parsed, chosen, jobs, context.meta, hands, existing, True, os.environ, output.note)
         else:
             new = NewWayBack(jobs[chosen[0].name], _back_file(path))
@@ -405,7 +407,7 @@ def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | Non
     if not parsed.pipeline.endswith(WAY_BACK_SUFFIX) or forward == path or not forward.is_file():
         return None
     _, found = load_pipeline(str(forward), pipelines)
-    with Meta.open(found.meta.url) as meta:
+    with Meta.open(found.meta.url, found.pipeline) as meta:
         known = meta.latest_cutover(found.pipeline)
     return found if known is not None and known.way_back == parsed.pipeline else None
 
@@ -421,6 +423,7 @@ class _Hands:
     """Runs and verifications, as `lockstep run` and `lockstep verify` make them, by one application."""
 
     context: RunContext
+    spark: SparkApplication
     jobs: Mapping[str, Job]
     quiet: CliOutput
     numbers: Iterator[int]
@@ -447,6 +450,12 @@ class _Hands:
         staged = sum(result.staged.rows for _, result in results)
         reached = {name: result.position for name, result in results}
         return CaughtUp(staged, reached, time.monotonic() - began_s, laps.until_now())
+
+    def warm_up(self) -> None:
+        from cdc_core.apply.jobs import LOAD, job_of
+
+        if not self.spark.warm:
+            self.spark.submit(job_of(LOAD, (), self.context.pipeline, (), local=self.spark.local))
 
     def extract(self) -> None:
         self._extracted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cdc_core import config
@@ -90,7 +91,10 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
 
     oldest: the age above which a cutover back would verify every row first.
     """
-    status = meta.status(found.way_back)
+    meta = meta.of(found.way_back)
+    status, reads = meta.status(found.way_back), found.details.get("starts")
+    if reads:  # it may have led back from other tables before
+        status = replace(status, sources=tuple(one for one in status.sources if one.source in reads))
     if not status.sources:
         said = f"way back: not ready: {found.way_back} has not run yet"
         return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
@@ -98,7 +102,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
     lags_us = [one.lag_us for one in status.sources if one.lag_us is not None]
     known = len(lags_us) == len(status.sources)
     lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
-    age_s, doubt = _proven(status, oldest)
+    age_s, doubt = _proven(status, oldest, found.at_us(State.SWITCHED) or 0)
     runs = standing(status)
     problem = next((one.what for one in status.failures if one.task != RUN or one.subject in runs), "")
     ready = not doubt and not problem and lag_s is not None and lag_s < LATE_S
@@ -121,20 +125,23 @@ def _behind(meta: Meta, status: Status) -> tuple[float, int]:
     return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
 
 
-def _proven(status: Status, oldest: str) -> tuple[float | None, str]:
+def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None, str]:
     """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
-    nothing."""
+    nothing. switched_us: what was verified before that says nothing of rows that the application has written since."""
     known: dict[str, Mapping[str, Mapping[str, Any]]] = {one.target: {} for one in status.targets}
     known |= {one.target: one.evidence for one in status.verifications}
     full = [found[Mode.ORDERED] for found in known.values() if Mode.ORDERED in found]
     if not full:
         return None, "never verified"
-    spent_us = status.now_us - min(to_us(parse_moment(str(one["ended"]))) for one in full)
+    ended_us = min(to_us(parse_moment(str(one["ended"]))) for one in full)
+    spent_us = status.now_us - ended_us
     lacking = [target for target, found in known.items() if Mode.ORDERED not in found]
     if lacking:
         doubt = f"{', '.join(lacking)} never verified"
     elif not all(one["equal"] is True for one in full):
         doubt = "not equal"
+    elif ended_us < switched_us:
+        doubt = "not verified since the switch"
     elif spent_us > age_us(oldest):
         doubt = f"which is too old (cutover.evidence: {oldest})"
     else:

@@ -88,7 +88,7 @@ def plan(
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
-    with Meta.open(asked.pipeline.meta.url) as meta:
+    with Meta.open(asked.pipeline.meta.url, asked.pipeline.pipeline) as meta:
         led = _led(meta, asked)
         if led is None:
             _before(meta, asked)
@@ -128,7 +128,7 @@ def run(
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
-    with Meta.open(asked.pipeline.meta.url) as meta:
+    with Meta.open(asked.pipeline.meta.url, asked.pipeline.pipeline) as meta:
         led = _led(meta, asked)
         if led is None:
             _before(meta, asked)
@@ -161,7 +161,7 @@ def status(
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.targets], target, "target")
     found: list[dict[str, Any]] = []
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         for one in map(parsed.target, names):
             now = filled(meta, parsed, one.name)
             found.append(

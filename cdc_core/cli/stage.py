@@ -262,7 +262,10 @@ def isolated(
                 remedy="add --source NAME",
             )
         limit_s = parsed.limits.lease_s
-        with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
+        with (
+            Meta.open(parsed.meta.url, parsed.pipeline) as meta,
+            meta.holding(names[0], parsed.pipeline, default_holder(), limit_s),
+        ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
     CliOutput(as_json).answer(
@@ -286,7 +289,8 @@ def verify(
       lockstep stage verify shop
       lockstep stage verify shop --deep
 
-    If anything is wrong, shows all problems and exits with 'data at risk'.
+    If anything is wrong, shows all problems and exits with 'data at risk'. A copy of its table heals a lost or damaged
+    file: no state needs it any more. It stays in the list, since the changes from before the copy cannot be read.
     """
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
@@ -306,16 +310,18 @@ def verify(
         problems += [(name, problem) for problem in found]
     document = {
         "pipeline": parsed.pipeline,
-        "ok": not problems,
+        "ok": all(one.healed for _, one in problems),
         "compared_with_meta": recorded is not None,
-        "problems": [{"source": name, "code": one.code, "path": one.path, "what": one.what} for name, one in problems],
+        "problems": [{"source": name, **asdict(one)} for name, one in problems],
     }
-    rows = [(name, one.what, one.path, one.code) for name, one in problems]
+    rows = [(name, one.what, one.path, one.code, "yes" if one.healed else "no") for name, one in problems]
     shown = (
-        table("", ("source", "problem", "path", "code"), rows) if rows else "Chain and files are as the manifests say."
+        table("", ("source", "problem", "path", "code", "copied since"), rows)
+        if rows
+        else "Chain and files are as the manifests say."
     )
     output.answer(document, shown)
-    if problems:
+    if not document["ok"]:
         raise typer.Exit(DataAtRisk.exit_code)
 
 
@@ -358,7 +364,7 @@ def purge(
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         if seeded is not None:
             added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
@@ -436,7 +442,7 @@ def compact(
         )
     age = age_us(older_than, "--older-than", "1d") if remove_originals else None
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = compaction.compact(
             meta,
             open_stage(parsed.stage),
@@ -524,7 +530,7 @@ def sweep(
     names = choose([one.name for one in parsed.sources], source, "source")
     age_s = age_us(older_than, "--older-than", "30d") / MICROSECONDS
     store = open_stage(parsed.stage)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
         plans = {} if source else retention.sweep_plans(meta, store, parsed, older_than_s=age_s, dry_run=dry_run)
     document = {
@@ -576,7 +582,7 @@ def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
 
     position = parse_position(text)
     found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         found.require_staged({source.name: meta.checkpoint(source.name) for source in pipeline.sources})
     return found
 

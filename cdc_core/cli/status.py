@@ -49,17 +49,17 @@ def status(
       lockstep status shop --all
       lockstep status shop --json
 
-    Reads only the meta database, neither source nor target. Problems come first: the last error of an extract, a plan
-    or a run that has not succeeded since; copies that somebody has paused while tables wait for them; a source or
-    target that is late by the schedule; a source that was never extracted, or that will purge its log soon. The exit
-    code is the class of the first of them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused,
-    late or was never extracted. Of many notes and tables only some are shown, with a count of the others, unless you
-    pass --all; --json always has all.
+    Reads only the meta database, neither source nor target. Problems come first: rows that differ, or that a target
+    rejected and lacks; the last error of an extract, a plan or a run that has not succeeded since; copies that somebody
+    has paused while tables wait for them; a source or target that is late by the schedule; a source that was never
+    extracted, or that will purge its log soon. Each ends with its cause. The exit code is the class of the first of
+    them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused, late or was never extracted. Of
+    many notes and tables only some are shown, with a count of the others, unless you pass --all; --json always has all.
     """
     from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = meta.status(parsed.pipeline, [target.name for target in parsed.scheduled_targets])
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]

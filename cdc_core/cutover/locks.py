@@ -21,7 +21,8 @@ import pymysql
 
 from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.errors import RetryLater
-from cdc_core.target.faults import number_of, translated, translating
+from cdc_core.server_errors import number_of
+from cdc_core.target.faults import translated, translating
 from cdc_core.target.gates import Places
 
 LOCK_WAIT_S = 2

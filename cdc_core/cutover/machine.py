@@ -43,9 +43,9 @@ from cdc_core.cutover.undoing import (
     undo_left,
     unless_it_fails,
 )
-from cdc_core.cutover.uninterrupted import uninterrupted
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
 from cdc_core.target.gates import Places, gated_tables, lost_gates, make_gates, open_gates, require_gates

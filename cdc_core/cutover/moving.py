@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cdc_core.config import Hook
+from cdc_core.config import Hook, Pipeline
 from cdc_core.cutover import hooks
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
@@ -27,17 +27,21 @@ from cdc_core.cutover.undoing import (
 from cdc_core.cutover.work import Work, Written, read
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
+from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.cutovers import lease_of
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
-from cdc_core.target.gates import require_not_left
+from cdc_core.sink import Capture
+from cdc_core.target.gates import Places, require_not_left
 
 LEASE_S = 10.0
 
 
-def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
-    """The right to move a pipeline's cutover. Raises RetryLater (cutover.running)."""
+@contextmanager
+def cutover_lease(work: Work) -> Iterator[Lease]:
+    """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
+    (cutover.running)."""
     key, name = lease_of(work.pipeline.pipeline, work.way_back.name)
     taken = RetryLater(
         f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
@@ -46,7 +50,8 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
-    return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
+    with unhurried(), kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken) as lease:
+        yield lease
 
 
 def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
@@ -58,13 +63,23 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
         require_its_target(work, known)
         return known
     if known is not None and known.state == State.COMPLETE:
-        require_not_left(read(known.details["tables"]).sources, work.environ)
+        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.environ)
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
     led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
+
+
+def _still_read(pipeline: Pipeline, places: Places) -> Places:
+    """A way back reads other tables once the application was led to another target."""
+    captures = [Capture(pipeline.tables, pipeline.routes, lower_case=one) for one in (False, True)]
+    kept = {
+        reference: tuple(table for table in tables if any(capture.route(*table) for capture in captures))
+        for reference, tables in places.items()
+    }
+    return {reference: tables for reference, tables in kept.items() if tables}
 
 
 def require_no_other(work: Work) -> None:

@@ -94,6 +94,7 @@ class Reverse:
                 {
                     "name": self.target_of(source),
                     "connections": [reference],
+                    "existing": "keep",
                     "tables": {
                         one.logical: {
                             "database": _literal(one.database),

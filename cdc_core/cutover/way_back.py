@@ -152,7 +152,8 @@ class NewWayBack:
         """Removes the file if nothing was read by it yet."""
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
-        if all(self._job.meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        meta = self._job.meta.of(self.name)
+        if all(meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
         self.keep_out()  # a cutover that an earlier version began has not
@@ -179,8 +180,9 @@ class NewWayBack:
                 f"{self._file} is there already, and carries other tables, or carries them otherwise.",
                 where=str(self._file),
                 code="cutover.way_back_differs",
-                remedy="if it is of an earlier cutover and nobody needs it, remove it with what it has staged; else "
-                "make its sources, tables, routes and targets those that this pipeline needs",
+                remedy="if it is of an earlier cutover, from which the application was led back, remove this file, and "
+                "leave what it has staged where it is: the next one goes on from there. Else make its sources, tables, "
+                "routes and targets those that this pipeline needs",
             )
         return found
 

@@ -46,6 +46,9 @@ class Hands(Protocol):
     def catch_up(self) -> CaughtUp:
         """Reads the sources up to now, and applies all that is staged to the targets."""
 
+    def warm_up(self) -> None:
+        """The next run takes no longer than those after it: what it needs is loaded, as a run with changes has done."""
+
     def extract(self) -> None:
         """Reads the sources up to now."""
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.leaving import at_the_last
 from cdc_core.meta import (
     batches,
     copies,
@@ -33,7 +35,7 @@ from cdc_core.meta import (
     writes,
 )
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
-from cdc_core.meta.database import Database, now_us, parse, require_file
+from cdc_core.meta.database import Database, absent, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
     BatchRow,
@@ -50,6 +52,7 @@ from cdc_core.meta.rows import (
     Renewals,
     RingDepth,
     RunRow,
+    SetAside,
     SourceCoverage,
     Status,
     Verification,
@@ -74,11 +77,15 @@ class Meta:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._holds: dict[str, str] = {}
+        """Leases, with their holders."""
+        self._stay = at_the_last(self._give_back)
 
     @classmethod
     def open(
         cls,
         url: str,
+        pipeline: str,
         *,
         upgrade: bool = False,
         create: bool = True,
@@ -86,10 +93,10 @@ class Meta:
         answer_timeout_s: float | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Meta:
-        """The meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
+        """A pipeline's part of the meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
 
-        A new or empty SQLite file gets its tables; any other database gets them, or newer ones, by `upgrade` only.
-        create: False for readers: an SQLite file that is missing or empty is not created.
+        A database without Lockstep's tables gets them; one with older tables gets newer ones by `upgrade` only.
+        create: False for readers: neither a file nor tables are created.
         answer_timeout_s: how long a server may take to answer; for callers that ask little and must not hang.
 
         Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
@@ -98,13 +105,17 @@ class Meta:
         parsed = parse(url, environ)
         if not create:
             require_file(parsed)
-        database = Database(parsed, busy_timeout_s=busy_timeout_s, answer_timeout_s=answer_timeout_s)
+        database = Database(parsed, pipeline, busy_timeout_s=busy_timeout_s, answer_timeout_s=answer_timeout_s)
         try:
-            _check_version(database, upgrade=upgrade)
+            _check_version(database, upgrade=upgrade, create=create)
         except BaseException:
             database.close()
             raise
         return cls(database)
+
+    def of(self, pipeline: str) -> Meta:
+        """Another pipeline's part of the same database."""
+        return Meta(self._database.of(pipeline))
 
     def __enter__(self) -> Meta:
         return self
@@ -118,16 +129,28 @@ class Meta:
         return f"Meta({self._database.name!r})"
 
     def close(self) -> None:
+        """Leases that are still held, because a signal came when they were taken, are given back."""
+        self._stay()
+        self._give_back()
         self._database.close()
+
+    def _give_back(self) -> None:
+        for source, holder in list(self._holds.items()):
+            with suppress(LockstepError):
+                self._database.write(partial(leases.give_back, source=source, holder=holder))
 
     # Leases
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
-        """The right to extract a source, under a new epoch. A source belongs to the first pipeline that asks.
-
-        Raises RetryLater (meta.lease_held), Refused (meta.source_taken).
-        """
-        return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+        """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
+        before = self._holds.get(source)
+        self._holds[source] = holder  # a signal may come once it is taken and before we know
+        try:
+            return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+        except Exception:
+            if before is None:
+                del self._holds[source]
+            raise
 
     def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
         """Raises RetryLater (meta.lease_lost) when another has taken it. ring: of an extractor, for `status`."""
@@ -136,6 +159,7 @@ class Meta:
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
         """Give the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
+        self._holds.pop(lease.source, None)
 
     def live_epoch(self, source: str) -> int:
         """Epochs of the source below it have ended."""
@@ -495,6 +519,16 @@ class Meta:
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))
 
+    def set_aside(self, target: str) -> tuple[SetAside, ...]:
+        """Rows that the target rejected, as long as it lacks them."""
+        return self._database.read(lambda c: runs.set_aside(c, target))
+
+    def settle(
+        self, target: str, *, run_id: str | None = None, table: str | None = None, before_us: int | None = None
+    ) -> None:
+        """The target lacks no more of what was set aside: of these runs and tables, by ledgers closed before then."""
+        self._database.write(lambda c: runs.settle(c, target, run_id, table, before_us))
+
     def last_writes(self, target: str) -> LastWrites:
         """What the target must have: the last transactions that closed ledgers count."""
         return self._database.read(lambda c: writes.last(c, target))
@@ -598,16 +632,13 @@ class Meta:
         return self._database.read(lambda c: overview(c, pipeline, targets, windows))
 
 
-def _check_version(database: Database, *, upgrade: bool) -> None:
-    def asked(c: Connection) -> tuple[str | None, bool]:
-        """On one snapshot: another process may be creating the tables at this moment."""
-        revision = migrate.current(c)
-        return revision, revision is None and migrate.empty(c)
-
+def _check_version(database: Database, *, upgrade: bool, create: bool) -> None:
     head = migrate.head()
-    revision, empty = database.read(asked)
+    revision = database.read(migrate.current)
     if revision == head:
         return
+    if revision is None and not create:
+        raise absent(database.name)
     if revision is not None and not migrate.known(revision):
         raise Refused(
             f"The meta database is at migration {revision}, which this version of Lockstep ({head}) does not know.",
@@ -615,20 +646,21 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
             code="meta.newer",
             remedy="upgrade Lockstep on this host to the version that migrated the database",
         )
-    if not upgrade and not (database.is_sqlite and empty):
+    if revision is not None and not upgrade:
         raise Refused(
-            f"The meta database is at migration {revision or 'none'}; this version of Lockstep needs {head}.",
+            f"The meta database is at migration {revision}; this version of Lockstep needs {head}.",
             where=database.name,
             code="meta.outdated",
             remedy="run `lockstep meta upgrade PIPELINE` while no task of the pipeline runs",
         )
-    database.write(lambda c: _upgrade(c, head, database))
+    database.write(_upgrade)
     log.info("meta %s: at migration %s", database.name, head)
 
 
-def _upgrade(connection: Connection, head: str, database: Database) -> None:
-    """Another process may have been first: the check is repeated where no other process can write."""
-    if database.is_sqlite and migrate.empty(connection):
+def _upgrade(connection: Connection) -> None:
+    """Another process may have been first: the check is repeated in the transaction that writes."""
+    revision = migrate.current(connection)
+    if revision is None:
         migrate.create(connection)
-    elif migrate.current(connection) != head:
+    elif revision != migrate.head():
         migrate.upgrade(connection)

@@ -309,7 +309,8 @@ class SourceStatus:
     rows: int
     size_bytes: int
     notes: tuple[str, ...]
-    """Distinct notes of its latest batches, newest first."""
+    """Distinct notes of its latest batches, newest first: of those that some target has not consumed, and of those in
+    which a table began to lack what it still lacks."""
     retention_s: int = 0
     """How long the server keeps its log, as of the last extract; 0: for ever, or unknown."""
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
@@ -339,6 +340,8 @@ class TargetStatus:
     last_error: str | None
     oldest_window_us: int | None = None
     """Start of the oldest window with a batch that the target has not consumed."""
+    copied_rows: int = 0
+    """Rows of copies that are staged and that no run has taken for this target yet."""
 
     @property
     def waiting(self) -> StateCount:
@@ -359,6 +362,17 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Rows of a table that its target rejected in a run, and lacks. since_us: when the run's ledger was closed."""
+
+    run_id: str
+    target: str
+    table: str
+    rows: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `lockstep status` shows for a pipeline."""
 
@@ -376,3 +390,4 @@ class Status:
     """The latest ones from and to it, if no process is at them."""
     holding: frozenset[str] = frozenset()
     """Runs that have batches which one of the pipeline's targets has not committed."""
+    set_aside: tuple[SetAside, ...] = ()

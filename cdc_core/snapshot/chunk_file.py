@@ -131,4 +131,5 @@ class ChunkFile:
 
     def _names(self, table: str, number: int) -> Iterator[str]:
         for attempt in count():
-            yield copied_path(table, CopiedName(self._source, self._number, self._epoch, number + 1000 * attempt))
+            name = CopiedName(self._source, self._number, self._epoch, number + 1000 * attempt)
+            yield copied_path(table, self._at.ts_us, name)

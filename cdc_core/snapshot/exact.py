@@ -133,7 +133,7 @@ class _Output:
 
         def names() -> Iterator[str]:
             for attempt in count():
-                yield copied_path(table, replace(name, part=name.part + 1000 * attempt))
+                yield copied_path(table, self.ts_us, replace(name, part=name.part + 1000 * attempt))
 
         def open_output() -> PartOutput:
             return self.store.open_output(names(), self.scratch)

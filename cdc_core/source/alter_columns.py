@@ -20,12 +20,14 @@ _NO_COLUMN_BEFORE = {"SYSTEM": "VERSIONING", "PERIOD": "FOR"}
 
 @dataclass(slots=True)
 class ColumnChanges:
-    """dropped: certainly dropped. perhaps_dropped: with IF EXISTS. moved: the table has another name now."""
+    """dropped: certainly dropped. perhaps_dropped: with IF EXISTS. moved: the table has another name now. renamed:
+    (old, new) of those that are dropped and added with the same values."""
 
     dropped: list[str] = field(default_factory=list)
     perhaps_dropped: list[str] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
     moved: bool = False
+    renamed: list[tuple[str, str]] = field(default_factory=list)
 
 
 def column_changes(read: Reader) -> ColumnChanges:
@@ -41,9 +43,10 @@ def _clause(read: Reader, found: ColumnChanges) -> None:
         return
     if head == "RENAME":
         if read.take("COLUMN"):
-            found.dropped.append(read.next().text)
+            read.take("IF", "EXISTS")
+            old = read.next().text
             read.take("TO")
-            found.added.append(read.next().text)
+            _rename(old, read.next().text, found)
         else:
             found.moved = found.moved or read.peek().word not in ("INDEX", "KEY")
         return
@@ -69,8 +72,13 @@ def _clause(read: Reader, found: ColumnChanges) -> None:
     elif head == "DROP":
         (found.perhaps_dropped if guarded else found.dropped).append(name_token.text)
     elif (new := read.next()).text.lower() != name_token.text.lower():
-        found.dropped.append(name_token.text)
-        found.added.append(new.text)
+        _rename(name_token.text, new.text, found)
+
+
+def _rename(old: str, new: str, found: ColumnChanges) -> None:
+    found.dropped.append(old)
+    found.added.append(new)
+    found.renamed.append((old, new))
 
 
 def _names_column(read: Reader) -> bool:

@@ -51,6 +51,7 @@ def define_tables(
     on_truncate: Literal["unlogged", "stage"],
 ) -> DdlEffect:
     """Makes `tables` forget what the statement redefines, and returns what it did to rows. point: of the statement."""
+    tables.meet(statement, point)
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     if defined is not None:
         defined = tuple(one for one in dict.fromkeys(defined) if one not in statement.passed)

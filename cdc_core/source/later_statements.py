@@ -39,13 +39,16 @@ class LaterStatements:
         self._end: Position | None = None
         self._found: list[tuple[Position, Statement]] = []
 
-    def of(self, after: Position, *, fresh: bool = True) -> Sequence[Statement]:
-        """Those between a position and the log's end: its current end (fresh), or its end when it was last read."""
+    def of(self, after: Position, *, fresh: bool = True, until: Position | None = None) -> Sequence[Statement]:
+        """Those between a position and the log's end: its current end (fresh), or its end when it was last read. until:
+        those that end there or before."""
+        if until is not None and until <= after:
+            return []
         if self._begin is None or self._end is None or not self._begin <= after <= self._end:
             self._begin, self._end, self._found, fresh = after, after, [], True
-        if fresh:
+        if fresh and (until is None or self._end < until):
             self._read_on(self._end)
-        return [statement for here, statement in self._found if here > after]
+        return [one for here, one in self._found if here > after and (until is None or here <= until)]
 
     def _read_on(self, begin: Position) -> None:
         with closing(self._stretches(begin)) as stretches:

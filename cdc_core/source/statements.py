@@ -52,7 +52,6 @@ class Statement:
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     versioning: a definition that adds system versioning to a table, or drops it.
     union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
-    unique: a definition that may make a unique key.
     temporaries: the temporary tables that it makes or drops. temporary: a TRUNCATE, perhaps of one of them.
     """
 
@@ -73,7 +72,6 @@ class Statement:
     versioning: bool = False
     union: tuple[Table, ...] | None = None
     like: Table | None = None
-    unique: bool = False
     temporaries: tuple[Table, ...] = ()
     temporary: bool = False
 
@@ -172,7 +170,6 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
         statement = replace(
             _DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning,
-            unique=any(one.word == "UNIQUE" for one in found),
         )  # fmt: skip
         if statement.action is Action.UNKNOWN or statement.queries:
             statement = replace(statement, mentions=mentions(found, database))

@@ -20,7 +20,8 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.leaving import leave_if_told
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -107,7 +108,7 @@ class SourceStream:
             captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
             self._require_seen_cascades,
         )  # fmt: skip
-        self._history = History(history, self._present, self._statements_after, self._defaults)
+        self._history = History(history, self._present, self._statements_after, self._end_of_log, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
@@ -142,7 +143,6 @@ class SourceStream:
         return self
 
     def _begin_history(self) -> None:
-        """If the log has everything, it is read ahead only for table names, not for definitions."""
         control, history = self._asked(), self._history
         metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
         history.early_defaults = image != "FULL"
@@ -150,12 +150,7 @@ class SourceStream:
         history.early = metadata != "FULL" or history.early_defaults
         # Just before the start: the statement at the start may define a table.
         point = LogPoint(self._start.seq - 1, self._start)
-        if history.early:
-            history.begin(table_schemas(control, self._tables.captures), point)
-            return
-        with suppress(RetryLater):  # names that are not read now come with the rows of their tables
-            if self._start.file == end_position(control, self._start.timeline).file:
-                history.begin(table_schemas(control, self._tables.captures), point)
+        history.begin(table_schemas(control, self._tables.captures), point)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -396,12 +391,14 @@ class SourceStream:
         """The log's events from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 yield from reader.events(POLL_S)
 
     def _statements_after(self, begin: Position) -> Generator[Stretch]:
         """The log from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 found, framer = reader.statements(POLL_S), reader.framer
                 # What comes before an error is read; where the error is, reading must begin again.
                 end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)

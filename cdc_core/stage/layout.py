@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.model.paths import segment
 from cdc_core.model.position import Position
-from cdc_core.windows import window_label
+from cdc_core.windows import from_us, window_label
 
 CHANGES = "changes/"
 MANIFESTS = "manifests/"
@@ -15,21 +15,13 @@ STARTS = "starts/"
 SNAPSHOT = "snapshot/"
 COMPACTED = "compacted/"
 COMPACTIONS = "compactions/"
+_FOLDERS = r"cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
 _PART = re.compile(
-    r"changes/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
-    r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
-    re.ASCII,
+    rf"changes/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet", re.ASCII
 )
-
-
-_COPIED = re.compile(
-    r"snapshot/cdc_table=[A-Za-z0-9_.@~-]+/([a-z][a-z0-9_]*)-(\d{12})-(\d{1,19})-(\d{4})\.parquet", re.ASCII
-)
-
-
+_COPIED = re.compile(rf"snapshot/{_FOLDERS}([a-z][a-z0-9_]*)-(\d{{12}})-(\d{{1,19}})-(\d{{4}})\.parquet", re.ASCII)
 _COMPACTED = re.compile(
-    r"compacted/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
-    r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
+    rf"compacted/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet",
     re.ASCII,
 )
 
@@ -49,7 +41,17 @@ def compacted_path(table: str, window_start_us: int, name: CompactedName) -> str
     """A file with the rows of a table from several batches, under the UTC date on which their first window starts."""
     label = window_label(window_start_us)
     file = f"{label}-{name.source}-{name.begin_seq:019d}-{name.end_seq:019d}-{name.epoch}-{name.part:04d}.parquet"
-    return f"{COMPACTED}cdc_table={segment(table)}/cdc_date={label[:4]}-{label[4:6]}-{label[6:8]}/{file}"
+    return f"{COMPACTED}{_table_folder(table)}{_date_folder(window_start_us)}{file}"
+
+
+def _table_folder(table: str) -> str:
+    """The names of folders are read as columns: none is a keyword of SQL. All files with rows are below two of them:
+    readers refuse a list of files whose folders differ in number."""
+    return f"cdc_table={segment(table)}/"
+
+
+def _date_folder(moment_us: int) -> str:
+    return f"cdc_date={from_us(moment_us):%Y-%m-%d}/"
 
 
 def parse_compacted(path: str) -> CompactedName | None:
@@ -82,20 +84,21 @@ class CopiedName:
     part: int
 
 
-def copied_path(table: str, name: CopiedName) -> str:
-    """A file with rows of one chunk of a copy."""
-    return f"{copied_prefix(table)}{name.source}-{name.chunk:012d}-{name.epoch}-{name.part:04d}.parquet"
+def copied_path(table: str, ts_us: int, name: CopiedName) -> str:
+    """A file with rows of one chunk of a copy, under the UTC date of their `_cdc_ts`."""
+    file = f"{name.source}-{name.chunk:012d}-{name.epoch}-{name.part:04d}.parquet"
+    return f"{copied_prefix(table)}{_date_folder(ts_us)}{file}"
 
 
 def copied_prefix(table: str) -> str:
     """All copied rows of a logical table."""
-    return f"{SNAPSHOT}cdc_table={segment(table)}/"
+    return f"{SNAPSHOT}{_table_folder(table)}"
 
 
 def parse_copied(path: str) -> CopiedName | None:
     """The name in the path of a file of copied rows; None for any other."""
     match = _COPIED.fullmatch(path)
-    return CopiedName(match[1], int(match[2]), int(match[3]), int(match[4])) if match else None
+    return CopiedName(match[4], *(int(match[group]) for group in (5, 6, 7))) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ class PartName:
 
 
 def table_prefix(table: str) -> str:
-    """All staged changes of a logical table. The names of folders are read as columns: none is a keyword of SQL."""
-    return f"{CHANGES}cdc_table={segment(table)}/"
+    """All staged changes of a logical table."""
+    return f"{CHANGES}{_table_folder(table)}"
 
 
 def part_path(table: str, window_start_us: int, name: PartName) -> str:
@@ -120,7 +123,7 @@ def part_path(table: str, window_start_us: int, name: PartName) -> str:
     """
     label = window_label(window_start_us)
     file = f"{label}-{name.source}-{name.seq:019d}-{name.epoch}-{name.part:04d}.parquet"
-    return f"{table_prefix(table)}cdc_date={label[:4]}-{label[4:6]}-{label[6:8]}/{file}"
+    return f"{table_prefix(table)}{_date_folder(window_start_us)}{file}"
 
 
 def parse_part(path: str) -> PartName | None:

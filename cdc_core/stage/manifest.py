@@ -49,6 +49,7 @@ from cdc_core.stage.layout import (
     start_path,
     table_prefix,
 )
+from cdc_core.stage.needed import emptied_before
 from cdc_core.stage.objects import Leftover, ObjectInfo, ObjectStore, missing
 from cdc_core.stage.unreadable import other_version
 
@@ -74,11 +75,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class ChainProblem:
-    """A finding of `verify`: `code` as the errors have it, `path` in the stage."""
+    """A finding of `verify`: `code` as the errors have it, `path` in the stage. healed: no state needs the file any
+    more, since its table was copied again."""
 
     code: str
     path: str
     what: str
+    healed: bool = False
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> Committed:
@@ -275,6 +278,7 @@ def _problems(
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     last: Manifest | None = None
     whole = True
+    batches: list[Manifest] = []
     for path, found in _read(store, [info.path for info in infos]):
         if isinstance(found, LockstepError):
             problems.append(ChainProblem(found.code, path, found.what))
@@ -292,15 +296,34 @@ def _problems(
         range_ = None if manifest.copied else ranges.at(source, manifest.begin.position.seq)
         if range_ is not None:
             rows[range_.begin.name].update({path: 1} | _rows_of(manifest.parts))
+        known_before = len(problems)
         for part in manifest.parts:
             replaced = range_ is not None and range_.replaces(part)
             problems += files.problems(part, f"batch {manifest.batch_id}", may_be_gone=replaced)
+        if len(problems) > known_before or any(part.ops.get("t") for part in manifest.parts):
+            batches.append(manifest)
     for one in ranges:
         problems += _range_problems(store, files, one, rows[one.begin.name])
     if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
         assert problem is not None
         problems.append(problem)
-    return problems
+    return problems if any(one.code == "stage.manifest" for one in problems) else _healed(problems, batches, ranges)
+
+
+def _healed(
+    problems: Sequence[ChainProblem], batches: Sequence[Manifest], ranges: Iterable[Compaction]
+) -> list[ChainProblem]:
+    """batches: those with files that have problems, and those with a change `t`."""
+    listing: list[Manifest | Compaction] = [*batches, *ranges]
+    parts = [(one.source, one.schemas, part) for one in listing for part in one.parts]
+    of = {part.path: (part, (source, schemas[part.schema_id].name)) for source, schemas, part in parts}
+    found = []
+    for problem in problems:
+        if problem.path in of:
+            part, table = of[problem.path]
+            problem = replace(problem, healed=part.max_seq < emptied_before(batches, part.table).get(table, 0))
+        found.append(problem)
+    return found
 
 
 def _ranges(store: ObjectStore, source: str) -> tuple[compactions.Compactions, list[ChainProblem]]:

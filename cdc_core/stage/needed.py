@@ -2,6 +2,9 @@
 its source table counts (a TRUNCATE of the source, or a copy that takes the place of older rows). What is left may have
 one definition where the whole history has several that exclude each other.
 
+So a file that is lost or damaged is healed by a copy of its table: the history from before it has a hole, and the state
+has none.
+
 Pure functions. Keeps true: a part is left out only if all of its changes are older than a `t` that counts; where the
 manifests do not say so for certain, it stays.
 """
@@ -24,11 +27,11 @@ def needed_parts(
     """Those of the parts of a logical table that its state needs, in the same order. manifests: those of the parts, and
     perhaps later ones."""
     # A copy is staged after the place of its `t`: until then the older rows are all that there is.
-    emptied = _emptied(manifests if as_of is None else as_of.cut(list(manifests)), table, as_of)
+    emptied = emptied_before(manifests if as_of is None else as_of.cut(list(manifests)), table, as_of)
     return [one for one in parts if one.part.max_seq >= emptied.get((one.source, one.schema.name), 0)]
 
 
-def _emptied(manifests: Iterable[Manifest], table: str, as_of: AsOf | None) -> dict[SourceTable, int]:
+def emptied_before(manifests: Iterable[Manifest], table: str, as_of: AsOf | None = None) -> dict[SourceTable, int]:
     """By source table, an order key that is not after its last `t` of the moment."""
     found: dict[SourceTable, int] = {}
     for manifest in manifests:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.batch import Manifest
+from cdc_core.model.staged import SEQ, TS
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.by_key_sql import by_key_sql
@@ -42,9 +43,12 @@ from cdc_core.stage.opened import (
 )
 from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.unify import (
+    StagedPart,
     align,
+    conflict,
     latest_definitions,
     parts_of,
+    sides,
     unified_columns,
     unified_schema,
 )
@@ -116,10 +120,16 @@ def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | No
     return state_schema(unified_columns(table, definitions_of(parts), latest_definitions(parts)))
 
 
-def changes_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
-    """The schema of `changes`, as_of: by the definitions of the moment; no file is opened."""
-    _, parts = parts_by(manifests, table, as_of)
-    return unified_schema(table, definitions_of(parts))
+def changes_columns(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    *,
+    since: AsOf | None = None,
+    until: AsOf | None = None,
+) -> pa.Schema:
+    """The schema of `changes` between two moments: by the definitions of what is between them."""
+    return _between(store, manifests, table, since, until)[1]
 
 
 def change_batches(
@@ -135,16 +145,11 @@ def change_batches(
 
     The two are exact complements: what is left out up to a moment comes since it, late data too.
     """
-    if until is not None:
-        until.require_begun(manifests)
-    parts = parts_of(manifests, table)
-    schema = unified_schema(table, definitions_of(parts))
-    before, up_to = _paths(manifests, since), _paths(manifests, until)
+    parts, schema = _between(store, manifests, table, since, until)
+    before = _paths(manifests, since)
     after_first, after_last = later_places(manifests, since), later_places(manifests, until)
     begins = begins_of(manifests)
     for one in parts:
-        if until is not None and one.part.path not in up_to:
-            continue
         with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
             for batch in pq.ParquetFile(file).iter_batches(rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
@@ -153,6 +158,39 @@ def change_batches(
                 if since is not None and one.part.path in before:
                     aligned = aligned.filter(~since.expression_of(end_seq(one, after_first)))
                 yield from aligned.to_batches()
+
+
+def _between(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, since: AsOf | None, until: AsOf | None
+) -> tuple[list[StagedPart], pa.Schema]:
+    """The parts that may have changes between two moments, and the schema of these. Files are opened only where the
+    types of a column exclude each other. Raises Refused (stage.no_table, stage.as_of_before, stage.schema_conflict)."""
+    if until is not None:
+        until.require_begun(manifests)
+    every, before, up_to = parts_of(manifests, table), _paths(manifests, since), _paths(manifests, until)
+    place = None if since is None else since.position
+    parts = [
+        one
+        for one in every
+        if (until is None or one.part.path in up_to)
+        and (place is None or one.part.path not in before or one.part.max_seq >= place.seq)
+    ]
+    if since is not None and place is None and conflict(definitions_of(parts)):
+        later = later_places(manifests, since)
+        parts = [one for one in parts if one.part.path not in before or _goes_on(store, one, since, later)]
+    try:
+        return parts, unified_schema(table, definitions_of(parts) or latest_definitions(every))
+    except Refused as error:
+        if places := sides(manifests, parts):
+            error.remedy = f"read the changes on either side: {'; '.join(places)}; {error.remedy}"
+        raise
+
+
+def _goes_on(store: ObjectStore, one: StagedPart, moment: AsOf, later: Mapping[str, Sequence[int]]) -> bool:
+    """Whether a part has a change after a moment."""
+    with open_intact(store, one.part) as file:
+        places = pq.ParquetFile(file).read([SEQ, TS])
+    return bool(places.filter(~moment.expression_of(end_seq(one, later))).num_rows)
 
 
 def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
@@ -180,7 +218,7 @@ def by_key_batches(
                 code="stage.key",
                 remedy="read its changes as they are, or name the columns that identify a row",
             )
-        schema = changes_columns(manifests, table, as_of=until)
+        schema = changes_columns(store, manifests, table, until=until)
         names = ", ".join(quoted(name) for name in schema.names)
         # A delete of a key comes before an insert of another one at the same place.
         order = ", ".join(

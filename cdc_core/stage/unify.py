@@ -29,6 +29,7 @@ from cdc_core.model.staged import (
     row_field,
 )
 from cdc_core.stage.as_of import AsOf
+from cdc_core.windows import from_us
 
 _SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
@@ -147,6 +148,27 @@ def conflict(schemas: Sequence[TableSchema], current: Sequence[TableSchema] | No
     except Refused:
         return True
     return False
+
+
+def sides(manifests: Iterable[Manifest], parts: Sequence[StagedPart]) -> list[str]:
+    """Where the changes of a source table lose a common schema: moments at which readers may end and begin. manifests:
+    those of the parts."""
+    batches = {part.path: batch for batch in manifests for part in batch.parts}
+    alone = len({one.source for one in parts}) == 1
+    known: dict[tuple[str, str], list[StagedPart]] = {}
+    found: dict[str, None] = {}
+    for one in by_age(parts):
+        before = known.setdefault((one.source, one.schema.name), [])
+        if conflict([one.schema, *(each.schema for each in before)]):
+            old, new = batches[before[-1].part.path], batches[one.part.path]
+            until = since = str(old.end.position)
+            if not alone:  # a position is of one source; a time is between two windows
+                until = from_us(new.window_start_us).isoformat()
+                since = until if old.window_end_us <= new.window_start_us else from_us(new.window_end_us).isoformat()
+            found[f"until={until!r} or since={since!r}"] = None
+            before.clear()
+        before.append(one)
+    return list(found)
 
 
 def unified_schema(table: str, schemas: Sequence[TableSchema]) -> pa.Schema:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import duckdb
 import pyarrow as pa
 
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
@@ -55,10 +55,7 @@ _READ_OTHERWISE = (
 
 _KEY_CHANGED, _KEYS_DIFFER = "the state alone", "the key"
 """In place of the code stage.key: the changes can be read."""
-_SINCE_THE_CHANGE = (
-    "read the state of the table (the view without a suffix), which is from after the change; or read the files of "
-    "before and after the change separately (`lockstep stage ls --files`)"
-)
+_STATE_ALONE = "the state of the table (the view without a suffix) is from after that, and can be read"
 
 
 def sql(
@@ -97,7 +94,7 @@ def sql(
         connection = stack.enter_context(duckdb_of_files())
         files: list[str] = []
         for table in named:
-            opened = stack.enter_context(opened_files(store, manifests, table, as_of))
+            opened, damaged = _opened(stack, store, manifests, table, as_of)
             state = files_of_state(connection, opened, table, None)
             reasons = {
                 "stage.purged": purged.get(table, ""),
@@ -110,7 +107,7 @@ def sql(
                 table,
                 view_names[table],
                 state,
-                _history_or_refusal(connection, opened, table),
+                damaged or _history_or_refusal(connection, opened, table),
                 next((pair for pair in reasons.items() if pair[1]), None),
             )
             files += [file for group in opened.groups for file in group.files]
@@ -186,6 +183,17 @@ def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def _opened(
+    stack: ExitStack, store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None
+) -> tuple[Opened, tuple[str, str] | None]:
+    """Without the history where a file is lost or damaged that the state does not need; then with code and reason."""
+    try:
+        return stack.enter_context(opened_files(store, manifests, table, as_of)), None
+    except DataAtRisk as error:
+        opened = stack.enter_context(opened_files(store, manifests, table, as_of, history=False))
+        return opened, (error.code, error.what.removesuffix("."))
+
+
 def _history_or_refusal(
     connection: duckdb.DuckDBPyConnection, opened: Opened, table: str
 ) -> TableFiles | tuple[str, str]:
@@ -232,14 +240,19 @@ def _refusing(body: str, refused: tuple[str, str]) -> str:
     return f"SELECT answer.* FROM ({failing}) AS gate, ({body}) AS answer WHERE gate.readable = 1"
 
 
-def _refused(said: str) -> Refused | None:
-    """The error with which a view of a state refused to be read, from DuckDB's message; None for another error."""
+def _refused(said: str) -> Refused | DataAtRisk | None:
+    """The error with which a view refused to be read, from DuckDB's message; None for another error."""
     if said.count(_MARK) < 3:
         return None
     _, code, what, *_ = said.split(_MARK)
+    if code in ("stage.damaged", "stage.missing"):
+        return DataAtRisk(f"{what}.", code=code, remedy=f"restore the file from a backup of the stage; {_STATE_ALONE}")
     if code in ("stage.schema_conflict", "stage.key"):
         return Refused(
-            f"The changes cannot be read as those of one table: {what}.", code=code, remedy=_SINCE_THE_CHANGE
+            f"The changes cannot be read as those of one table: {what}.",
+            code=code,
+            remedy="read them up to a position before the change (--as-of); or in Python with `changes()`, whose error "
+            f"names `since` and `until` for either side, if no type holds both; {_STATE_ALONE}",
         )
     if code == _KEYS_DIFFER:
         return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)

@@ -16,6 +16,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import is_mariadb, sensible
+from cdc_core.model.collations import own_name
 from cdc_core.model.schema import ColumnType, parse_column_type
 
 LITERAL, NOW, EXPRESSION = "literal", "now", "expression"
@@ -152,7 +153,7 @@ def read_definitions(
             tuple(_column(one, mariadb=mariadb) for one in columns[name]),
             tuple(_indexes(parts.get(name, ()))),
             str(row["ENGINE"] or ""),
-            str(row["TABLE_COLLATION"] or ""),
+            own_name(str(row["TABLE_COLLATION"] or ""), mariadb=mariadb),
             str(row["TABLE_COMMENT"] or ""),
             "partitioned" in str(row["CREATE_OPTIONS"] or "").lower(),
             tuple(str(one["CONSTRAINT_NAME"]) for one in keys.get(name, ())),
@@ -230,7 +231,9 @@ def _column(row: Row, *, mariadb: bool) -> ColumnDefinition:
         default, text = "", str(row["GENERATION_EXPRESSION"] or "")
     return ColumnDefinition(
         str(row["COLUMN_NAME"]),
-        parse_column_type(declared, charset=row["CHARACTER_SET_NAME"] or "", collation=row["COLLATION_NAME"] or ""),
+        parse_column_type(
+            declared, charset=row["CHARACTER_SET_NAME"] or "", collation=row["COLLATION_NAME"] or "", mariadb=mariadb
+        ),
         row["IS_NULLABLE"] == "YES",
         default,
         generated,

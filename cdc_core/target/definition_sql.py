@@ -128,7 +128,7 @@ class PlannedTable:
 
 
 def text_literal(text: str) -> str:
-    """A string in a statement of a session whose sql_mode lacks NO_BACKSLASH_ESCAPES (load.SESSION)."""
+    """A string in a statement of a session whose sql_mode lacks NO_BACKSLASH_ESCAPES (session.WRITING)."""
     return "'" + escape_string(text) + "'"
 
 

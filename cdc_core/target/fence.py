@@ -25,8 +25,9 @@ import pymysql
 from cdc_core.config import WAY_BACK_SUFFIX, Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import Refused
+from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import NO_TABLE, denied, number_of, sees_nothing_of, translating
+from cdc_core.target.faults import denied, sees_nothing_of, translating
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables

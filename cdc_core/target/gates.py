@@ -41,8 +41,10 @@ import pymysql
 
 from cdc_core.connections import SafeConnection, quote, resolve
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, of_all
-from cdc_core.target.faults import NO_TABLE, number_of, translated
-from cdc_core.target.load import OWN_WRITES, altering_session
+from cdc_core.server_errors import NO_TABLE, number_of
+from cdc_core.session import OWN_WRITES
+from cdc_core.target.faults import translated
+from cdc_core.target.load import altering_session
 from cdc_core.words import counted, some_of
 
 GATES = "_lockstep_gate"

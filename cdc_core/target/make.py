@@ -17,6 +17,7 @@ import pymysql
 from cdc_core.config import Target
 from cdc_core.connections import connect, quote, resolve
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.target.create import (
     Difference,
     Existing,
@@ -30,16 +31,16 @@ from cdc_core.target.create import (
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import require_shown_names, table_facts
-from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
+from cdc_core.target.faults import denied, is_row_error, known, translated, translating
 from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_made, with_due
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, versions_table
+from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, tombstones_table, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, same_table, shard_tables
 
 log = logging.getLogger(__name__)
 
-MADE_BY_POLICY = frozenset({"target.table", "target.column"})
+MADE_BY_POLICY = frozenset({"target.table", "target.column", "target.key"})
 """Errors of a target's table that creating or extending it may end."""
 
 LiteralsOf = Callable[["pymysql.Connection[Any]", TableDefinition], Literals]
@@ -49,16 +50,18 @@ LiteralsOf = Callable[["pymysql.Connection[Any]", TableDefinition], Literals]
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What a logical table needs at a target. origins: its source tables. key: () for rows without one.
-    alone: no other source table feeds it."""
+    alone: no other source table feeds it. renamed: (old, new) of columns that got another name there."""
 
     origins: tuple[Origin, ...]
     key: tuple[str, ...]
     alone: bool
+    renamed: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """What may be done. add: the logical tables that get missing columns. alter: whatever else only adds, too.
+    """What may be done. add: the logical tables whose columns follow those of the source: missing ones are added, and
+    those that it no longer has allow NULL. alter: whatever else only adds, too.
     dry: nothing; the statements are only shown. probe: with `dry`, the server checks them, and executes none."""
 
     create: bool = True
@@ -280,16 +283,16 @@ def _forget(cursor: Any, place: ShardTable) -> None:
     (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
     """
     for name in (LEDGER, MARKS, LAYOUTS, INDEXES):
-        _delete(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
-    _delete(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}", ())
+        _if_there(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
+    _if_there(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}")
 
 
-def _delete(cursor: Any, statement: str, arguments: tuple[str, ...]) -> None:
-    """On a table that may not exist."""
+def _if_there(cursor: Any, statement: str, arguments: tuple[str, ...] = ()) -> None:
+    """Executes it on a table, or a column of it, that may not exist."""
     try:
         cursor.execute(statement, arguments or None)
     except pymysql.err.MySQLError as error:
-        if number_of(error) not in ALTERED:
+        if kind_of(error) is not Kind.ALTERED:
             raise
 
 
@@ -340,6 +343,9 @@ def _existing_table(
 ) -> MadeTable:
     """whole: no indexes are due. Otherwise no type is altered: it might be one that they cannot have."""
     actions = options.actions
+    renamed = [] if actions.dry else _rename(connection, definition, plan, options.wanted[logical])
+    if renamed:
+        definition = read_definitions(connection, definition.database, [definition.table])[definition.table]
     there = _state(connection, definition, options, plan)
     found = differences(plan, there)
     taken = [one for one in found if actions.does(logical, one) and (whole or one.column)]
@@ -358,8 +364,31 @@ def _existing_table(
         found = differences(plan, _state(connection, again, options, plan)) if again else found
     left = [one for one in found if not (actions.dry and one in taken)]
     shown = tuple((one, alter_sql(definition.database, definition.table, one) if one.alter else "") for one in left)
-    state = "altered" if taken and error is None and not actions.dry else "exists"
-    return MadeTable(logical, definition.name, state, tuple(statements), shown, plan.notes, error)
+    state = "altered" if (taken or renamed) and error is None and not actions.dry else "exists"
+    return MadeTable(logical, definition.name, state, (*renamed, *statements), shown, plan.notes, error)
+
+
+def _rename(
+    connection: pymysql.Connection[Any], definition: TableDefinition, plan: PlannedTable, wanted: Wanted
+) -> list[str]:
+    """Renames columns as the source has, those of the key also in the tables beside the table; the statements. A server
+    that refuses one gets a new column, as after any other change."""
+    names, planned = set(definition.by_name), {column.name.lower() for column in plan.columns}
+    done: list[str] = []
+    for old, new in wanted.renamed if wanted.alone else ():
+        if old.lower() not in names - planned or new.lower() in names:
+            continue
+        names = names - {old.lower()} | {new.lower()}
+        for table in (definition.table, tombstones_table(definition.table), versions_table(definition.table)):
+            statement = f"ALTER TABLE {quote(definition.database, table)} RENAME COLUMN {quote(old)} TO {quote(new)}"
+            try:
+                with connection.cursor() as cursor:
+                    _if_there(cursor, statement)
+            except pymysql.err.MySQLError as error:
+                log.warning("%s: %s: %s", definition.name, statement, reason(error))
+                return done
+            done.append(statement)
+    return done
 
 
 def _with_due(made: MadeTable, due: Sequence[DueIndex]) -> MadeTable:

@@ -46,10 +46,11 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import Kind, kind_of, number_of
 from cdc_core.target import direct
 from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
-from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
+from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.fence import require_no_fence
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
@@ -177,7 +178,7 @@ def write_shard(
         try:
             return _attempt(server, write, file, transact or _transaction, session)
         except pymysql.err.MySQLError as error:
-            if attempt == ATTEMPTS or not transient(error):
+            if attempt == ATTEMPTS or kind_of(error) not in (Kind.BUSY, Kind.GONE):
                 raise translated(error, where=f"{server}, {write.facts.name}") from None
             wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
             log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, reason(error), attempt + 1, wait_s)

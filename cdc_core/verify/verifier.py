@@ -58,7 +58,8 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
         compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
-        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, compared)
+        servers = {one.name: one.address.identity for one in sources}
+        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, compared, servers)
 
 
 def _verified(job: Job, name: str, feeding: Feeding, targets: TargetTables, kept: KeptProgress) -> TableResult:

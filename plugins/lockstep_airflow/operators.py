@@ -21,6 +21,7 @@ from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.links import LedgerLink
 from lockstep_airflow.run_context import (
     asked_at,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _PipelineOperator(BaseOperator):
+class _PipelineOperator(Leaving, BaseOperator):
     """Of one pipeline file."""
 
     ui_color = "#e8eefb"
@@ -68,7 +69,7 @@ class _PipelineOperator(BaseOperator):
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)
-        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta, self.working():
             yield pipeline, meta, store
 
 

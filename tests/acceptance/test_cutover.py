@@ -323,6 +323,28 @@ def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: 
         assert [phase for phase, *_ in made.called()] == ["stop", "release"] * 2
 
 
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_writes_are_not_stopped_before_a_run_has_been_made_as_the_last_one_will_be(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the application has written nothing for a while: the libraries of a run take seconds to load."""
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        lockstep("verify", "shop.yaml")
+        held, warm = machine.held, []
+
+        def stopping(moving: Any, *arguments: Any, **named: Any) -> bool:
+            warm.append(moving.work.hands.spark.warm)
+            return held(moving, *arguments, **named)
+
+        monkeypatch.setattr(machine, "held", stopping)
+        with made.in_this_process(monkeypatch) as (work, lease):
+            assert not work.hands.spark.warm  # type: ignore[attr-defined]
+            assert machine.run(work, lease, rehearse=True).state == "ROLLED_BACK"
+        assert (warm, made.new("orders")) == ([True], made.old("orders"))
+
+
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
 def test_indexes_that_are_due_are_told_and_built_before_a_cutover(

@@ -209,7 +209,7 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
 def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_applied(
     lockstep: Any, mariadb: Any, mysql9: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url) as meta:
+    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url, made.name) as meta:
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
         switched = meta.latest_cutover(made.name)

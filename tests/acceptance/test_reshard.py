@@ -201,6 +201,44 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         same(made, "in_old", "at_source")
 
 
+@always("mysql9 to mariadb")
+@pytest.mark.timeout(600)
+def test_an_application_comes_back_from_other_tables_and_another_target_than_the_first_time(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    """There and back; there with one more table, and back; and to another target, and back."""
+    with shop(lockstep, *servers) as made:
+        back = made.folder / "shop_back.yaml"
+
+        def there_and_back(place: Any, *target: str) -> None:
+            if back.exists():
+                differs = made("cutover", "run", "shop.yaml", *target, code=3)["error"]
+                assert (differs["code"], "remove this file" in differs["remedy"]) == ("cutover.way_back_differs", True)
+                back.unlink()
+            assert made("cutover", "run", "shop.yaml", *target)["state"] == "WATCH"
+            assert not made("cutover", "status", "shop.yaml")["way_back"]["ready"]
+            made.write(made.target, place)
+            made("run", back.name)
+            assert not made("cutover", "status", "shop.yaml")["way_back"]["ready"]  # what was verified is older
+            assert made("verify", back.name)["equal"] is True
+            assert made("cutover", "status", "shop.yaml")["way_back"]["ready"]
+            assert made("cutover", "back", "shop.yaml")["state"] == "COMPLETE"
+
+        made("run", "shop.yaml")
+        there_and_back(made.old_place)
+        made.write()
+        execute(made.source, f"CREATE TABLE {made.name}.more (id INT PRIMARY KEY, n BIGINT NOT NULL)",
+                f"INSERT INTO {made.name}.more VALUES (1, 1), (2, 2)")  # fmt: skip
+        made.file.write_text(made.file.read_text().replace("(orders|items)", "(orders|items|more)"))
+        made("run", "shop.yaml")
+        there_and_back(lambda table, key: made.old_place("more" if table == "items" else table, key))
+        assert made.at_source("more") == made.in_old("more")
+        made.write()
+        made("reshard", "run", "shop.yaml", "--to", "4x4")
+        there_and_back(made.new_place, "--target", "shards_4x4")
+        same(made, "at_source", "in_new")
+
+
 def insert(made: Shop, server: Any, place: Any, *keys: int) -> None:
     for key in keys:
         execute(server, f"INSERT INTO {place('orders', key)} (id, n) VALUES ({key}, 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from cdc_core.errors import Refused
 from cdc_core.meta import Meta
+from cdc_core.staged import open as open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 
@@ -68,7 +71,7 @@ def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockste
             lockstep("extract", "shop.yaml")
         lockstep("snapshot", "shop.yaml")
     assert state(lockstep, "x_orders") == [[1, "old"]]
-    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db") as meta:
+    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db", "shop") as meta:
         assert meta.coverage("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 
@@ -221,6 +224,12 @@ def test_a_table_whose_column_got_another_type_is_read_as_it_is_now_and_as_it_wa
     assert lockstep(*read, "--as-of", before).document["rows"] == [[1, 10], [2, 20]]
     history = ("stage", "sql", "shop.yaml", f'SELECT count(*) FROM "{name}.orders_changes"')
     assert lockstep(*history, code=3).error["code"] == "stage.schema_conflict"
+    orders = open_stage(lockstep.directory / "shop.yaml")[f"{name}.orders"]
+    with pytest.raises(Refused) as refused:
+        orders.changes().to_arrow()
+    (place,) = re.findall(r"since='(.*?)'", refused.value.remedy)
+    assert orders.changes(until=place).to_arrow()["status"].to_pylist() == [10, 20, 21]
+    assert orders.changes(since=place).to_arrow()["status"].to_pylist()[0] == "x"
     lockstep("stage", "export", "shop.yaml", f"{name}.orders", "-o", lockstep.directory / "orders.parquet")
     assert lockstep("stage", "verify", "shop.yaml").document["problems"] == []
 
@@ -290,7 +299,7 @@ def test_a_target_that_is_down_at_the_beginning_of_a_run_gets_everything_from_a_
         down.restart()
         lockstep("run", "shop.yaml")
         assert rows(down) == rows(up) == [(1, "old"), (2, "new")]
-        lockstep("verify", "shop.yaml", "--target", "target1")
+        lockstep("verify", "shop.yaml", "--target", "shop1")
 
 
 def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cdc_core import config
-from cdc_core.apply.plan import plan
-from cdc_core.errors import DataAtRisk, parts_of
+from cdc_core.apply.plan import load, plan
+from cdc_core.errors import DataAtRisk, LockstepError, parts_of
 from cdc_core.meta import LastWrite, Meta, Renewal
 from cdc_core.stage.stores import open_stage
 from cdc_core.target_tables import require_any_ready
@@ -54,7 +54,7 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     )
     lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
     lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
-    planned = lockstep("target", "create", "shop.yaml", "--dry-run").document["targets"]["target"]
+    planned = lockstep("target", "create", "shop.yaml", "--dry-run").document["targets"]["shop"]
     assert {one["state"] for one in planned} == {"missing"}
     assert run_sql(target, "SHOW DATABASES LIKE 'grown'") == []
     checked = lockstep("check", "shop.yaml", code=None).document["findings"]
@@ -67,7 +67,7 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
 
     run_sql(
         source,
-        "ALTER TABLE grown.orders ADD COLUMN note VARCHAR(20) NULL COMMENT 'why'",
+        "ALTER TABLE grown.orders ADD COLUMN note VARCHAR(20) NULL COMMENT 'why' AFTER status",
         "INSERT INTO grown.orders (code, note) VALUES ('c', 'it''s')",
         "UPDATE grown.orders SET code = IF(id = 1, 'b', 'x') WHERE id < 3 ORDER BY id DESC",
         "CREATE TABLE grown.later (id INT PRIMARY KEY, at DATETIME(3) DEFAULT CURRENT_TIMESTAMP(3))",
@@ -77,10 +77,10 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     assert sum("1 table to extend by columns with the next run" in one["what"] for one in checked) == 1
     lockstep("run", "shop.yaml")
     wanted = rows(source, "grown.orders")
-    assert rows(target, "grown.orders", "id, status, code, note") == wanted
-    assert wanted[2] == (3, "new", "c", "it's")
+    assert rows(target, "grown.orders") == wanted  # its columns are in the same order
+    assert wanted[2] == (3, "new", "it's", "c")
     assert rows(target, "grown.later") == rows(source, "grown.later")
-    made = lockstep("target", "create", "shop.yaml").document["targets"]["target"]
+    made = lockstep("target", "create", "shop.yaml").document["targets"]["shop"]
     assert {one["state"] for one in made} == {"exists"}
     assert [one["differences"] for one in made] == [[]] * 4
 
@@ -93,7 +93,7 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
     )
     lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
     lockstep("run", "shop.yaml", "--replay", "--target", "again")
-    assert rows(target, "again.orders", "id, status, code, note") == wanted
+    assert rows(target, "again.orders") == wanted
     assert rows(target, "again.later") == rows(source, "grown.later")
 
 
@@ -113,13 +113,13 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
     )
     error = lockstep("run", "shop.yaml", code=3).error
     assert "CREATE TABLE" in error["remedy"]
-    made = lockstep("target", "create", "shop.yaml").document["targets"]["target"]
+    made = lockstep("target", "create", "shop.yaml").document["targets"]["shop"]
     assert [(one["table"], one["state"]) for one in made] == [("grown.orders", "created")]
-    run_sql(source, "ALTER TABLE grown.orders ADD COLUMN n INT NULL", "INSERT INTO grown.orders VALUES (2, 2)")
+    run_sql(source, "ALTER TABLE grown.orders ADD COLUMN n INT NULL FIRST", "INSERT INTO grown.orders VALUES (2, 2)")
     error = lockstep("run", "shop.yaml", code=3).error
     assert error["code"] == "target.column"
-    assert "ADD COLUMN `n` int" in error["remedy"]
-    compared = lockstep("target", "create", "shop.yaml", code=3).document["targets"]["target"][0]
+    assert "ADD COLUMN `n` int NULL FIRST" in error["remedy"]
+    compared = lockstep("target", "create", "shop.yaml", code=3).document["targets"]["shop"][0]
     assert [one["stops"] for one in compared["differences"]] == [True]
     lockstep("target", "create", "shop.yaml", "--alter")
     lockstep("run", "shop.yaml")
@@ -138,7 +138,7 @@ def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_row
     run_sql(source, "INSERT INTO grown.orders VALUES (2)")
     run_sql(target, "DROP TABLE grown.orders")
     assert lockstep("run", "shop.yaml", code=4).error["code"] == "target.lost_writes"
-    lockstep("run", "shop.yaml", "--replay", "--target", "target")
+    lockstep("run", "shop.yaml", "--replay", "--target", "shop")
     lockstep("run", "shop.yaml")
     assert rows(target, "grown.orders", "id") == [(1,), (2,)]
 
@@ -147,18 +147,27 @@ def made_ready(lockstep: Any, number: int) -> None:
     """What the plan of a run does before Spark starts."""
     file = lockstep.directory / "shop.yaml"
     pipeline = config.load(file)
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         planned = plan(
-            meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["target"]
+            meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["shop"]
         )
         assert require_any_ready(meta, pipeline, planned, lockstep.environment) == {}
 
 
 def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
-    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url) as meta:
+    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url, "shop") as meta:
         former = Renewal(None, LastWrite("former", 1))
-        meta.accept_writes("target", {one: {name: former} for one, name in tables.items()})
+        meta.accept_writes("shop", {one: {name: former} for one, name in tables.items()})
+
+
+def applied(lockstep: Any, number: int) -> None:
+    """As if the run had written what it planned."""
+    pipeline = config.load(lockstep.directory / "shop.yaml")
+    with Meta.open(pipeline.meta.url) as meta:
+        batches = load(meta, open_stage(pipeline.stage), f"shop-{number}").target("target").batches
+        meta.mark_applied(f"shop-{number}", "target", batches)
+        meta.commit_run(f"shop-{number}", "target", batches, [], [])
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
@@ -204,3 +213,62 @@ def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9:
     finally:
         run_sql(mariadb, "DROP DATABASE planned")
         run_sql(mysql9, "DROP DATABASE IF EXISTS planned")
+
+
+def test_columns_of_a_target_follow_statements_of_the_source_whether_or_not_rows_come_after_them(
+    mariadb: Any, mysql9: Any, lockstep: Any
+) -> None:
+    run_sql(mysql9, "SET GLOBAL local_infile = ON")
+    run_sql(mariadb, "CREATE DATABASE followed")
+    try:
+        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"followed\..*", "--target", "env:COPY")
+        run_sql(
+            mariadb,
+            "CREATE TABLE followed.b (code INT PRIMARY KEY, gone INT NOT NULL, old INT NOT NULL)",
+            "CREATE TABLE followed.quiet (id INT PRIMARY KEY, old INT NOT NULL)",
+            "INSERT INTO followed.b VALUES (1, 2, 3)",
+            "INSERT INTO followed.quiet VALUES (1, 2)",
+        )
+        lockstep("extract", "shop.yaml")
+        made_ready(lockstep, 1)
+        run_sql(mysql9, "INSERT INTO followed.b VALUES (1, 2, 3)", "INSERT INTO followed.quiet VALUES (1, 2)")
+        run_sql(
+            mariadb,
+            "ALTER TABLE followed.b DROP COLUMN gone, CHANGE old new INT NOT NULL",
+            "ALTER TABLE followed.b RENAME COLUMN code TO number",
+            "INSERT INTO followed.b VALUES (4, 5)",
+            "ALTER TABLE followed.quiet ADD COLUMN note INT NULL",
+        )
+        lockstep("extract", "shop.yaml")
+        made_ready(lockstep, 2)
+        assert rows(mysql9, "followed.quiet", "id, old, note") == [(1, 2, None)]
+        assert rows(mysql9, "followed.b", "code, gone, old") == [(1, 2, 3)], "the key's new name ends the run before it"
+        applied(lockstep, 2)
+        made_ready(lockstep, 3)
+        run_sql(mysql9, "INSERT INTO followed.b (number, new) VALUES (4, 5)")
+        assert rows(mysql9, "followed.b", "number, gone, new") == [(1, 2, 3), (4, None, 5)]
+        run_sql(mysql9, "INSERT INTO followed._lockstep_tombstone_b VALUES (9, 'v')")
+        assert rows(mysql9, "followed._lockstep_tombstone_b", "number") == [(9,)]
+        run_sql(mariadb, "ALTER TABLE followed.quiet RENAME COLUMN old TO new, DROP COLUMN note")
+        lockstep("extract", "shop.yaml")
+        made_ready(lockstep, 4)
+        assert rows(mysql9, "followed.quiet", "id, new, note") == [(1, 2, None)]
+    finally:
+        run_sql(mariadb, "DROP DATABASE followed")
+        run_sql(mysql9, "DROP DATABASE IF EXISTS followed")
+
+
+def test_a_run_says_why_a_table_of_its_target_cannot_be_made(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
+    run_sql(mysql9, "SET GLOBAL local_infile = ON")
+    run_sql(mariadb, "CREATE DATABASE unmade", "CREATE TABLE unmade.t (a TEXT NOT NULL, PRIMARY KEY (a(9)))")
+    try:
+        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"unmade\..*", "--target", "env:COPY")
+        run_sql(mariadb, "INSERT INTO unmade.t VALUES ('a')")
+        lockstep("extract", "shop.yaml")
+        with pytest.raises(LockstepError) as refused:
+            made_ready(lockstep, 1)
+        assert refused.value.code == "target.key"
+    finally:
+        run_sql(mariadb, "DROP DATABASE unmade")

@@ -17,6 +17,7 @@ from cdc_core.config import parse
 from cdc_core.cutover.locks import locked
 from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.session import OWN_WRITES
 from cdc_core.source import facts
 from cdc_core.target.gates import (
     Places,
@@ -28,7 +29,6 @@ from cdc_core.target.gates import (
     require_gates,
     require_not_left,
 )
-from cdc_core.target.load import OWN_WRITES
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.databases import drop_database
@@ -343,8 +343,12 @@ def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, datab
 
 
 def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
+    sequence = [f"CREATE SEQUENCE {database}.numbers"] if isinstance(server, MariaDb) else []
     execute(
         server,
+        *sequence,
+        f"CREATE VIEW {database}.shown AS SELECT * FROM {database}.a",
+        f"CREATE PROCEDURE {database}.cleaned() DELETE FROM {database}.a",
         f"CREATE TABLE {database}.old (id INT AUTO_INCREMENT PRIMARY KEY, n INT DEFAULT 5, "
         "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10), "
         "twice INT AS (n * 2) STORED, code VARCHAR(20), UNIQUE KEY begins (code(5)), UNIQUE KEY moments (n, at))",
@@ -365,6 +369,16 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
     assert {"twice is not generated", "it has no unique key like begins"} <= found
     assert not [one for one in found if "moments" in one or "PRIMARY" in one]
     assert failed(look([pair], None)) is None
+    (beside,) = [one.what for one in look([pair], None) if one.subject == "the old databases"]
+    for name in ("view {}.shown", "procedure {}.cleaned", *(["sequence {}.numbers"] if sequence else [])):
+        assert name.format(database) in beside
+
+    execute(server, f"ALTER TABLE {database}.new_1 MODIFY twice INT AFTER id")
+    stopped = failed(look([pair], None))
+    assert stopped is not None
+    assert (stopped.code, "new_1: its columns are in another order: twice is where n was" in stopped.what) == (
+        "cutover.other_order", True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("zone", ["JST-9", "EST5"])

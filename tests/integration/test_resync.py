@@ -83,7 +83,7 @@ USUAL = {"online schema change by triggers", "truncate partition", "create or re
 
 def heal(line: Line) -> None:
     """What `lockstep run` does for the tables that are due, beside its own extraction."""
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         readmitted = readmit(meta, line.store, line.pipeline, "shop", default_holder())
     if readmitted:
         line.extract()  # where nothing was logged since, only meta knows yet that the table is captured again
@@ -113,7 +113,7 @@ def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     line.origin.execute("UPDATE t SET v = 77 WHERE id = 2", *statements, "INSERT IGNORE INTO t (id, w) VALUES (9, 'z')")
     line.drain()
     assert line.coverage["t"] is How.UNLOGGED
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         due = {one.name: one for one in pending(meta, "shop")}
     assert due[f"{line.origin.name}.t"].copied_by_runs(line.pipeline)
     heal(line)
@@ -323,7 +323,7 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
     line.origin.execute(ODD, "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
-    with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(Refused) as caught:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(Refused) as caught:
         chosen(meta, "shop", [table])
     assert caught.value.code == "snapshot.not_captured"
 
@@ -377,7 +377,7 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
         return known(meta, *arguments)
 
     monkeypatch.setattr(Meta, "holding", holding)
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         assert readmit(meta, line.store, line.pipeline, "shop", default_holder()) == {}
     is_equal(line, "t")
 
@@ -393,7 +393,7 @@ def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(
     assert stage(line).dropped[0][1].startswith("changes are missed since")
     read(line, ["t"])
     line.origin.execute("DELETE FROM t WHERE id = 2")
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         readmit(meta, line.store, line.pipeline, "shop", default_holder())
     line.drain()
     stage(line)

@@ -311,7 +311,7 @@ def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_e
     store = open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint)
     client = s3_server.client()
     ended, live, other = (
-        copied_path("t", CopiedName(*name, 0)) for name in (("shop", 1, 2), ("shop", 2, 3), ("b", 1, 1))
+        copied_path("t", 0, CopiedName(*name, 0)) for name in (("shop", 1, 2), ("shop", 2, 3), ("b", 1, 1))
     )
     for path in (ended, live, other):
         client.create_multipart_upload(Bucket=bucket, Key=path)

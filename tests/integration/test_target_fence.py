@@ -115,7 +115,7 @@ targets:
     tables: {{shop.other: {{database: {database}, table: other}}, shop.t: {{database: {database}, table: {name}}}}}
 """)
     raised = fence.raise_fences
-    with Meta.open(f"sqlite:///{tmp_path}/meta.db") as meta:
+    with Meta.open(f"sqlite:///{tmp_path}/meta.db", "shop") as meta:
         meta.note_layouts("copy", {"shop.other": ONE_TABLE})
 
         def first_write_meanwhile(*arguments: Any) -> None:

@@ -91,7 +91,7 @@ class Stage:
         path = part_path(table, 0, PartName(changes[0].source, order_key(0, 1, changes[0].seq), 1, number))
         if copied:
             batch += f"+{number:012d}"
-            path = copied_path(table, CopiedName(changes[0].source, number, 1, 0))
+            path = copied_path(table, 0, CopiedName(changes[0].source, number, 1, 0))
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")

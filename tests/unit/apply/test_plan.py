@@ -421,7 +421,7 @@ def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Lin
     again = replace(manifest(5, schemas=[keyless]), begin=first, end=place)
     bridge = replace(manifest(0, tables={}), end=first, again_until=place.position.seq, notes=("by time",))
     low = position(began, timeline=1)
-    path = copied_path("shop.orders", CopiedName("shop", 1, 1, 0))
+    path = copied_path("shop.orders", START_US, CopiedName("shop", 1, 1, 0))
     chunk = CopiedChunk(1, "shop.orders", (), (), START_US, low, place.position, 10, (path,))
     of_log = manifest(6, schemas=[keyless])
     whole = TableCoverage(How.COPIED, place.position.seq - 1, 0, "", feeds=("shop.orders",), base_seq=low.seq)
@@ -473,6 +473,7 @@ def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_pat
     [
         ({"run_id": ""}, "plan.run_id"),
         ({"run_id": "x" * 251}, "plan.run_id"),
+        ({"run_id": "größe"}, "plan.run_id"),
         ({"run_id": "r", "window": (WINDOW[1], WINDOW[0])}, "plan.window"),
         ({"run_id": "r", "window": (WINDOW[0], WINDOW[0])}, "plan.window"),
         ({"run_id": "r", "targets": ["nobody"]}, "plan.unknown_target"),

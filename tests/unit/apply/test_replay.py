@@ -81,7 +81,7 @@ def test_lost_copied_rows_are_replayed_from_the_place_where_they_are_staged(line
 def test_deletes_of_a_repair_are_replayed_without_what_came_before_them(line: Line) -> None:
     """They have their key alone, and need no more."""
     at = manifest(6, tables={"shop.orders": 1}, absent_rows=1)
-    path = copied_path("shop.orders", CopiedName("shop", 1, 1, 0))
+    path = copied_path("shop.orders", START_US, CopiedName("shop", 1, 1, 0))
     place = at.begin.position
     chunk = CopiedChunk(1, "shop.orders", (), (), START_US, place, place, 1, (path,), by_key=True)
     parts = (replace(at.parts[0], path=path, ops={"d": 1}),)

@@ -11,10 +11,11 @@ import pytest
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest
-from cdc_core.stage import reader, views
+from cdc_core.stage import manifest, reader, start, views
+from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.stores import open_store
 from tests.made_blocks import Made
-from tests.unit.stage.test_reader import insert, stage
+from tests.unit.stage.test_reader import insert, rows, stage, truncate
 
 TABLE = "shop.orders"
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -82,3 +83,28 @@ def test_a_damaged_part_is_named_by_each_way_to_read_it(name: str, damage: str, 
     assert caught.value.code == "stage.damaged"
     assert part.path in caught.value.where
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_copy_of_its_table_heals_a_damaged_part_for_all_but_the_history_before_it(lost: bool, tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/stage")
+    chain = stage(store, [Made([insert(1)])], [Made([truncate()]), Made([insert(2)])], [Made([insert(3)])])
+    start.put(store, "shop", chain[0].begin, pipeline="p")
+    for batch in chain:
+        manifest.commit(store, batch)
+    store.delete(chain[0].parts[0].path)
+    if not lost:
+        store.put(chain[0].parts[0].path, b"x")
+    code = "stage.missing" if lost else "stage.damaged"
+    assert rows(views.sql(store, {"shop": chain}, "SELECT id FROM shop.orders"), "id") == [(2,), (3,)]
+    assert reader.export(store, chain, TABLE, tmp_path / "out.parquet") == 2
+    (problem,) = manifest.verify(store, "shop", deep=True)
+    assert (problem.code, problem.healed) == (code, True)
+    for suffix in ("changes", "by_key"):
+        with pytest.raises(DataAtRisk) as caught:
+            views.sql(store, {"shop": chain}, f"SELECT id FROM shop.orders_{suffix}")
+        assert caught.value.code == code
+    since = reader.change_batches(store, chain, TABLE, since=AsOf(position=chain[1].begin.position))
+    assert sum(batch.num_rows for batch in since) == 3
+    store.delete(chain[2].parts[0].path)
+    assert [one.healed for one in manifest.verify(store, "shop", deep=True)] == [True, False]

@@ -29,6 +29,7 @@ from cdc_core.stage.reader import (
     by_key_batches,
     change_batches,
     changes,
+    changes_columns,
     export,
     state_batches,
     state_columns,
@@ -448,6 +449,33 @@ def test_types_without_a_common_one_are_refused_by_every_reader(store):
         assert caught.value.code == "stage.schema_conflict"
 
 
+def test_a_history_with_a_retyped_column_is_read_on_either_side_of_the_change(store):
+    text = TableSchema("shop", "orders", (Column("id", ColumnType("varchar", length=5), False, 1), NOTE))
+    batches = stage(
+        store,
+        [Made([insert(1)], ts=10), Made([insert(2)], ts=20)],
+        [Made([Change(text, "c", {"id": "x", "note": ""})], ts=30)],
+        [Made([Change(text, "c", {"id": "y", "note": ""})], ts=40)],
+    )
+
+    def read(**moments: AsOf) -> list[tuple]:
+        schema = changes_columns(store, batches, "shop.orders", **moments)
+        found = pa.Table.from_batches(change_batches(store, batches, "shop.orders", **moments), schema)
+        return rows(found, "id")
+
+    with pytest.raises(Refused) as caught:
+        read()
+    place = str(at(2))
+    assert f"until={place!r} or since={place!r}" in caught.value.remedy
+    assert read(until=AsOf(position=at(2))) == [(1,), (2,)]
+    assert read(since=AsOf(position=at(1)), until=AsOf(position=at(2))) == [(2,)]
+    for since in (AsOf(position=at(2)), AsOf(time_us=20)):
+        assert read(since=since) == [("x",), ("y",)]
+    assert read(since=AsOf(time_us=40)) == []
+    with pytest.raises(Refused, match=re.escape(place)):
+        read(since=AsOf(time_us=19))
+
+
 def test_a_state_begins_after_the_last_truncate_where_types_or_keys_before_it_exclude_those_of_now(store, tmp_path):
     other = TableSchema(
         "shop", "orders", (replace(NOTE, name="code", nullable=False, key_part=1), replace(ID, key_part=None))
@@ -466,7 +494,7 @@ def test_a_state_begins_after_the_last_truncate_where_types_or_keys_before_it_ex
         assert export(store, batches, "shop.orders", tmp_path / name) == 1
         assert sql(store, {"shop": batches}, f'SELECT "{column}" FROM shop.orders').to_pylist() == [{column: kept[0]}]
         for suffix in ("changes", "by_key"):
-            with pytest.raises(Refused, match="separately") as caught:
+            with pytest.raises(Refused, match="either side") as caught:
                 sql(store, {"shop": batches}, f"SELECT count(*) FROM shop.orders_{suffix}")
             assert caught.value.code == f"stage.{'key' if name == 'key' else 'schema_conflict'}"
         assert rows(table_state(store, batches, "shop.orders", as_of=AsOf(position=at(1))), "id") == [(1,), (2,)]
