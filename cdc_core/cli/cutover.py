@@ -312,9 +312,8 @@ def status(
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        there = {one.cutover_id for one in meta.status(parsed.pipeline).cutovers}
-        stops = parsed.cutover.stop_with is not None
-        left = left_alone(found, stops=stops) if found.cutover_id in there else None
+        alone = found.cutover_id in {one.cutover_id for one in meta.status(parsed.pipeline).cutovers}
+        left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
         lost = _lost(output, found)
         more = {} if left is None else {"problem": problem_document(left)}
         said = [problem_lines(left)] if left is not None else [Text(str(lost))] if lost is not None else []

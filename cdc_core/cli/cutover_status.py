@@ -59,23 +59,17 @@ def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
     """
     state, answer, pipeline = State(found.state), found.details.get("answer"), found.pipeline
     armed = bool(found.details.get("arming"))
-    since_us = found.at_us(State.ARMED) or found.at_us(State.PROVED) if armed else found.at_us(State.STOPPED)
-    resume = f"`lockstep cutover resume {pipeline}`"
-    if state is State.SWITCHED:
-        what, since_us = "the application is switched, and the way back is not let in yet", found.at_us(state)
-        remedy, code = f"{resume} finishes it", "cutover.unchecked"
-    elif state is State.SWITCHING and answer not in (Answer.SWITCHED, Answer.NOT_SWITCHED):
-        what, code = (
-            "nobody knows whether the application is switched. Writes to the old tables fail",
-            "cutover.unknown",
-        )
-        remedy = f"look where the application writes; then {resume} `--answer switched`, or `--answer not-switched`"
-    elif state is State.SWITCHING and answer == Answer.SWITCHED:
-        what, code = "the application is switched. Writes to the old tables fail", "cutover.unchecked"
+    since_us = (found.at_us(State.ARMED) or found.at_us(State.PROVED)) if armed else found.at_us(State.STOPPED)
+    resume, asked = f"`lockstep cutover resume {pipeline}`", state is State.SWITCHING
+    if state is State.SWITCHED or (asked and answer == Answer.SWITCHED):
+        what, code = "the application is switched, and the way back is not let in", "cutover.unchecked"
         remedy = f"{resume} finishes it"
-    elif state in (*HELD, State.SWITCHING) and (armed or stops):
-        stopped = "Writes to the old tables may fail" if armed else "The application may still be stopped"
-        what, code = f"it was not switched, and not all is undone. {stopped}", "cutover.not_undone"
+    elif asked and answer != Answer.NOT_SWITCHED:
+        what, code = "nobody knows whether the application is, and writes to the old tables fail", "cutover.unknown"
+        remedy = f"look where the application writes; then {resume} `--answer switched`, or `--answer not-switched`"
+    elif (asked or state in HELD) and (armed or stops):
+        may = "writes to the old tables may fail" if armed else "the application may still be stopped"
+        what, code = f"the application is not switched, not all is undone, and {may}", "cutover.not_undone"
         remedy = f"`lockstep cutover abort {pipeline}`, as soon as the servers answer"
     else:
         return None

@@ -311,7 +311,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
     knows of the hook. Raises UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
     left = work.meta.latest_cutover(work.pipeline.pipeline)
-    over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE)
+    over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
         return left
     known = open_cutover(work)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cdc_core.config import Target
 from cdc_core.cutover import hooks
-from cdc_core.cutover.states import LED_AWAY
+from cdc_core.cutover.states import LED_AWAY, State
 from cdc_core.cutover.work import Tables, Work, read
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Cutover, Lease
@@ -144,17 +144,23 @@ def close(work: Work, places: Places, token: str) -> None:
 
 
 def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
-    """Closes the gates of the tables that a cutover has led the application away from, where these are gone; whether
-    any were. What has compared the tables before does not count. Raises as `close`."""
-    places = read(cutover.details["tables"]).sources
+    """Closes the gates that a cutover has closed, where these are gone; whether any were. What has compared the tables
+    before does not count. Raises as `close`."""
+    if "tables" not in cutover.details:
+        return False
+    back, tables = cutover.state == State.ROLLED_BACK, read(cutover.details["tables"])
+    places = tables.targets if back else tables.sources
     if lost_gates(places, work.environ) is None:
         return False
-    close(work, places, cutover.details["arming"])
-    other = work.way_back.preview()
-    for target in other.targets:
-        work.meta.doubt(lease, other.pipeline, target.name, "since then, gates of its tables were gone", {})
-        work.meta.succeeded(other.pipeline, GATES, target.name)
-    work.told(f"gates were closed again: `lockstep verify {other.pipeline}` names the rows that were written meanwhile")
+    close(work, places, cutover.details.get("arming") or cutover.cutover_id[:8])
+    feeding = work.pipeline if back else work.way_back.preview()
+    meta = work.meta.of(feeding.pipeline)
+    for target in feeding.targets:
+        meta.doubt(lease, feeding.pipeline, target.name, "since then, gates of its tables were gone", {})
+        meta.succeeded(feeding.pipeline, GATES, target.name)
+    work.told(
+        f"gates were closed again: `lockstep verify {feeding.pipeline}` names the rows that were written meanwhile"
+    )
     return True
 
 

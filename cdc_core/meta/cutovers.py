@@ -55,9 +55,10 @@ def standing(connection: Connection, pipeline: str) -> tuple[Cutover, ...]:
     query = select(_cutover).where(_cutover.c.way_back == pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
     rows += [_read(row) for row in connection.execute(query)]
     found = [one for one in rows if one is not None]
-    if not found or leases.is_held(connection, lease_of(found[0].pipeline, found[0].way_back)[0]):
+    if not found:
         return ()
-    return tuple(found)
+    key, pair = lease_of(found[0].pipeline, found[0].way_back)
+    return () if leases.is_held(connection, pair, key) else tuple(found)
 
 
 def latest(connection: Connection, pipeline: str) -> Cutover | None:

@@ -54,8 +54,8 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     return Lease(source, pipeline, holder, epoch, expires_us, identity)
 
 
-def is_held(connection: Connection, source: str) -> bool:
-    row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+def is_held(connection: Connection, pipeline: str, source: str) -> bool:
+    row = connection.execute(select(_lease).where(_of(pipeline, source))).one_or_none()
     return row is not None and bool(row.holder) and row.expires_us > now_us(connection)
 
 

@@ -31,7 +31,7 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,8 +142,8 @@ def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> 
 def close_gates(places: Places, pipeline: str, token: str, environ: Mapping[str, str] | None = None) -> None:
     """No write passes from the return on. token: letters and digits. Safe to repeat. Raises as make_gates, which must
     have been called before."""
-    closed = "closed_by = IF(FIND_IN_SET(%s, closed_by), closed_by, CONCAT_WS(',', NULLIF(closed_by, ''), %s))"
-    _move(places, environ, lambda rows: [(f"{closed}, pipeline = %s", (token, token, pipeline))] if rows else [])
+    change = "closed_by = IF(FIND_IN_SET(%s, closed_by), closed_by, CONCAT_WS(',', NULLIF(closed_by, ''), %s))"
+    _update(places, environ, f"{change}, pipeline = %s", token, token, pipeline)
 
 
 def open_gates(
@@ -151,31 +151,22 @@ def open_gates(
 ) -> None:
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
-    without = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
-
-    def opened(rows: Mapping[str, tuple[frozenset[str], str]]) -> list[tuple[str, Sequence[str]]]:
-        there = {one for tokens, _ in rows.values() for one in tokens}
-        return [(without, (f",{one},",)) for one in sorted(there & {token} if token else there - set(sparing))]
-
-    _move(places, environ, opened)
+    for one in [token] if token else {by for gate in gates_of(places, environ) for by in gate.closed_by - set(sparing)}:
+        _update(
+            places, environ, "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))", f",{one},"
+        )
 
 
-def _move(
-    places: Places,
-    environ: Mapping[str, str] | None,
-    changes: Callable[[Mapping[str, tuple[frozenset[str], str]]], Iterable[tuple[str, Sequence[str]]]],
-) -> None:
-    """changes: the assignments by which rows change, with their arguments, from the rows of some tables. Rows of other
-    tables are not locked: those who write to these may do so for a long time."""
+def _update(places: Places, environ: Mapping[str, str] | None, change: str, *arguments: str) -> None:
+    """Rows of other tables are not locked: those who write to these may do so for a long time."""
     for reference, tables in places.items():
         with _session(reference, environ) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
-                rows = {table: row for table, row in _rows(cursor, database).items() if table in some}
-                for change, arguments in changes(rows):
-                    marks = ", ".join(["%s"] * len(rows))
+                if _rows(cursor, database):
+                    marks = ", ".join(["%s"] * len(some))
                     cursor.execute(
                         f"UPDATE {quote(database, GATES)} SET {change} WHERE table_name IN ({marks})",
-                        [*arguments, *rows],
+                        [*arguments, *some],
                     )
 
 
@@ -205,13 +196,8 @@ def gates_of(places: Places, environ: Mapping[str, str] | None = None) -> list[G
                 for table, row in _rows(cursor, database).items()
                 if row[0] and table in some
             }
-            if rows:
-                triggers, there = _triggers(cursor, list(rows)), _there(cursor, list(rows))
-                found += [
-                    Gate(".".join(place), *row, frozenset(triggers.get(place, ())))
-                    for place, row in rows.items()
-                    if place in there
-                ]
+            triggers = _triggers(cursor, list(rows)) if rows else {}
+            found += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
     return found
 
 
@@ -295,30 +281,25 @@ def _row_of(session: Any, table: str) -> str:
 
 
 def _triggers(cursor: Any, tables: Sequence[Table]) -> dict[Table, dict[str, str]]:
-    """By table that has gates, open or closed, and event: a trigger's name. One that came with a table that had another
-    name reads another row, and is none."""
+    """By table that is there, and event: the trigger of its gate. One that came with a table that had another name
+    reads another row, and is none."""
     databases = sorted({database for database, _ in tables})
+    among = f"IN ({', '.join(['%s'] * len(databases))})"
+    cursor.execute(
+        f"SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA {among}", databases
+    )
+    there = {(str(database), str(table)) for database, table in cursor.fetchall()}
+    found: dict[Table, dict[str, str]] = {place: {} for place in tables if place in there}
     cursor.execute(
         "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_NAME, EVENT_MANIPULATION, ACTION_STATEMENT "
-        f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
+        f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA {among}",
         databases,
     )
-    wanted, found = set(tables), dict[Table, dict[str, str]]()
     for database, table, name, event, body in cursor.fetchall():
         place = (str(database), str(table))
-        if place in wanted and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
-            found.setdefault(place, {})[str(event).lower()] = str(name)
+        if place in found and str(name).startswith(PREFIX) and _row_of(cursor.connection, place[1]) in str(body):
+            found[place][str(event).lower()] = str(name)
     return found
-
-
-def _there(cursor: Any, tables: Sequence[Table]) -> set[Table]:
-    databases = sorted({database for database, _ in tables})
-    cursor.execute(
-        "SELECT TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
-        f"WHERE TABLE_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
-        databases,
-    )
-    return {(str(database), str(table)) for database, table in cursor.fetchall()}
 
 
 def _name(table: str, event: str) -> str:

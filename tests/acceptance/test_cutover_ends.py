@@ -636,7 +636,7 @@ def test_what_a_switch_command_has_answered_is_known_whatever_fails_then(
             told = json.loads(lockstep(*command, "shop.yaml", "--json", code=4).out)
             problem = told["problems"][0] if "problems" in told else told["problem"]
             assert (problem["code"], problem["since"] != "") == ("cutover.not_undone", True)
-            assert "Writes to the old tables may fail" in problem["what"]
+            assert "writes to the old tables may fail" in problem["what"]
             assert f"`lockstep cutover abort {made.name}`" in problem["remedy"]
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
             execute(made.source, f"DELETE FROM {made.name}.orders")
