@@ -450,7 +450,7 @@ class CommitOperator(_RunOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.apply.commit import commit
+        from cdc_core.apply.commit import commit, require_gates_closed
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
             summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
@@ -466,6 +466,7 @@ class CommitOperator(_RunOperator):
             )  # fmt: skip
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
+        require_gates_closed(meta, pipeline, self.target, environment(pipeline))
         return summary.to_json()
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
