@@ -105,12 +105,12 @@ def make(pipeline: Pipeline, store: ObjectStore, batches: int, tables: int) -> N
 
 def nothing(pipeline: Pipeline) -> str:
     open_stage(pipeline.stage)
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         return f"{meta.now_us() > 0}"
 
 
 def rebuild(pipeline: Pipeline) -> str:
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         lease = meta.acquire_lease("shop", "chain", "benchmark", 600)
         lease, added = meta.rebuild(lease, manifests.chain(open_stage(pipeline.stage), "shop"), None)
         meta.release_lease(lease)
@@ -120,13 +120,13 @@ def rebuild(pipeline: Pipeline) -> str:
 def plan(pipeline: Pipeline) -> str:
     from cdc_core.apply.plan import plan as made
 
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         found = made(meta, open_stage(pipeline.stage), pipeline, window=None, run_id="benchmark")
         return f"{len(found.target('t').batches)} batches"
 
 
 def status(pipeline: Pipeline) -> str:
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         return f"{meta.status(pipeline.pipeline, ['t']).sources[0].batches} batches"
 
 

@@ -296,7 +296,7 @@ class Place:
         """One run, from its plan to its commit, or to the end of its merge."""
         marks: list[tuple[str, float, Usage]] = []
         servers = {"target": self.target.pid or 0}
-        with Meta.open(self.pipeline.meta.url) as meta, Watch(servers) as watch:
+        with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta, Watch(servers) as watch:
 
             def began(name: str) -> None:
                 marks.append((name.rpartition(" ")[2], time.perf_counter(), watch.look()))

@@ -45,7 +45,7 @@ def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
     from cdc_core.meta import Meta
 
     pipeline = parse(pipeline_of(stretch, place), where="benchmark")
-    meta = Meta.open(pipeline.meta.url)
+    meta = Meta.open(pipeline.meta.url, pipeline.pipeline)
     try:
         opened_s = time.perf_counter()
         with Extractor(pipeline, SOURCE, meta=meta, environ={"BENCH": url}) as extractor:

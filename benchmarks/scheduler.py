@@ -172,7 +172,7 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
                 found[run_id], deadline_s = one, time.monotonic() + PATIENCE_S
                 print(f"{run_id}: {one.took_s:.1f} s", file=sys.stderr)
         time.sleep(1)
-    with Meta.open(meta_url) as meta:
+    with Meta.open(meta_url, PIPELINE_NAME) as meta:
         for run_id in found:
             written = sum(row.entry.written for row in meta.ledger(run_name_of(PIPELINE_NAME, DAG, run_id)))
             if written < ROWS * 4 // 5:  # an updated row was inserted in the same interval

@@ -79,7 +79,7 @@ class Application:
                 self.seen.statements_s.append(time.perf_counter() - began_s)
 
     def _look(self, meta_url: str, stop: threading.Event) -> None:
-        with Meta.open(meta_url) as meta:
+        with Meta.open(meta_url, "bench") as meta:
             while not stop.wait(0.2):
                 reached = meta.checkpoint("shop")
                 if reached is not None:

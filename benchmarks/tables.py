@@ -40,7 +40,7 @@ def extract(root: Path, *, profile: bool) -> dict[str, Any]:
 
     pipeline = parse(PIPELINE.format(root=root), where="benchmark")
     stats = cProfile.Profile()
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         started, started_cpu = time.perf_counter(), time.process_time()
         with Extractor(pipeline, "many", meta=meta) as extractor:
             opened, opened_cpu = time.perf_counter(), time.process_time()

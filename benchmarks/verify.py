@@ -90,7 +90,7 @@ def prepared(root: Path, environ: dict[str, str]) -> list[str]:
     file.write_text(PIPELINE.format(root=root))
     lockstep = [sys.executable, "-m", "cdc_core.cli"]
     subprocess.run([*lockstep, "extract", str(file)], env=os.environ | environ, check=True, stdout=subprocess.PIPE)
-    with Meta.open(load(file).meta.url) as meta:
+    with Meta.open(load(file).meta.url, load(file).pipeline) as meta:
         meta.seed("copy", list(meta.batches("shop")))
     return [*lockstep, "verify", str(file), "--restart", "--json"]
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -18,7 +19,9 @@ import pymysql
 from cdc_core import tls
 from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.reference import variable_of
-from cdc_core.mysql_client import SafeConnection
+from cdc_core.mysql_client import SafeConnection, identity_in
+from cdc_core.server_errors import explained, one_line, shown
+from cdc_core.session import READING, Settings, apply
 from cdc_core.tls import is_loopback
 
 __all__ = [
@@ -27,11 +30,13 @@ __all__ = [
     "Server",
     "answers",
     "connect",
+    "identity_in",
     "is_loopback",
     "one_line",
     "open_connection",
     "parse_options",
     "parse_url",
+    "require_one_server",
     "resolve",
     "sensible",
     "shown",
@@ -49,19 +54,14 @@ STATEMENT_TIMEOUT_S = 900.0
 _MAX_TIMEOUT_S = 86_400
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
-DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
-"""Error numbers of a statement that the account may not run."""
-GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031})
-"""The connection broke, or someone ended it or its statement; another attempt on a new connection may go through."""
-_REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2059, 3118, 3159, 4151})
-"""Server errors that no retry changes: access denied, unknown database, host not allowed, unknown login method,
-password expired, account locked, TLS required."""
-_SHOWN = 500
+_PROBES = 5
+"""Connections that show whether an address leads to several servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Address and login of a MySQL or MariaDB server. timeouts: of TIMEOUTS, in seconds, where the URL says so."""
+    """Address and login of a MySQL or MariaDB server. timeouts: of TIMEOUTS, in seconds, where the URL says so.
+    identity: see SafeConnection."""
 
     host: str
     port: int
@@ -69,6 +69,7 @@ class Server:
     password: str = field(repr=False)
     tls: tls.Tls = field(default=tls.Tls(tls.TlsMode.DISABLED), repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
+    identity: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
@@ -175,41 +176,26 @@ def _wrong_option(name: str, where: str) -> UsageError:
     )
 
 
-_SESSION = (
-    "SET time_zone = '+00:00' /*!80030 , show_gipk_in_create_table_and_information_schema = ON */"  # for MySQL alone
-)
-"""The primary key that MySQL has generated for a table is logged, whether it is shown or not."""
+def connect(server: Server, *, where: str, settings: Settings = READING, **options: Any) -> SafeConnection:
+    """An open connection: utf8mb4, autocommit, with these settings, also when it connects again. `options` are
+    SafeConnection's; the URL's own time-outs go before them.
 
-
-def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
-    """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are SafeConnection's; the URL's own
-    time-outs go before them.
-
-    Raises Refused (connection.denied) for a login that no retry changes, RetryLater (connection.unreachable), and what
-    SafeConnection raises.
+    Raises what server_errors.explained makes of the server's errors, what SafeConnection raises, Refused
+    (connection.answer) for a session that does not keep its settings, and for another server than the address says also
+    what require_one_server raises.
     """
     try:
-        return open_connection(server, where=where, **{"init_command": _SESSION, **options})
+        set_up = sensible(where)(partial(apply, settings=settings, where=where))
+        return open_connection(server, where=where, set_up=set_up, **options)
+    except RetryLater:  # of another server
+        require_one_server(server, where=where)
+        raise
     except pymysql.err.MySQLError as error:
-        number = error.args[0] if error.args else 0
-        text = shown(error).rstrip(".")
-        if number in _REFUSED_LOGINS:
-            raise Refused(
-                f"{server} refused the login: {text}.",
-                where=where,
-                code="connection.denied",
-                remedy="check user, password and the host the account may connect from",
-            ) from None
-        raise RetryLater(
-            f"{server} cannot be reached: {text}.",
-            where=where,
-            code="connection.unreachable",
-            remedy="check that the server runs and that host and port are right; the next attempt may succeed",
-        ) from None
+        raise explained(error, where=where, who=str(server)) from None
 
 
 def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnection:
-    """As `connect`, without its session's time zone, and with PyMySQL's errors."""
+    """As `connect`, with the server's own settings, and with PyMySQL's errors."""
     settings: dict[str, Any] = {
         "host": server.host,
         "port": server.port,
@@ -224,7 +210,23 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
         **options,
         **server.timeouts,
     }
-    return SafeConnection(tls=server.tls, where=where, **settings)
+    return SafeConnection(tls=server.tls, where=where, identity=server.identity, **settings)
+
+
+def require_one_server(server: Server, *, where: str) -> None:
+    """Raises Refused (source.several_servers) where several servers answer at one address, as behind a balancer."""
+    found = set()
+    for _ in range(_PROBES):
+        with open_connection(replace(server, identity=""), where=where) as probe:
+            found.add(probe.server_identity())
+    if len(found) > 1:
+        raise Refused(
+            f"Several servers answer at {server}: {', '.join(sorted(found))}. Each has a log and rows of its own.",
+            where=where,
+            code="source.several_servers",
+            remedy="give the connection the address of one server, not of a balancer; list the others under "
+            "`connection` of the source, where reading continues after a failover",
+        )
 
 
 def is_mariadb(connection: pymysql.Connection[Any]) -> bool:
@@ -253,30 +255,14 @@ def sensible(where: str) -> Iterator[None]:
 
 @contextmanager
 def answers(where: str) -> Iterator[None]:
-    """`sensible`; and an error that the server reports, untranslated so far, is Refused (connection.statement)."""
+    """`sensible`; and an error that the server reports, untranslated so far, is the one of server_errors."""
     try:
         with sensible(where):
             yield
     except pymysql.err.MySQLError as error:
-        raise Refused(
-            f"The server refused a statement: {shown(error)}.",
-            where=where,
-            code="connection.statement",
-            remedy="see the server's message, and check that it is a MySQL or MariaDB that Lockstep supports",
-        ) from error
-
-
-def shown(error: pymysql.err.MySQLError) -> str:
-    """The server's message, which may be anything, on one line and shortened for a message."""
-    return one_line(str(error.args[-1] if error.args else error))
+        raise explained(error, where=where) from error
 
 
 def quote(*names: str) -> str:
     """A name in a statement, with the names that it is within before it: `database`.`table`."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
-
-
-def one_line(text: str) -> str:
-    """Untrusted text in a form that a message may show."""
-    text = "".join(char if char.isprintable() else " " for char in text)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -244,7 +244,7 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
     for schema in catalogue.captured:
         lines.append(f"#   {_comment(schema.name)} ({_comment(', '.join(schema.key)) or 'no key'})")
     lines += ["", "stage:", f"  uri: {quoted(stage)}", "", "meta:", f"  url: {quoted(meta)}"]
-    lines += _targets(wishes.targets, catalogue)
+    lines += _targets(wishes, catalogue)
     return "\n".join(lines) + "\n"
 
 
@@ -272,21 +272,24 @@ def _left_out(exclude: tuple[str, ...], catalogue: Catalogue) -> list[str]:
     return lines
 
 
-def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
-    if not references:
+def _targets(wishes: Wishes, catalogue: Catalogue) -> list[str]:
+    if not wishes.targets:
         return [
             "",
             "# No targets: changes are only staged. To apply them, write `targets:` here, or use `lockstep init` with",
             "# --target.",
         ]
     lines = ["", "targets:"]
-    for number, reference in enumerate(references, 1):
+    for number, reference in enumerate(wishes.targets, 1):
         lines += [
-            f"  - name: target{number if len(references) > 1 else ''}",
+            f"  - name: {wishes.name[:46]}{number if len(wishes.targets) > 1 else ''}",
             f"    connections: [{quoted(reference)}]",
             "    # Tables and columns that it lacks are created from the source's definitions when a run needs them.",
             "    # `lockstep target create --dry-run` shows the statements. To create them by hand, write stop.",
             "    on_missing_table: create",
+            "    # Where tables have rows already, of a former trial for instance, the first run stops until you write",
+            "    # what happens to these rows: replace, or keep.",
+            "    # existing: replace",
             "    tables:",
         ]
         for schema in catalogue.captured:

@@ -26,7 +26,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from pymysql.constants import CLIENT, CR
 from pymysql.err import MySQLError, OperationalError
 from pymysql.protocol import LoadLocalPacketWrapper, MysqlPacket
 
-from cdc_core.errors import Refused, UsageError, defect
+from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.tls import Tls, context, is_loopback
 
 LOGIN_FACTOR = 3
@@ -78,10 +78,13 @@ class SafeConnection(pymysql.Connection):
     tls:                 see `tls.Tls`.
     where:               of errors.
     statement_timeout_s: how long one statement may take with all of its answer; None: as long as bytes keep coming.
+    set_up:              called after each login, also when it connects again: what the server's init_connect has set
+                         is past by then.
+    identity:            the only server that it may lead to, whenever it connects (server_identity); "" for any.
     options:             PyMySQL's; none of ssl_*.
     Raises, besides PyMySQL's errors: UsageError (connection.tls) for TLS files that cannot be used; Refused
     (connection.tls_missing, connection.tls_refused, connection.password_withheld, connection.login_method,
-    connection.file_request), also later and whenever it connects again.
+    connection.file_request), RetryLater (source.other_server), also later and whenever it connects again.
     """
 
     # Private to PyMySQL, and so not in its stubs.
@@ -98,9 +101,14 @@ class SafeConnection(pymysql.Connection):
     salt: bytes
     server_capabilities: int
 
-    def __init__(self, *, tls: Tls, where: str, statement_timeout_s: float | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, tls: Tls, where: str, statement_timeout_s: float | None = None, identity: str = "",
+        set_up: Callable[[SafeConnection], None] = lambda connection: None, **options: Any,
+    ) -> None:  # fmt: skip
         self._tls = tls
+        self._set_up = set_up
         self._where = where
+        self.identity = identity
         self._statement_timeout_s = statement_timeout_s
         self._incoming = _Incoming()
         self._offered: str | None = None
@@ -139,8 +147,27 @@ class SafeConnection(pymysql.Connection):
         self._incoming.deadline_s = time.monotonic() + LOGIN_FACTOR * self.connect_timeout
         try:
             super().connect(sock or self._socket())
+            self._set_up(self)
+        except BaseException:
+            self._force_close()
+            raise
         finally:
             self._incoming.deadline_s = None
+        if self.identity and (found := self.server_identity()) != self.identity:
+            self._force_close()
+            raise RetryLater(
+                f"The address led to the server {self.identity} before, and {found} answers now.",
+                where=self._where,
+                code="source.other_server",
+                remedy="run it again: after a failover it continues at the new server, and nothing that was read "
+                "counts until then",
+            )
+
+    def server_identity(self) -> str:
+        """What no other server has: a MySQL's UUID, a MariaDB's server_id."""
+        with self.cursor() as cursor:
+            cursor.execute("SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
+            return identity_in({str(name).lower(): str(value) for name, value in cursor.fetchall()})
 
     def _socket(self) -> socket.socket | None:
         if self.unix_socket:
@@ -460,6 +487,11 @@ class SafeConnection(pymysql.Connection):
             self._rfile.close()
         self._incoming = _Incoming(self._sock, self._read_timeout, deadline_s)
         self._rfile = io.BufferedReader(self._incoming, _BUFFER_BYTES)
+
+
+def identity_in(variables: Mapping[str, str]) -> str:
+    """SafeConnection.server_identity, of a server's variables."""
+    return variables.get("server_uuid") or f"server_id={variables['server_id']}"
 
 
 class _Incoming(io.RawIOBase):

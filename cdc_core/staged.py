@@ -163,7 +163,7 @@ def _recorded(pipeline: config.Pipeline, note: Callable[[str], None], ask: Calla
     from cdc_core.meta import Meta
 
     try:
-        with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, create=False, answer_timeout_s=_ANSWER_S) as meta:
             return ask(meta)
     except LockstepError as error:
         note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")

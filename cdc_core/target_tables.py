@@ -112,7 +112,7 @@ def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Seq
             yield Origin(capture.shape(schema), definition, literals, masked)
 
 
-def _literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
+def literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
     columns = tuple(
         Column(one.name, one.type, one.nullable, generated=bool(one.generated)) for one in definition.columns
     )
@@ -145,7 +145,7 @@ def create(
             continue
         wanted[logical] = Wanted(tuple(origins), key, _alone(origins))
     _require_no_loops(pipeline, target, wanted, tables.servers, environ)
-    return results + make_tables(target, wanted, actions, environ=environ, literals_of=_literals_of, made=made)
+    return results + make_tables(target, wanted, actions, environ=environ, literals_of=literals_of, made=made)
 
 
 def _alone(origins: Sequence[Origin]) -> bool:
@@ -241,7 +241,10 @@ def make_ready(
     tables that cannot be made.
     """
     target = pipeline.target(name)
-    codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
+    found = {part.code for part in parts_of(error)}
+    codes = found & MADE_BY_POLICY
+    if "target.existing" in found:  # nothing is changed before somebody has said what is there
+        return False
     tables = [
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
     ]
@@ -310,8 +313,8 @@ def _renames(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str],
 
 
 def _made(target: Target, wanted: Mapping[str, Wanted], actions: Actions, environ: Mapping[str, str] | None) -> bool:
-    """Whether anything was made; errors of single tables are logged."""
-    results = make_tables(target, wanted, actions, environ=environ, literals_of=_literals_of)
+    """Whether anything was made. Raises what make_tables raises, and the errors of single tables."""
+    results = make_tables(target, wanted, actions, environ=environ, literals_of=literals_of)
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)

@@ -288,7 +288,7 @@ class World:
         )
         self.store = open_store(self.pipeline.stage.uri)
         self.capture = Capture(self.pipeline.tables, self.pipeline.routes)
-        self.meta = Meta.open(self.pipeline.meta.url)
+        self.meta = Meta.open(self.pipeline.meta.url, self.pipeline.pipeline)
         lease = self._lease(NAME)
         # As a MySQL says it whose engine has not ended what was logged before the start.
         gtids = self.source.gtids([] if self.source.flavor == "mysql" else self.source.log)
@@ -553,7 +553,7 @@ class World:
         self.meta.close()
         (self.folder / "meta.db").unlink()
         (self.folder / "meta.db").write_bytes(empty_meta())
-        self.meta = Meta.open(self.pipeline.meta.url)
+        self.meta = Meta.open(self.pipeline.meta.url, self.pipeline.pipeline)
         self.extractor = None
         lease = self.meta.acquire_lease(NAME, "shop", "me", 60)
         horizon = horizons.read(self.store, NAME)
@@ -781,7 +781,7 @@ def empty_meta() -> bytes:
     """The file of a new meta database."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "meta.db"
-        Meta.open(f"sqlite:///{file}").close()
+        Meta.open(f"sqlite:///{file}", "shop").close()
         return file.read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import select
 import socket
 import threading
@@ -16,7 +17,7 @@ class TcpProxy:
     """
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self._targets = itertools.cycle([port])
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._old: list[socket.socket] = []
@@ -25,6 +26,7 @@ class TcpProxy:
         self._ended = threading.Event()
         self._still = threading.Event()
         self._slow_s = 0.0
+        self._piece_bytes = 500
         self._bent = 0
         self._cut_after = 0
         self._cut_once = False
@@ -60,9 +62,9 @@ class TcpProxy:
         """Every connection, or the first only, ends when so many bytes came from the server; 0: none does."""
         self._cut_after, self._cut_once = size_bytes, once
 
-    def lead_to(self, port: int) -> None:
-        """New connections go to another server."""
-        self._target = port
+    def lead_to(self, *ports: int) -> None:
+        """New connections go to another server; to several in turn, as by a balancer."""
+        self._targets = itertools.cycle(ports)
 
     def refuse(self, refusing: bool) -> None:
         """New connections are ended at once, or no longer."""
@@ -81,9 +83,9 @@ class TcpProxy:
             pairs, self._pairs = self._pairs, []
         self._old += [one for pair in pairs for one in pair]
 
-    def slow(self, pause_s: float) -> None:
-        """A small piece at a time, and a pause after it."""
-        self._slow_s = pause_s
+    def slow(self, pause_s: float, piece_bytes: int = 500) -> None:
+        """A piece at a time, and a pause after it."""
+        self._slow_s, self._piece_bytes = pause_s, piece_bytes
 
     def bend(self, times: int) -> None:
         """The next pieces from the server arrive with bytes changed."""
@@ -107,7 +109,7 @@ class TcpProxy:
                 client.close()
                 continue
             try:
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(("127.0.0.1", next(self._targets)))
             except OSError:
                 client.close()
                 continue
@@ -125,7 +127,7 @@ class TcpProxy:
                     self._ended.wait(0.02)
                     continue
                 for one in select.select([client, server], [], [], 0.05)[0]:
-                    data = one.recv(500 if self._slow_s else 1 << 16)
+                    data = one.recv(self._piece_bytes if self._slow_s else 1 << 16)
                     if not data:
                         raise OSError
                     with self._lock:

@@ -185,6 +185,10 @@ def spark_job(
     return job_of(name, arguments, pipeline, references, local=local)
 
 
+LOAD = "load"
+"""A job that loads what the others need."""
+
+
 def job_of(
     name: str, arguments: Sequence[str], pipeline: Pipeline, references: Sequence[str], *, local: bool
 ) -> SparkJob:

@@ -33,7 +33,7 @@ _LOOK_S = 0.1
 """While an answer is awaited, how often to look whether spark-submit still runs."""
 _SHORT = "/tmp"
 """The path of a Unix socket has at most 107 bytes (unix(7)); TMPDIR may be any."""
-_TERMINATE_S = 10.0
+_TERMINATE_S = 2.0
 """How long spark-submit may take to end by SIGTERM before it is killed."""
 _LEAVE_S = 60.0
 """The time an application has for its own end once no job is left."""
@@ -103,6 +103,11 @@ class SparkApplication:
 
     def _printed(self) -> int:
         return self._output.stat().st_size if self._output.exists() else 0
+
+    @property
+    def warm(self) -> bool:
+        """Whether a driver has done a job, so that the next one begins at once."""
+        return self._driver is not None and self._driver.has_run
 
     def forget_output(self, above: int) -> None:
         """Empties the file of the output, between two jobs, if it has more bytes."""

@@ -1,19 +1,21 @@
 """A table's definition as of its table map: what the server logs, completed from INFORMATION_SCHEMA.
 
 Keeps true: row images are never decoded with a definition that contradicts the log. With binlog_row_metadata=FULL the
-log alone names and types the columns, and INFORMATION_SCHEMA adds, per column of the same name and a type that fits,
-what no server logs: generated columns, and MariaDB's UUID, INET and VECTOR, which look like binary strings. Without
-FULL the definition is INFORMATION_SCHEMA's, checked column by column against everything that is logged.
+log alone says which columns and key there are, and INFORMATION_SCHEMA adds, per column of the same name and a type that
+fits, what no server logs: generated columns, and MariaDB's UUID, INET and VECTOR, which look like binary strings.
+Without FULL the definition is INFORMATION_SCHEMA's, checked column by column against everything that is logged.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import Refused
+from cdc_core.model.collations import own_name
 from cdc_core.model.schema import (
     GEOMETRY_BASES,
     TEXT_BASES,
@@ -47,6 +49,7 @@ _GEOMETRIES = (
     "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
     "geometrycollection",
 )  # fmt: skip
+_HASH = re.compile(r"DB_ROW_HASH_\d+$")
 _FIXED_BINARY = {"uuid": 16, "inet6": 16, "inet4": 4}
 _BYTES_PER_CHARACTER = {
     "utf8mb4": 4, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, "utf8mb3": 3, "utf8": 3, "ujis": 3,
@@ -62,10 +65,13 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
     Raises Refused `binlog.schema_mismatch` when they contradict, `binlog.row_metadata` when they are not sufficient.
     """
     if table_map.names is None:
-        return _checked(table_map, known)
+        return _checked(table_map, known, mariadb=mariadb)
     by_name = {column.name: column for column in known.columns} if known else {}
+    key_parts = {index: part for part, index in enumerate(table_map.key or (), 1)}
     columns = []
     for i, name in enumerate(table_map.names):
+        if mariadb and name not in by_name and is_hidden(table_map, i):
+            continue
         found = by_name.get(name)
         if found is not None and not fits(found.type, table_map, i):
             found = None
@@ -75,31 +81,34 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
                 code="binlog.row_metadata",
                 remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
             )
-        kind = found.type if found is not None else _logged_type(table_map, i)
+        kind = found.type if found is not None else _own(_logged_type(table_map, i), mariadb=mariadb)
         computed = {} if found is None else {"generated": found.generated, "logged": found.logged}
-        columns.append(Column(name, kind, table_map.nullable[i], **computed))
-    return TableSchema(table_map.database, table_map.table, _with_key(table_map, columns, known))
+        columns.append(Column(name, kind, table_map.nullable[i], key_parts.get(i), **computed))
+    return TableSchema(table_map.database, table_map.table, tuple(columns))
 
 
-def _with_key(table_map: TableMap, columns: list[Column], known: TableSchema | None) -> tuple[Column, ...]:
-    if table_map.key is not None:
-        parts = {index: part for part, index in enumerate(table_map.key, 1)}
-        return tuple(replace(column, key_part=parts.get(i)) for i, column in enumerate(columns))
-    same = known is not None and [column.name for column in known.columns] == [column.name for column in columns]
-    if known is not None and same:
-        pairs = zip(columns, known.columns, strict=True)
-        return tuple(replace(column, key_part=other.key_part) for column, other in pairs)
-    return tuple(columns)
+def _own(kind: ColumnType, *, mariadb: bool) -> ColumnType:
+    return replace(kind, collation=own_name(kind.collation, mariadb=mariadb))
 
 
-def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
+def is_hidden(table_map: TableMap, i: int) -> bool:
+    """Whether a column that INFORMATION_SCHEMA does not have is one in which MariaDB keeps the hash of a unique key.
+    Such columns, unsigned BIGINTs, follow all others."""
+    if not all(code == TypeCode.LONGLONG for code in table_map.types[i:]):
+        return False
+    signs, names = table_map.unsigned, table_map.names
+    return (signs is None or all(signs[i:])) and (names is None or all(_HASH.match(name) for name in names[i:]))
+
+
+def _checked(table_map: TableMap, known: TableSchema | None, *, mariadb: bool) -> TableSchema:
     if known is None:
         raise Refused(
             f"The log does not name the columns of {table_map.name}, and the source no longer has the table.",
             code="binlog.row_metadata",
             remedy=SCHEMA_REMEDY + "; or exclude the table (tables.exclude)",
         )
-    if len(known.columns) != table_map.columns:
+    own = len(known.columns)
+    if own != table_map.columns and not (mariadb and own < table_map.columns and is_hidden(table_map, own)):
         raise _mismatch(
             table_map,
             f"INFORMATION_SCHEMA has {len(known.columns)} columns, the log's row images have {table_map.columns}",
@@ -111,7 +120,7 @@ def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
                 f"column {column.name!r} is {column.type} in INFORMATION_SCHEMA, but the log has "
                 f"{_describe(table_map, i)}",
             )
-    columns = zip(known.columns, table_map.nullable, strict=True)
+    columns = zip(known.columns, table_map.nullable[:own], strict=True)
     return TableSchema(
         table_map.database, table_map.table, tuple(replace(column, nullable=null) for column, null in columns)
     )

@@ -52,7 +52,9 @@ class ImageShape:
     def unchanged(self, schema: TableSchema) -> Bools:
         """Columns that an after image omits because they did not change: the before image has their value. A virtual
         column of MariaDB may have changed, as row images omit it either way."""
-        found: Bools = self.present & ~self.after & np.array([column.logged for column in schema.columns])
+        found: Bools = self.present & ~self.after
+        for i, column in enumerate(schema.columns):
+            found[i] &= column.logged
         return found
 
     def known(self, schema: TableSchema) -> Bools:
@@ -65,7 +67,7 @@ class ImageShape:
         return bool(self.present.all() and self.after.all()) and not self.differences
 
     def for_kernels(self, table_map: TableMap, schema: TableSchema | None) -> scan.Shape:
-        fsps = [None] * table_map.columns if schema is None else [column.type.fsp for column in schema.columns]
+        fsps = [None] * table_map.columns if schema is None else _fsps(schema, table_map)
         return scan.shape_of(table_map, fsps, *self.bitmaps, self.differences)
 
     def omitted(self, schema: TableSchema) -> list[str]:
@@ -102,7 +104,13 @@ class ImageShape:
 
 
 def _lacking(schema: TableSchema, there: Bools) -> list[Column]:
-    return [column for column, present in zip(schema.columns, there, strict=True) if not present]
+    return [column for column, present in zip(schema.columns, there[: len(schema.columns)], strict=True) if not present]
+
+
+def _fsps(schema: TableSchema, table_map: TableMap) -> list[int | None]:
+    """By column of the images, which may have hidden ones after those of the schema."""
+    own = [column.type.fsp for column in schema.columns]
+    return [*own, *[None] * (table_map.columns - len(own))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,7 +262,7 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
     extent = images.for_kernels()
     if all(shape.whole for shape in shapes):
         # Inserts, updates and deletes with all columns are found in one walk, in stream order.
-        fsps = [column.type.fsp for column in schema.columns]
+        fsps = _fsps(schema, table_map)
         full = bytes([255]) * ((table_map.columns + 7) // 8)
         whole = scan.shape_of(table_map, fsps, full, full, False)
         places = scan.find(extent, whole, scan.likely_rows(extent, whole))

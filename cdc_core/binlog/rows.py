@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from cdc_core.binlog import scan
 from cdc_core.binlog.columns import Literals, decode_column, literal_map
-from cdc_core.binlog.definition import SCHEMA_REMEDY, fits
+from cdc_core.binlog.definition import SCHEMA_REMEDY, fits, is_hidden
 from cdc_core.binlog.image_shapes import Defaults, locate_values, require_columns
 from cdc_core.binlog.json import JsonError
 from cdc_core.binlog.json_diff import patched
@@ -123,7 +123,8 @@ def decode_rows(
 
 
 def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
-    if len(schema.columns) != table_map.columns:
+    own = len(schema.columns)
+    if own > table_map.columns or (own < table_map.columns and not is_hidden(table_map, own)):
         raise Refused(
             f"{table_map.name} has {len(schema.columns)} columns by definition, but the log has {table_map.columns}.",
             where=images.where(0) if len(images) else "",

@@ -22,9 +22,9 @@ from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.rules import Seen, check_rules
 from cdc_core.check.sources import CheckedTables, check_server, check_standby, check_tables, check_throttle
 from cdc_core.check.spark import check_spark
-from cdc_core.check.targets import check_target, identity
+from cdc_core.check.targets import check_target, identity, writer_of
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import answers, is_loopback, resolve
+from cdc_core.connections import answers, is_loopback, require_one_server, resolve
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
@@ -34,6 +34,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import newest, require_continuable
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
+from cdc_core.target.ownership import Writer
 from cdc_core.words import counted
 
 __all__ = ["Finding", "Report", "check"]
@@ -61,7 +62,7 @@ def check(
             "set HOME, or LOCKSTEP_CACHE and NUMBA_CACHE_DIR, to folders that the account can write to",
         )
     known_to_meta, covered = _meta(pipeline, findings)
-    _stage(pipeline, known_to_meta, findings)
+    staged = _stage(pipeline, known_to_meta, findings)
     stored = known_to_meta or {}
     logical: dict[str, list[TableSchema]] = defaultdict(list)
     seen: list[Seen] = []
@@ -75,6 +76,7 @@ def check(
                     continue
                 address = resolve(reference, environ)
                 known = stored.get(source.name)
+                findings.attempt(f"{subject}: address", partial(require_one_server, address, where=subject))
                 host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
                 check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
                 if tables is None:
@@ -97,7 +99,10 @@ def check(
     if len(seen) == len(pipeline.sources):
         check_rules(pipeline, seen, logical, findings)
     for target in pipeline.targets:
-        check_target(pipeline, target, logical, sources, environ, findings)
+        owner = None
+        if known_to_meta is not None and staged:
+            owner = findings.attempt(f"target {target.name}: its stage", partial(_writer, pipeline, target.name))
+        check_target(pipeline, target, logical, sources, environ, findings, owner)
         if known_to_meta is not None:
             findings.attempt(
                 f"target {target.name}: committed writes", partial(_require_kept, pipeline, target.name, environ)
@@ -127,7 +132,7 @@ def _meta(
     covered: dict[str, Mapping[str, TableCoverage]] = {}
 
     def look() -> dict[str, _Known]:
-        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
             found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
             covered.update({source.name: meta.coverage(source.name).tables for source in pipeline.sources})
             return {
@@ -140,13 +145,18 @@ def _meta(
     return stored, covered
 
 
+def _writer(pipeline: Pipeline, target: str) -> Writer:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
+        return writer_of(pipeline, frozenset(meta.last_writes(target)))
+
+
 def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:
-    with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
         require_kept(meta, pipeline, target, environ)
 
 
-def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> None:
-    """stored: what meta knows; None where it could not be asked."""
+def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> bool:
+    """Whether it can be read. stored: what meta knows; None where it could not be asked."""
 
     def probe() -> ObjectStore:
         store = open_stage(pipeline.stage)
@@ -163,7 +173,7 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
             "give the server TLS and write s3_endpoint: https://...",
         )
     if store is None or stored is None:
-        return
+        return store is not None
     for source in pipeline.sources:
         findings.attempt(
             f"source {source.name}: staged batches",
@@ -174,6 +184,7 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
             findings.attempt(
                 f"source {source.name}: start", partial(_warn_of_start, source, store, stored[source.name], findings)
             )
+    return True
 
 
 def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, known: _Known | None) -> None:
@@ -181,7 +192,7 @@ def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, kn
     recorded = None if known is None else known.checkpoint.position
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
-        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
             begun = meta.checkpoint(source)
             recorded = None if begun is None else begun.position
     require_continuable(store, source, recorded)

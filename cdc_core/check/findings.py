@@ -12,6 +12,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.errors import InternalError, LockstepError, parts_of, worst
+from cdc_core.server_errors import explained
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,9 @@ class Findings:
                 self.ok(subject, say(value))
         except LockstepError as error:
             self.fail(subject, error)
+            return None
+        except pymysql.err.MySQLError as error:
+            self.fail(subject, explained(error, where=subject))
             return None
         except Exception as error:
             log.debug("check of %s", subject, exc_info=True)

@@ -14,11 +14,12 @@ from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.check.rules import Seen
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import DENIED, is_mariadb, quote
+from cdc_core.connections import is_mariadb, quote
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.sink import Capture
 from cdc_core.snapshot.standby import find_standby
 from cdc_core.snapshot.throttle import Throttle
@@ -294,7 +295,7 @@ def _may_read(connection: pymysql.Connection[Any], table: FoundTable) -> bool:
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT * FROM {quote(table.database, table.table)} LIMIT 0")
     except pymysql.err.MySQLError as error:
-        if error.args and error.args[0] in DENIED:
+        if kind_of(error) is Kind.DENIED:
             return False
         raise
     return True

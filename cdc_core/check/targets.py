@@ -22,13 +22,16 @@ from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
+from cdc_core.stage import start as starts
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.definition_sql import Origin
 from cdc_core.target.destination import Survey, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import APART, coarser_columns
 from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
-from cdc_core.target.sharding import require_apart, shard_tables
+from cdc_core.target.ownership import Writer, take
+from cdc_core.target.sharding import ShardTable, require_apart, shard_tables
 from cdc_core.words import counted
 
 
@@ -47,8 +50,10 @@ def check_target(
     sources: set[str],
     environ: Mapping[str, str] | None,
     findings: Findings,
+    owner: Writer | None = None,
 ) -> None:
-    """`logical`: the captured tables of each logical table; `sources`: identities of the servers we read."""
+    """`logical`: the captured tables of each logical table; `sources`: identities of the servers we read. owner: as in
+    open_destination."""
     subject = f"target {target.name}"
     servers: list[str | None] = []
     with ExitStack() as opened:
@@ -65,7 +70,7 @@ def check_target(
     findings.attempt(f"{subject}: tables", partial(require_apart, target, taken))
     with Survey(target, taken, environ, loading=False) as survey:  # whether its servers take loads is said above
         for name, schemas in taken.items():
-            _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey)
+            _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey, owner)
 
 
 def require_target(
@@ -78,8 +83,8 @@ def require_target(
     covered: Callable[[str], SourceCoverage] | None = None,
 ) -> None:
     """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts,
-    and whether it still has what earlier runs wrote. A replay may write what it lost. covered: of a source by its name;
-    by default meta is asked.
+    and whether it still has what earlier runs wrote. A replay may write what it lost. Tables that the stage writes to
+    for the first time are taken (ownership.take). covered: of a source by its name; by default meta is asked.
 
     Raises one error with everything that is wrong (errors.combined).
     """
@@ -94,6 +99,8 @@ def require_target(
             problems.append(error)
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
+    owner = writer_of(pipeline, frozenset(meta.last_writes(target_name)))
+    new: list[tuple[str, ShardTable]] = []
     try:
         followed = _followed(covered or meta.coverage, pipeline, target)
         require_apart(target, dict.fromkeys([*(table.table for table in tables), *followed]))
@@ -103,7 +110,7 @@ def require_target(
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
-                open_destination(
+                found = open_destination(
                     target,
                     table.table,
                     schemas,
@@ -112,15 +119,24 @@ def require_target(
                     partial=rows_lacking_values(table) > 0,
                     shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
                     pipeline=pipeline.pipeline,
+                    owner=owner,
                     environ=environ,
                     survey=survey,
                 )
+                new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
             except LockstepError as error:
                 problems.append(error)
                 if error.retriable:
                     break  # a server that cannot be reached gives the same error for every table
     if problems:
         raise combined(problems)
+    take(target, new, owner, environ)
+
+
+def writer_of(pipeline: Pipeline, written: frozenset[str]) -> Writer:
+    """Raises what opening the stage and reading the starts of its sources raise."""
+    names = starts.names(open_stage(pipeline.stage), [source.name for source in pipeline.sources])
+    return Writer(pipeline.pipeline, names, written)
 
 
 def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:
@@ -208,6 +224,7 @@ def _logical_table(
     environ: Mapping[str, str] | None,
     findings: Findings,
     survey: Survey,
+    owner: Writer | None,
 ) -> None:
     """`looped`: numbers of the target's connections that lead to a server we read."""
 
@@ -217,7 +234,7 @@ def _logical_table(
         try:
             destination = open_destination(
                 target, name, schemas, key=key, ready=False, shared=shared, pipeline=pipeline.pipeline,
-                let_in=True, environ=environ, survey=survey,
+                owner=owner, let_in=True, environ=environ, survey=survey,
             )  # fmt: skip
         except LockstepError as error:
             for place in shard_tables(target, name):

@@ -212,7 +212,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, command: str) -> I
 
     _, parsed = load_pipeline(pipeline, pipelines)
     chosen = parsed.target(one_target(parsed, target, command))
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         yield Work(parsed, chosen, meta, os.environ)
 
 

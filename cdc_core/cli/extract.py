@@ -86,7 +86,7 @@ def extract(
 
     Starts where the last extract ended, here or in Airflow. If several commands follow one source, one reads and the
     others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). An interrupt
-    drops the uncommitted batch, which will be read again, and releases the source.
+    (Ctrl-C, SIGTERM) stages what has come, up to the end of its last transaction, and releases the source.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -181,10 +181,6 @@ def _lag_s(result: DrainResult) -> float | None:
     return (to_us(datetime.now(UTC)) - result.watermark_us) / 1e6
 
 
-class _StopError(Exception):
-    """Raised inside a drain's progress call: leaves the extractor in a clean state."""
-
-
 def extract_sources(
     pipeline: Pipeline,
     names: list[str],
@@ -208,20 +204,20 @@ def extract_sources(
     interrupted: BaseException | None = None
     # Thread.join must not be interrupted: until Python 3.13 it then treats a running thread as ended.
     ended = {name: threading.Event() for name in names}
-    with Meta.open(pipeline.meta.url) as meta, _watch(output, names) as watch:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, _watch(output, names) as watch:
 
         def work(name: str) -> None:
             def progressed(result: DrainResult) -> None:
                 latest[name] = result
                 watch(name, result)
                 if stop.is_set():
-                    raise _StopError
+                    raise SystemExit  # what has come is staged first
 
             try:
                 drain = partial(_drain, pipeline, name, meta, until_us, progressed, accept, abandon)
                 while not (_stand_by(drain, name, stop) if endless else drain()):
                     pass
-            except _StopError:
+            except SystemExit:
                 pass
             except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
                 errors.append(error)
@@ -236,8 +232,6 @@ def extract_sources(
                 for one in ended.values():
                     one.wait(timeout=0.2)
             except (KeyboardInterrupt, SystemExit) as signalled:
-                if interrupted is not None:
-                    raise  # second signal: the lease expires by itself
                 interrupted = signalled
                 stop.set()
     if errors:
@@ -262,8 +256,6 @@ def _drain(
     try:
         with Extractor(pipeline, name, meta=meta, accept=accept, abandon=abandon) as extractor:
             progressed(extractor.drain(until_us=until_us, progress=progressed))
-    except _StopError:
-        raise
     except Exception as error:
         keep_failure(meta, pipeline.pipeline, name, error)
         raise

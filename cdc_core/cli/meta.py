@@ -33,7 +33,7 @@ def upgrade(
     from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    with Meta.open(parsed.meta.url, upgrade=True):
+    with Meta.open(parsed.meta.url, parsed.pipeline, upgrade=True):
         CliOutput(as_json).answer({"pipeline": parsed.pipeline, "current": True}, "The meta database is current.")
 
 
@@ -64,7 +64,7 @@ def rebuild(
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     done = []
-    with Meta.open(parsed.meta.url, upgrade=True) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline, upgrade=True) as meta:
         for name in choose([one.name for one in parsed.sources], source, "source"):
             starts.require_own(store, name, parsed.pipeline)
             added = rebuild_source(meta, store, parsed, name)
@@ -102,7 +102,7 @@ def accept(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     (name,) = choose([one.name for one in parsed.targets], [target], "target")
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         lost = accept_writes(meta, parsed, name)
     rows = [(one.shard, one.rows, ", ".join(one.runs)) for one in lost]
     CliOutput(as_json).answer(

@@ -88,7 +88,7 @@ def plan(
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
-    with Meta.open(asked.pipeline.meta.url) as meta:
+    with Meta.open(asked.pipeline.meta.url, asked.pipeline.pipeline) as meta:
         led = _led(meta, asked)
         if led is None:
             _before(meta, asked)
@@ -128,7 +128,7 @@ def run(
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     from cdc_core.meta import Meta
 
-    with Meta.open(asked.pipeline.meta.url) as meta:
+    with Meta.open(asked.pipeline.meta.url, asked.pipeline.pipeline) as meta:
         led = _led(meta, asked)
         if led is None:
             _before(meta, asked)
@@ -161,7 +161,7 @@ def status(
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.targets], target, "target")
     found: list[dict[str, Any]] = []
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         for one in map(parsed.target, names):
             now = filled(meta, parsed, one.name)
             found.append(
@@ -405,5 +405,9 @@ def _write_successors(meta: Meta, asked: _Asked, led: Cutover, output: CliOutput
     output.answer(
         asked.document | {"file": str(file), "successor": made},
         Text(f"{file}: the shards of {asked.old.name} are its sources; its target is {asked.name}."),
-        Text(f"next: lockstep run {file.stem}; lockstep verify {file.stem}; lockstep cutover run {file.stem}"),
+        Text(f"next: lockstep run {file.stem}; lockstep verify {file.stem}"),
+        Text(
+            f"then name in it the command that leads the application to the new shards (cutover.switch_with: that of "
+            f"{asked.path.name} leads to the former ones), and lockstep cutover run {file.stem}"
+        ),
     )

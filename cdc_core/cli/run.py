@@ -122,8 +122,8 @@ def run(
 
     With --every, one command keeps the targets up to date: it repeats the whole run and keeps its driver, so that a
     small run takes a second or two. A run that must be tried again later is; any other error ends the command. An
-    interrupt (Ctrl-C, SIGTERM) ends it after the run under way, a second one at once. Runs that apply nothing print
-    nothing. Other runs of the pipeline, by hand or in Airflow, may come between: they take turns.
+    interrupt (Ctrl-C, SIGTERM) ends it and the run under way, which the next run continues. Runs that apply nothing
+    print nothing. Other runs of the pipeline, by hand or in Airflow, may come between: they take turns.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -184,7 +184,7 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
     if not creating:
         return
     made: list[MadeTable] = []
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         for target in creating:
             try:
                 made += create_missing(meta, pipeline, [target], os.environ)
@@ -248,7 +248,11 @@ def run_context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[R
     from cdc_core.meta import Meta
     from cdc_core.run import RunContext
 
-    with Meta.open(pipeline.meta.url) as meta, _logs(kept=keeps_logs()) as logs, _spinner(output) as began:
+    with (
+        Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
+        _logs(kept=keeps_logs()) as logs,
+        _spinner(output) as began,
+    ):
         yield RunContext(pipeline, path.absolute(), meta, open_stage(pipeline.stage), logs, os.environ, began)
 
 

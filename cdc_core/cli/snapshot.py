@@ -102,7 +102,7 @@ def snapshot(
         )
     from cdc_core.meta import Meta
 
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         if pause or resume:
             _switch(output, parsed, meta, names, pause=pause)
             return
@@ -192,7 +192,7 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     from cdc_core.snapshot.steps import WAITS
 
     done: list[str] = []
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         _read_again(pipeline, meta, [source.name for source in pipeline.sources], output)
         for source in pipeline.sources:
             wanted = copied_by_runs(meta, pipeline, source.name)

@@ -263,7 +263,10 @@ def isolated(
                 remedy="add --source NAME",
             )
         limit_s = parsed.limits.lease_s
-        with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
+        with (
+            Meta.open(parsed.meta.url, parsed.pipeline) as meta,
+            meta.holding(names[0], parsed.pipeline, default_holder(), limit_s),
+        ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
     CliOutput(as_json).answer(
@@ -362,7 +365,7 @@ def purge(
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         if seeded is not None:
             added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
@@ -440,7 +443,7 @@ def compact(
         )
     age = age_us(older_than, "--older-than", "1d") if remove_originals else None
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = compaction.compact(
             meta,
             open_stage(parsed.stage),
@@ -528,7 +531,7 @@ def sweep(
     names = choose([one.name for one in parsed.sources], source, "source")
     age_s = age_us(older_than, "--older-than", "30d") / MICROSECONDS
     store = open_stage(parsed.stage)
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
         plans = {} if source else retention.sweep_plans(meta, store, parsed, older_than_s=age_s, dry_run=dry_run)
     document = {
@@ -580,7 +583,7 @@ def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
 
     position = parse_position(text)
     found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         found.require_staged({source.name: meta.checkpoint(source.name) for source in pipeline.sources})
     return found
 

@@ -130,7 +130,7 @@ def layout(
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.targets], target, "target")
     rows: list[tuple[str, str, str, str]] = []
-    with Meta.open(parsed.meta.url) as meta:
+    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         # A meta database that was rebuilt knows what is staged, and not what was written.
         covered = [one for source in parsed.sources for one in meta.coverage(source.name).tables.values()]
         fed = {logical for one in covered for logical in one.feeds}
@@ -233,7 +233,7 @@ def _written(pipeline: Pipeline, target: Target) -> list[str]:
     """The logical tables of the target that runs of the pipeline have written, or are about to write."""
     from cdc_core.meta import Meta
 
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         known = sorted({*meta.layouts(target.name), *meta.last_writes(target.name)})
     return [one for one in known if target.table(one) is not None]
 
@@ -270,7 +270,7 @@ def check_ids(
     counters: list[dict[str, Any]] = []
     for name in choose([one.name for one in parsed.targets], target, "target"):
         chosen = parsed.target(name)
-        with Meta.open(parsed.meta.url) as meta:
+        with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
             written = [one for one in meta.layouts(name) if chosen.table(one) is not None]
         for logical in choose(written, table_names, "table"):
             output.note(f"{name}: {logical}")

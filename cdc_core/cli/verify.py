@@ -98,7 +98,7 @@ def verify(
 
     store = open_stage(parsed.stage)
     with (
-        Meta.open(parsed.meta.url) as meta,
+        Meta.open(parsed.meta.url, parsed.pipeline) as meta,
         verifier_lease(meta, parsed.pipeline, name) as lease,
         _watch(output) as watch,
     ):

@@ -150,9 +150,9 @@ class TargetTable(Model):
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="the table's columns follow those of the source: add what it lacks, with NULL allowed if the table "
-        "has rows; rename what was renamed; allow NULL in what the source no longer has. Or stop the run with the "
-        "statement to execute",
+        description="the table's columns follow those of the source: add what it lacks, with NULL allowed if the "
+        "table has rows; rename what was renamed; allow NULL in what the source no longer has. Or stop the run with "
+        "the statement to execute",
     )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
@@ -210,6 +210,12 @@ class Target(Model):
         "stop",
         description="a table that does not exist there: create it from the source's definition, with its database, "
         "before the first run that needs it; or stop the run",
+    )
+    existing: Literal["replace", "keep"] | None = Field(
+        None,
+        description="rows that its tables have before the first run, and that the stage knows nothing of: replace "
+        "empties these tables, once, before that run writes to them; keep leaves the rows until the source changes "
+        "them or their table is copied again. Without it, `lockstep check` and the run stop before such a table",
     )
     sessions: int = Field(
         32,

@@ -11,8 +11,8 @@ from typing import Any
 import pymysql
 
 from cdc_core.check.findings import Findings
-from cdc_core.connections import DENIED, shown
-from cdc_core.target.faults import number_of
+from cdc_core.connections import shown
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.words import counted
 
 LONG_S = 2
@@ -36,7 +36,7 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
             )
             found = list(cursor.fetchall())
     except pymysql.err.MySQLError as error:
-        if number_of(error) not in DENIED:
+        if kind_of(error) is not Kind.DENIED:
             raise
         findings.warn(
             reference,

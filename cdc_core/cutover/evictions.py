@@ -18,8 +18,9 @@ import pymysql
 from cdc_core import config
 from cdc_core.connections import SafeConnection, connect, is_mariadb, resolve, shown
 from cdc_core.errors import Refused
+from cdc_core.server_errors import number_of
 from cdc_core.source.xa import prepared
-from cdc_core.target.faults import number_of, translated
+from cdc_core.target.faults import translated
 
 _PAUSE_S = 0.2
 _GONE = 1094

@@ -25,22 +25,30 @@ from cdc_core.cutover import hooks
 from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
 from cdc_core.cutover.clock import Clock
 from cdc_core.cutover.evictions import evict_left_prepared
-from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.cutover.hold import held
 from cdc_core.cutover.hooks import Answer
-from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
 from cdc_core.cutover.old_log import found_in, look_again
 from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, require_unrefuted, undisturbed, verified
 from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
-from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
-from cdc_core.cutover.uninterrupted import uninterrupted
+from cdc_core.cutover.undoing import (
+    close_lost,
+    fenced_in,
+    hook_variables,
+    note,
+    patiently,
+    tidy,
+    undo_left,
+    unless_it_fails,
+)
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
+from cdc_core.target.gates import Places, gated_tables, lost_gates, make_gates, open_gates, require_gates
 from cdc_core.target.takeover import take_over
 from cdc_core.verify.source_rows import open_sources
 from cdc_core.windows import age_us
@@ -69,6 +77,9 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     since, seen = prepared.since, prepared.seen
     chase_end_s = time.monotonic() + age_us(work.options.chase) / 1e6
     for attempt in range(work.options.attempts):
+        if moving.cutover.details.get("left") is not None:  # the last attempt has opened the new tables
+            prepared = prepare(work)
+            since, seen = prepared.since, prepared.seen
         if attempt:
             _end_left_prepared(work)
         with ExitStack() as opened:
@@ -77,8 +88,9 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
+            require_gates(tables.targets, work.environ)
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
-            moving.to(State.CHASE, tables=noted(tables), findings=found)
+            moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
             for name in raise_ids(tables.pairs, work.environ):
                 work.told(f"raised AUTO_INCREMENT of {name}")
             try:
@@ -87,6 +99,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
+                    make_gates(tables.sources, work.environ, patience_s=work.options.patience_s)
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -104,6 +117,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 if error.code == NOT_CAUGHT_UP:
                     break
     moving.to(State.ROLLED_BACK, error=str(failed))
+    _tidy(moving)
     raise RetryLater(
         f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
         where=work.pipeline.pipeline,
@@ -162,11 +176,15 @@ def back(work: Work, lease: Lease) -> Cutover:
     if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
         work.told("the application was led back before")
         return known
+    completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
-        f"The application was not switched by a cutover of {work.way_back.name!r}.",
+        f"The cutover of {work.way_back.name!r} was completed: nobody goes back any more."
+        if completed
+        else f"The application was not switched by a cutover of {work.way_back.name!r}.",
         where=work.way_back.name,
         code="cutover.not_switched_yet",
-        remedy="see `lockstep cutover status PIPELINE`",
+        remedy="see `lockstep cutover status PIPELINE`"
+        + ("; another pipeline, which copies the new tables, may lead the application elsewhere" if completed else ""),
     )
 
 
@@ -179,8 +197,9 @@ def _switched(moving: Moving) -> Cutover:
         answer, said = hooks.switch(
             command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
         )
-    except Refused:
-        _not_switched(moving, "the command could not be run")
+    except Refused as error:
+        moving.to(State.SWITCHING, answer=str(Answer.NOT_SWITCHED), said=str(error))
+        _not_switched(moving, "the command could not be run", called=False)
         raise
     work.told(f"the command ended with {said}")
     moving.to(State.SWITCHING, answer=str(answer), said=said)
@@ -221,10 +240,25 @@ def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
     return {name: [list(one) for one in tables if ".".join(one) in chosen] for name, tables in places.items()}
 
 
-def _not_switched(moving: Moving, why: str) -> None:
+def _tidy(moving: Moving) -> None:
+    if "tables" in moving.cutover.details:
+        tidy(moving.work, _left_places(moving.cutover))
+
+
+def _left_places(cutover: Cutover) -> Places:
+    return read(cutover.details["tables"]).sources
+
+
+def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> None:
+    """called: whether the hook may have been; None: as the state says. Raises DataAtRisk (cutover.slipped_before)."""
     with uninterrupted():
-        moving.freed()
-        moving.to(State.ROLLED_BACK, error=why, arming="", opened={})
+        moving.freed(called=moving.state is State.SWITCHING if called is None else called)
+        left = moving.cutover.details.get("left") or {}
+        behind = f"; {left['rows']:,} changes were left behind: {left['named']}" if left.get("rows") else ""
+        moving.to(State.ROLLED_BACK, error=f"{why}{behind}", arming="", opened={})
+        _tidy(moving)
+    if behind:
+        raise left_behind(moving.cutover)
 
 
 def _finished(moving: Moving) -> Cutover:
@@ -244,6 +278,7 @@ def _finished(moving: Moving) -> Cutover:
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH, error=moving.cutover.error)
+        tidy(work, tables.targets)
         found = found_in(moving.cutover)
         if found is not None and work.back:
             moving.to(State.COMPLETE, error=moving.cutover.error)
@@ -252,6 +287,18 @@ def _finished(moving: Moving) -> Cutover:
     if work.back:  # nothing is left to be watched: the pipeline there carries changes as before
         moving.to(State.COMPLETE, error=moving.cutover.error)
     return moving.cutover
+
+
+def left_behind(cutover: Cutover) -> DataAtRisk:
+    left = cutover.details["left"]
+    return DataAtRisk(
+        f"The application was not switched, and {left['rows']:,} changes were made in the tables that it would have "
+        f"come to, while they were open: those that it writes to do not have them. Rows: {left['named']}.",
+        where=f"cutover {cutover.cutover_id}",
+        code="cutover.slipped_before",
+        remedy=f"carry over what is needed of these rows by hand; then `lockstep verify {cutover.pipeline}`, and "
+        f"`lockstep repair {cutover.pipeline}` makes them equal again",
+    )
 
 
 def unknown(cutover: Cutover, why: str) -> DataAtRisk:
@@ -265,8 +312,12 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
-    """Continues the cutover that is open, a rehearsal as a rehearsal. answer: what a person knows of the hook. Raises
-    UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
+    knows of the hook. Raises UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    left = work.meta.latest_cutover(work.pipeline.pipeline)
+    over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
+    if left is not None and over and close_lost(work, lease, left):
+        return left
     known = open_cutover(work)
     if answer is None:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
@@ -292,7 +343,8 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     # The command may be called yet, by a process that was paused before it did: an application that it leads to the new
     # tables is to get errors there, and not to write to tables that take part in nothing.
     tables = read(known.details["tables"])
-    moving.to(State.SWITCHING, opened={name: [list(one) for one in found] for name, found in tables.targets.items()})
+    opened = {name: [list(one) for one in found] for name, found in tables.targets.items()}
+    moving.to(State.SWITCHING, opened=opened, answer=str(answer))
     return answered(moving, answer)
 
 
@@ -316,14 +368,16 @@ def abort(work: Work, lease: Lease) -> Cutover:
         undo_left(work, known)
         return known
     moving = Moving(work, lease, open_cutover(work))
-    if moving.state is State.SWITCHING:
+    answer = moving.cutover.details.get("answer")
+    if moving.state is State.SWITCHING and answer not in (Answer.SWITCHED, Answer.NOT_SWITCHED):
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
-    if moving.state in (State.SWITCHED, State.WATCH):
+    if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
             "The application was switched: there is nothing to abort.",
             where=work.pipeline.pipeline,
             code="cutover.switched",
-            remedy="`lockstep cutover back` leads it back; `lockstep cutover complete` ends the time in which it can",
+            remedy="`lockstep cutover resume` ends a cutover that is open; `lockstep cutover back` leads the "
+            "application back; `lockstep cutover complete` ends the time in which it can",
         )
     _not_switched(moving, "aborted")
     return moving.cutover
@@ -331,7 +385,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
 
 def complete(work: Work, lease: Lease) -> Cutover:
     """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
-    cutover.not_switched_yet)."""
+    cutover.not_switched_yet), DataAtRisk (cutover.gates_gone)."""
     require_no_other(work)
     moving = Moving(work, lease, open_cutover(work))
     if moving.state is State.SWITCHED:
@@ -343,5 +397,13 @@ def complete(work: Work, lease: Lease) -> Cutover:
             code="cutover.not_switched_yet",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
+    lost = unless_it_fails(
+        work,
+        "whether gates are closed is not known",
+        partial(lost_gates, _left_places(moving.cutover), work.environ),
+        None,
+    )
+    if lost is not None:
+        raise lost
     moving.to(State.COMPLETE)
     return moving.cutover

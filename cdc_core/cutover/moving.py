@@ -5,38 +5,45 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from cdc_core.config import Hook
+from cdc_core.config import Hook, Pipeline
 from cdc_core.cutover import hooks
-from cdc_core.cutover.gates import require_not_left
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
     PATIENCE_S,
     close_again,
     hook_variables,
     open_closed,
+    open_made,
     patiently,
     release,
     undo_made,
     unless_it_fails,
 )
-from cdc_core.cutover.work import Work, read
+from cdc_core.cutover.work import Work, Written, read
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
+from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
+from cdc_core.meta.cutovers import lease_of
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.model.position import Position
+from cdc_core.sink import Capture
+from cdc_core.target.gates import Places, require_not_left
+from cdc_core.verify.modes import DOUBT
 
 LEASE_S = 10.0
 
 
-def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
-    """The right to move a pipeline's cutover. Raises RetryLater (cutover.running)."""
-    # One for both directions: whoever goes back does not meet one who goes there.
-    name = work.pair
+@contextmanager
+def cutover_lease(work: Work) -> Iterator[Lease]:
+    """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
+    (cutover.running)."""
+    key, name = lease_of(work.pipeline.pipeline, work.way_back.name)
     taken = RetryLater(
         f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
         where=work.pipeline.pipeline,
@@ -44,8 +51,8 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
-    key = "cutover:" + hashlib.sha256(name.encode()).hexdigest()[:16]
-    return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
+    with unhurried(), kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken) as lease:
+        yield lease
 
 
 def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
@@ -57,13 +64,23 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
         require_its_target(work, known)
         return known
     if known is not None and known.state == State.COMPLETE:
-        require_not_left(read(known.details["tables"]).sources, work.environ)
+        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.environ)
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
     identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
     led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
+
+
+def _still_read(pipeline: Pipeline, places: Places) -> Places:
+    """A way back reads other tables once the application was led to another target."""
+    captures = [Capture(pipeline.tables, pipeline.routes, lower_case=one) for one in (False, True)]
+    kept = {
+        reference: tuple(table for table in tables if any(capture.route(*table) for capture in captures))
+        for reference, tables in places.items()
+    }
+    return {reference: tables for reference, tables in kept.items() if tables}
 
 
 def require_no_other(work: Work) -> None:
@@ -183,13 +200,13 @@ class Moving:
     def undo(self, why: str, **details: Any) -> None:
         """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat. From
         SWITCHING only by the process that has written that down, and not called the hook."""
-        self.freed()
+        self.freed(called=False)
         self.to(State.CHASE, error=why, arming="", opened={}, **details)
 
-    def freed(self) -> None:
-        """What the cutover has made is undone, even if this process has lost it meanwhile. Raises as `require`, and
-        RetryLater (cutover.not_undone)."""
-        undo_made(self.work, self.cutover)
+    def freed(self, *, called: bool) -> None:
+        """What the cutover has made is undone, even if this process has lost it meanwhile. called: the hook may have
+        led the application to the new tables for a while. Raises as `require`, and RetryLater (cutover.not_undone)."""
+        open_made(self.work, self.cutover)
         self.release()
         self._catch_up()
         try:
@@ -197,8 +214,28 @@ class Moving:
         except RetryLater:
             if self._is_rolled_back():
                 close_again(self.work, self.cutover, self.token)
+            undo_made(self.work, self.cutover)
             raise
         close_again(self.work, self.cutover, self.token)
+        self._doubt(called)  # while fences keep Lockstep's own writes out: all that the log has is somebody else's
+        undo_made(self.work, self.cutover)
+
+    def _doubt(self, called: bool) -> None:
+        """Somebody may have written to the new tables while they were open: whatever has compared them before does not
+        count, and what their log has from then on is named."""
+        work, details = self.work, self.cutover.details
+        opened = any((details.get("opened") or {}).values())
+        if not (called or opened):
+            return
+        places = {source: Position.from_text(text) for source, text in details.get("watched", {}).items()}
+        look = partial(work.way_back.written, places if opened else {})
+        found = unless_it_fails(work, "what was written to the new tables is not known", look, Written({}, ""))
+        why = "since then, a cutover that did not switch had opened the new tables to the application"
+        for target in work.targets:
+            rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
+            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, DOUBT, why, rows)
+        left = {"rows": sum(found.rows.values()), "named": found.named}
+        self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 
     def _is_rolled_back(self) -> bool:
         """Whether another process has rolled it back, and none has begun a cutover since: then nobody else closes what

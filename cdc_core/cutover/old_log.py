@@ -1,20 +1,48 @@
-"""Whether old tables took writes after the final position, asked when a person has said that the application switched.
+"""What the log of tables says that the application must not have written to.
 
-What kept writes out of them may have been undone before the answer. So their gates are closed again, and their log is
+Old tables, when a person has said that the application switched: did they take writes after the final position? What
+kept writes out of them may have been undone before the answer. So their gates are closed again, and their log is
 asked, before the way back writes there as well: the log does not tell its writes from the application's. Until that was
 possible the cutover stays SWITCHED.
+
+Tables that a cutover had opened for the application, and closed again because it was not switched: `written_in`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import islice
+
+from cdc_core.apply.plan import definitions
 from cdc_core.cutover.hold import written_since
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.states import State
 from cdc_core.cutover.undoing import close
-from cdc_core.cutover.work import read
+from cdc_core.cutover.work import Written, read
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
-from cdc_core.meta import Cutover
+from cdc_core.meta import BatchRow, Cutover, Meta
 from cdc_core.model.position import Position
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.verify.changed_keys import as_read, changed_keys
+
+_NAMED = 10
+"""Rows that are named of a table."""
+
+
+def written_in(meta: Meta, store: ObjectStore, batches: Sequence[BatchRow]) -> Written:
+    """The changes of these batches. Raises what reading them raises."""
+    files = meta.files([one.batch_id for one in batches])
+    listed = [file for of_batch in files.values() for file in of_batch]
+    schemas = definitions(meta.schemas(sorted({file.schema_id for file in listed})), files, batches, store)
+    rows, keys = Counter[str](), dict[str, dict[str, None]]()
+    for file in as_read(store, listed):
+        rows[file.table] += file.rows
+        schema, named = schemas[file.schema_id], keys.setdefault(file.table, {})
+        for some in changed_keys(store, file, schema):
+            values = (", ".join(map(str, one.values())) for one in some.select(schema.key).to_pylist())
+            named |= dict.fromkeys(islice(values, _NAMED))
+    return Written(rows, "; ".join(f"{table}: {', '.join(list(named)[:_NAMED])}" for table, named in keys.items()))
 
 
 def look_again(moving: Moving) -> None:

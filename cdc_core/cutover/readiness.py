@@ -1,8 +1,7 @@
 """What would go wrong after a switch, or during it, found beforehand: findings as those of `lockstep check`.
 
-what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, generated columns, unique keys, CHECK constraints,
-                           foreign keys and triggers of the old ones, which a target that only Lockstep writes to does
-                           not need, and an application may
+the new tables             in what an application notices that they are others (noticed.py)
+views, routines, sequences that the old databases have, and the new ones lack
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
 locks and gates            privileges, and what they would wait for (blockers.py)
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,28 +25,28 @@ from cdc_core.check import check
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
-from cdc_core.connections import DENIED, is_mariadb, quote, resolve, shown
+from cdc_core.connections import is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
-from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
-from cdc_core.cutover.locks import TOGETHER, Places
+from cdc_core.cutover.noticed import Noticed, noticed, of_people
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
+from cdc_core.session import OWN_WRITES
 from cdc_core.source.facts import replica_channels, written_beside
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
-from cdc_core.target.definition import TableDefinition, read_definitions
-from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.target.create import Existing
+from cdc_core.target.definition import LITERAL, read_definitions
+from cdc_core.target.gates import BINLOG_PRIVILEGE, Places, require_not_left
 from cdc_core.target.ids import Place, meeting_counters
-from cdc_core.target.load import OWN_WRITES, altering_session
+from cdc_core.target.load import altering_session
+from cdc_core.target_tables import literals_of
 from cdc_core.words import counted, some_of
 
 HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
 _SHARE = 8
 """Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
-_BESIDE = 20
-"""Sessions that a server has beside those that close gates."""
-GATES_S = 0.006
-"""Of a server, for the three gates of a table (measured on MySQL 9.7 and MariaDB 11.4, with 1,024 tables)."""
+_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +67,37 @@ def places_of(listed: Iterable[Place]) -> Places:
 
 
 def look(
-    pairs: Sequence[Pair], way_back: Pipeline | None, budget_s: float, environ: Mapping[str, str] | None = None
+    pairs: Sequence[Pair], way_back: Pipeline | None, environ: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
-    """way_back: as it is, or would be written; None: not looked at. budget_s: for how long writes may be stopped."""
+    """way_back: as it is, or would be written; None: not looked at."""
     findings, before = Findings(), dict[str, _Settings]()
+    left: dict[tuple[str, str], str] = {}
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
         with altering_session(resolve(reference, environ), reference) as session:
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
             findings.attempt(reference, partial(require_not_left, {reference: tables}, environ))
-            _many(session, reference, len(tables), "In this cutover", budget_s, findings)
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
             if way_back:
                 _triggers(session, reference, tables, "the old tables", findings)
             before[reference] = _settings(session)
+            left |= _beside(session, tables)
     for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
         with altering_session(resolve(reference, environ), reference) as session:
-            _many(session, reference, len(tables), "In the cutover back", budget_s, findings)
             _triggers(session, reference, tables, "the new tables", findings)
             _other_settings(before, reference, _settings(session), findings)
+            for name in _beside(session, tables):
+                left.pop(name, None)
+    if left:
+        findings.warn(
+            "the old databases",
+            f"they have what the new ones lack: {some_of(sorted(left.values()), _SHOWN)}",
+            "make there what the application uses: a view that stays behind shows the old tables; let a sequence begin "
+            "above what the old one has given out",
+        )
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
         meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
@@ -125,7 +132,7 @@ def _primary(session: Any, reference: str, findings: Findings) -> None:
     try:
         channels = replica_channels(session, mariadb=is_mariadb(session))
     except pymysql.err.OperationalError as error:
-        if number_of(error) not in DENIED:
+        if kind_of(error) is not Kind.DENIED:
             raise
         findings.warn(
             reference,
@@ -160,28 +167,6 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
             )
 
 
-def _many(session: Any, reference: str, tables: int, when: str, budget_s: float, findings: Findings) -> None:
-    """Each wave of tables is locked in a session, and the gates of one wave wait in sessions of their own."""
-    with session.cursor() as cursor:
-        cursor.execute("SELECT @@GLOBAL.max_connections")
-        most = int(cursor.fetchone()[0])
-    needed = -(-tables // TOGETHER) + min(tables, TOGETHER) + _BESIDE
-    if needed > most:
-        findings.warn(
-            reference,
-            f"{when}, {tables:,} tables are closed, which takes {needed} sessions: the server has {most:,} for "
-            "everybody (max_connections)",
-            f"set max_connections to {needed + 100:,} or more",
-        )
-    if tables * GATES_S > budget_s / 2:
-        findings.warn(
-            reference,
-            f"{when}, {tables:,} tables are closed, which takes some {tables * GATES_S:.0f} s of the "
-            f"{budget_s:g} s for which writes may be stopped (cutover.budget_s)",
-            "raise the budget, or move the tables in groups, each by a pipeline of its own",
-        )
-
-
 def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
     """Servers look for the privileges before they look for the table: nothing is made."""
     for database in sorted({database for database, _ in tables}):
@@ -192,7 +177,7 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
         except pymysql.err.MySQLError as error:
             if number_of(error) in NO_TABLE:
                 continue
-            if number_of(error) not in (*DENIED, BINLOG_PRIVILEGE):
+            if kind_of(error) is not Kind.DENIED and number_of(error) != BINLOG_PRIVILEGE:
                 raise
             findings.fail(
                 reference,
@@ -218,7 +203,7 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
                 names = [one[0] for one in cursor.description]
                 rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         except pymysql.err.MySQLError as error:
-            if number_of(error) not in DENIED:
+            if kind_of(error) is not Kind.DENIED:
                 raise
             findings.warn(
                 reference,
@@ -276,7 +261,7 @@ def _triggers(session: Any, reference: str, tables: Sequence[tuple[str, str]], w
         found = sorted(
             f"{database}.{name}"
             for database, table, name, body in cursor.fetchall()
-            if (str(database), str(table)) in wanted and OWN_WRITES not in str(body).lower() and _own((str(name),))
+            if (str(database), str(table)) in wanted and OWN_WRITES not in str(body).lower() and of_people((str(name),))
         )
     if found:
         findings.warn(
@@ -331,62 +316,46 @@ def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) 
     old = next(iter(_definitions(pair.old[:1], environ)), None)
     if old is None:
         return
-    lacking: dict[str, list[str]] = {}
+    found: dict[Noticed, list[str]] = {}
     for new in _definitions(pair.new, environ):
-        for what in _lacking(old, new):
-            lacking.setdefault(what, []).append(new.name)
-    for what, names in lacking.items():
-        findings.warn(
-            f"table {pair.logical}",
-            f"{some_of(names, 1)}: {what}",
-            "an application that needs it fails there, or writes other rows: make the tables as it needs them "
-            "(`lockstep ddl`; foreign keys and triggers by hand), before it is switched",
-        )
+        for one in noticed(old, new):
+            found.setdefault(one, []).append(new.definition.name)
+    subject = f"table {pair.logical}"
+    for one, names in found.items():
+        what = f"{some_of(names, 1)}: {one.what}"
+        if one.stops:
+            stopped = Refused(f"{what}.", where=subject, code="cutover.other_order", remedy=one.remedy)
+            findings.fail(subject, stopped)
+        else:
+            findings.warn(subject, what, one.remedy)
 
 
-def _definitions(listed: Iterable[Place], environ: Mapping[str, str] | None) -> Iterator[TableDefinition]:
+def _definitions(listed: Iterable[Place], environ: Mapping[str, str] | None) -> Iterator[Existing]:
     for reference, tables in places_of(listed).items():
         with altering_session(resolve(reference, environ), reference) as session:
             for database in sorted({database for database, _ in tables}):
-                yield from read_definitions(
-                    session, database, [table for at, table in tables if at == database]
-                ).values()
+                names = [table for at, table in tables if at == database]
+                for one in read_definitions(session, database, names).values():
+                    literal = any(column.default == LITERAL for column in one.columns)
+                    yield Existing(one, literals_of(session, one) if literal else {})
 
 
-def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
-    for column in old.columns:
-        there = new.by_name.get(column.name.lower())
-        if there is None:
-            continue
-        if column.counted and not there.counted:
-            yield f"{column.name} is not AUTO_INCREMENT"
-        if column.refreshed and not there.refreshed:
-            yield f"{column.name} is not set ON UPDATE"
-        if column.default and not there.default:
-            yield f"{column.name} has no default"
-        if column.generated and not there.generated:
-            yield f"{column.name} is not generated"
-    for name, parts in _unique_keys(old):
-        if not any(theirs <= parts for _, theirs in _unique_keys(new)):
-            yield f"it has no unique key like {name}"
-    for what, mine, theirs in (
-        ("CHECK constraints", old.checks, new.checks),
-        ("foreign keys", old.foreign_keys, new.foreign_keys),
-        ("triggers", _own(old.triggers), _own(new.triggers)),
-    ):
-        if mine and not theirs:
-            yield f"it has none of the {what} {', '.join(mine)}"
-
-
-def _unique_keys(table: TableDefinition) -> Iterator[tuple[str, frozenset[tuple[str, int | None, str]]]]:
-    """Name and parts of each."""
-    for one in table.indexes:
-        if one.unique:
-            yield one.name, frozenset((part.column.lower(), part.prefix, part.expression.text) for part in one.parts)
-
-
-def _own(triggers: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in triggers if not name.startswith("_lockstep_"))
+def _beside(session: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """What else the databases have that an application uses, as far as the account may see it: by kind and name."""
+    databases = sorted({database for database, _ in tables})
+    marks = ", ".join(["%s"] * len(databases))
+    with session.cursor() as cursor:
+        cursor.execute(
+            "SELECT TABLE_TYPE, TABLE_SCHEMA, TABLE_NAME FROM information_schema.TABLES "
+            f"WHERE TABLE_TYPE IN ('VIEW', 'SEQUENCE') AND TABLE_SCHEMA IN ({marks}) UNION ALL "
+            "SELECT ROUTINE_TYPE, ROUTINE_SCHEMA, ROUTINE_NAME FROM information_schema.ROUTINES "
+            f"WHERE ROUTINE_SCHEMA IN ({marks})",
+            databases * 2,
+        )
+        return {
+            (str(kind).lower(), str(name)): f"{str(kind).lower()} {database}.{name}"
+            for kind, database, name in cursor.fetchall()
+        }
 
 
 def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[tuple[str, str], int]:
@@ -395,8 +364,6 @@ def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[t
     for reference, tables in places.items():
         databases = sorted({database for database, _ in tables})
         with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
-            with suppress(pymysql.err.MySQLError):  # MySQL 8 and later: the statistics are otherwise those of a day
-                cursor.execute("SET SESSION information_schema_stats_expiry = 0")
             cursor.execute(
                 "SELECT TABLE_SCHEMA, TABLE_NAME, AUTO_INCREMENT FROM information_schema.TABLES "
                 f"WHERE AUTO_INCREMENT IS NOT NULL AND TABLE_SCHEMA IN ({', '.join(['%s'] * len(databases))})",

@@ -12,10 +12,11 @@ from typing import Any
 from cdc_core import config
 from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
+from cdc_core.cutover.old_log import written_in
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
 from cdc_core.cutover.unstaged import StagedTables
-from cdc_core.cutover.work import Disturbed, pair_of
+from cdc_core.cutover.work import Disturbed, Written, pair_of
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import Meta
 from cdc_core.model.position import Position
@@ -72,6 +73,11 @@ class ExistingWayBack:
         why = StagedTables(self.pipeline, self.pipeline.targets, self.meta).missed(places, store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
+    def written(self, after: Mapping[str, Position]) -> Written:
+        self.extract()
+        batches = [one for source, place in after.items() for one in self.meta.batches(source) if one.end > place]
+        return written_in(self.meta, open_stage(self.pipeline.stage), [one for one in batches if not one.copied])
+
     def preview(self) -> Pipeline:
         return self.pipeline
 
@@ -111,6 +117,9 @@ class NewWayBack:
         """Nothing reads the logs of new tables before the application writes to them."""
         return Disturbed("", None)
 
+    def written(self, after: Mapping[str, Position]) -> Written:
+        return Written({}, "")
+
     def preview(self) -> Pipeline:
         reverse = self._checked()
         if self._file.exists():
@@ -143,7 +152,8 @@ class NewWayBack:
         """Removes the file if nothing was read by it yet."""
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
-        if all(self._job.meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        meta = self._job.meta.of(self.name)
+        if all(meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
         self.keep_out()  # a cutover that an earlier version began has not
@@ -170,8 +180,9 @@ class NewWayBack:
                 f"{self._file} is there already, and carries other tables, or carries them otherwise.",
                 where=str(self._file),
                 code="cutover.way_back_differs",
-                remedy="if it is of an earlier cutover and nobody needs it, remove it with what it has staged; else "
-                "make its sources, tables, routes and targets those that this pipeline needs",
+                remedy="if it is of an earlier cutover, from which the application was led back, remove this file, and "
+                "leave what it has staged where it is: the next one goes on from there. Else make its sources, tables, "
+                "routes and targets those that this pipeline needs",
             )
         return found
 

@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote
-from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.server_errors import NO_TABLE, number_of
 
 _HEAD = re.compile(r"^CREATE TABLE `(?:[^`]|``)*` \(")
 _NEXT = re.compile(r"^(\) .*?) AUTO_INCREMENT=\d+", re.MULTILINE)

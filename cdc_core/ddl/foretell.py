@@ -17,7 +17,8 @@ from cdc_core.connections import quote
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.script import Statement
 from cdc_core.errors import Refused
-from cdc_core.target.faults import denied, number_of, translated
+from cdc_core.server_errors import number_of
+from cdc_core.target.faults import denied, translated
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable
 

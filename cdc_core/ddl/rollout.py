@@ -35,8 +35,9 @@ from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.faults import is_row_error, known, number_of, translated, translating
+from cdc_core.target.faults import is_row_error, known, translated, translating
 from cdc_core.target.indexes import indexes_due, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.sharding import ShardTable, shard_tables

@@ -13,9 +13,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -30,7 +31,9 @@ from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.process_memory import limit_memory
 from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
+from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Lease, Meta, RingDepth, SourceCoverage
+from cdc_core.model.block import Block
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
@@ -65,6 +68,8 @@ ADVICE_S = 600.0
 CLOCK_S = 30.0
 """How often the clocks of server and meta are asked: they can be set while we read."""
 
+FINISH_S = 2.0
+"""How long what has come is waited for, once reading is interrupted."""
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
 ANSWER_POLL_S = 0.005
@@ -139,6 +144,8 @@ class Extractor:
         self._attached = ExitStack()
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
         self._stream: SourceStream | None = None
+        self._leaving: threading.Event | None = None
+        """Has the reader end; None while no stream is being read."""
         self._stats_before = DrainStats()
         self._reader_error: BaseException | None = None
         self._lease_error: LockstepError | None = None
@@ -150,10 +157,21 @@ class Extractor:
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
-        with ExitStack() as opened:
+        with self._placed(), ExitStack() as opened:
             self._open(opened)
             self._cleanup = opened.pop_all()
         return self
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """A remedy that gives up the rest of the log says from where on."""
+        try:
+            yield
+        except LockstepError as error:
+            if "FILE:OFFSET" in error.remedy and (stored := self._meta.checkpoint(self._source.name)) is not None:
+                place = f"{stored.position.file}:{stored.position.offset}"
+                error.remedy = error.remedy.replace("NAME", self._source.name).replace("FILE:OFFSET", place)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -181,6 +199,7 @@ class Extractor:
 
     def _attach(self, staged: StagingTotals) -> None:
         """Connects to a server of the source and continues from the last durable position, with totals so far."""
+        self._leaving = None
         self._attached.close()
         with ExitStack() as opened:
             pipeline, source = self._pipeline, self._source
@@ -231,6 +250,8 @@ class Extractor:
                 policy=policy,
                 isolated=left_out,
                 history=self._meta.history(source.name),
+                ahead=self._meta.read_ahead(source.name),
+                keep_ahead=partial(self._meta.keep_read_ahead, self._lease),
                 limits=pipeline.limits,
                 undone=self._undone,
                 accept=pending,
@@ -248,7 +269,7 @@ class Extractor:
             # Last in, first out: signal the thread to stop before joining it.
             opened.callback(self._ring.close)
             opened.callback(leaving.set)
-            self._attached = opened.pop_all()
+            self._attached, self._leaving = opened.pop_all(), leaving
 
     def _begin(self, stored: Checkpoint | None, address: connections.Server, known: server.ServerFacts) -> Checkpoint:
         """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
@@ -365,8 +386,31 @@ class Extractor:
         """Stage everything committed before `until_us` (µs UTC); None: up to the server's current position.
 
         Returns with done=False when `budget_s` expires first, or when the server's clock has not passed `until_us` yet
-        and nothing is left to read; what was read meanwhile is kept for the next call.
+        and nothing is left to read; what was read meanwhile is kept for the next call. An interrupt, also one that
+        `progress` raises, leaves after what has come is staged, up to the end of its last transaction.
         """
+        try:
+            with self._placed():
+                return self._drain(until_us, budget_s, progress)
+        except (SystemExit, KeyboardInterrupt):
+            with uninterrupted():
+                self._finish()
+            raise
+
+    def _finish(self) -> None:
+        if self._leaving is None:
+            return
+        self._leaving.set()
+        until_s = time.monotonic() + FINISH_S
+        while time.monotonic() < until_s and not self._ring.drained:
+            if (taken := self._ring.take(timeout_s=POLL_S)) is not None:
+                self._add(taken.blocks, self._clock_us + time.monotonic_ns() // 1000)
+        if not self._stager.inside_transaction:
+            self._stager.commit()
+
+    def _drain(
+        self, until_us: int | None, budget_s: float | None, progress: Callable[[DrainResult], None] | None
+    ) -> DrainResult:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
@@ -397,7 +441,8 @@ class Extractor:
             complete = fence is not None and reached.position >= fence
             passed_window = not asked_now and reached.watermark_us >= until_us
             if (complete or passed_window) and not self._stager.inside_transaction:
-                self._stager.commit(watermark_us=until_us if complete else 0)
+                with uninterrupted():
+                    self._stager.commit(watermark_us=until_us if complete else 0)
                 if self._stream is not None:
                     self._stream.require_accepted()
                 return self._result(done=True)
@@ -472,27 +517,33 @@ class Extractor:
 
     def _take(self, now_us: int, timeout_s: float) -> bool:
         """Move what the ring holds into the stager; False when nothing came within the time."""
-        taken = self._ring.take(timeout_s=timeout_s)
-        if taken is not None:
-            for block in taken.blocks:
-                if self._pipeline.tables.on_new == "stop":
-                    self._stager.coverage.require_none_new(block)
-                self._stager.add(block, now_us=now_us)
-            return True
-        if self._ring.starved:
-            self._stager.release()
-        elif self._ring.drained:
-            self._end_of_stream()
-        else:
-            self._stager.tick()
+        with uninterrupted():
+            taken = self._ring.take(timeout_s=timeout_s)
+            if taken is not None:
+                self._add(taken.blocks, now_us)
+                return True
+            if self._ring.starved:
+                self._stager.release()
+                return False
+            if not self._ring.drained:
+                self._stager.tick()
+                return False
+        self._end_of_stream()
         return False
+
+    def _add(self, blocks: Iterable[Block], now_us: int) -> None:
+        for block in blocks:
+            if self._pipeline.tables.on_new == "stop":
+                self._stager.coverage.require_none_new(block)
+            self._stager.add(block, now_us=now_us)
 
     def _end_of_stream(self) -> None:
         """The reader thread has ended: keep what is complete, then attach again if that helps, or raise its error."""
         error = self._reader_error
         helps = isinstance(error, LockstepError) and self._attaching_helps(error)
-        if not self._stager.inside_transaction:
-            self._stager.commit()
+        with uninterrupted():
+            if not self._stager.inside_transaction:
+                self._stager.commit()
         if helps:
             log.warning("%s: continuing from the last durable position: %s", self._source.name, error)
             self._attach(self._stager.staged)

@@ -10,8 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-
-import pymysql
+from dataclasses import replace
 
 from cdc_core import connections
 from cdc_core.config import Pipeline, Source
@@ -26,17 +25,19 @@ from cdc_core.stage.isolated import notes
 
 log = logging.getLogger(__name__)
 
-Connected = tuple[connections.Server, pymysql.Connection, server.ServerFacts]
+Connected = tuple[connections.Server, connections.SafeConnection, server.ServerFacts]
 
 
 def connect(
     source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None, replica_host: str = ""
 ) -> Connected:
-    """The server that was read last, else the first that answers; it meets all requirements.
+    """The server that was read last, else the first that answers; it meets all requirements. The address leads to this
+    server only.
 
     replica_host: our name as a replica; our own registration does not make the server_id taken.
 
-    Raises what `server.require_all` does, and RetryLater (connection.unreachable) when none answers.
+    Raises what `server.require_all` does, RetryLater (connection.unreachable) when none answers, and Refused
+    (source.several_servers).
     """
     away: list[RetryLater] = []
     with ExitStack() as opened:
@@ -64,8 +65,11 @@ def connect(
             requirement(known.without_replica(replica_host), source)
         for _, other, _ in answering[1:]:
             other.close()
+        if stored is not None and is_other_server(stored, known):
+            connections.require_one_server(address, where=source.name)
+        chosen.identity = known.identity
         opened.pop_all()
-        return address, chosen, known
+        return replace(address, identity=known.identity), chosen, known
 
 
 def bridge(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from cdc_core.binlog.gtid_text import condensed
 from cdc_core.config import Pipeline
@@ -113,7 +114,7 @@ class Stager:
             if times[first] >= self._window[1]:
                 self._enter_window(int(times[first]))
             stop = int(np.searchsorted(times, self._window[1]))
-            self._append(block.slice(first, stop), int(seen[stop - 1]))
+            self._append(block.slice(first, stop), seen[first:stop])
             first = stop
         self.tick()
 
@@ -134,7 +135,16 @@ class Stager:
         if self._writer is not None:
             self._writer.window = self._window
 
-    def _append(self, block: Block, watermark_us: int) -> None:
+    def _append(self, block: Block, seen: npt.NDArray[np.int64]) -> None:
+        """seen: the watermark at each entry."""
+        last = len(block.entries) - 1
+        if block.entries.kind[last] == EntryKind.PART and (last or not self._inside_transaction):
+            # A transaction in pieces begins a batch: what is complete before it does not wait for its end.
+            if last:
+                self._append(block.slice(0, last), seen[:last])
+            if self.reached.position > self.durable.position:
+                self.commit()
+            block, seen, last = block.slice(last, last + 1), seen[last:], 0
         if self._writer is not None and not self._inside_transaction and self._writer.redefines(block):
             self.commit()  # no run could merge a batch with both definitions
         if self._writer is None:
@@ -153,14 +163,13 @@ class Stager:
         self._writer.add(block)
         self.coverage.add(block)
         self._isolated |= block.isolated
-        last = len(block.entries) - 1
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
         self._gtids += condensed(block.entries.gtid)
         self.reached = replace(
             self.reached,
             position=block.end,
-            watermark_us=watermark_us,
+            watermark_us=int(seen[last]),
             fingerprint=block.fingerprint(self.reached.fingerprint),
         )
 

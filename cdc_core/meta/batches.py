@@ -22,13 +22,12 @@ from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage, settled
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
-_ack, _batch, _file, _schema, _definition, _lease, _coverage = (
+_ack, _batch, _file, _schema, _definition, _coverage = (
     tables.ack_position,
     tables.batch,
     tables.batch_file,
     tables.schema_version,
     tables.table_definition,
-    tables.lease,
     tables.table_coverage,
 )
 _CHUNK = 500
@@ -300,12 +299,10 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
     }
     failures.clear(connection, lease.pipeline, failures.EXTRACT, lease.source)
     if stored is None:
-        connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
+        connection.execute(insert(_ack).values(source=lease.source, **values))
         return
     # The lease's row is locked, so the guard cannot fail; it also covers every other path to this statement.
-    mine = exists().where(
-        _lease.c.source == lease.source, _lease.c.epoch == lease.epoch, _lease.c.holder == lease.holder
-    )
+    mine = exists().where(leases.held(lease))
     moved = connection.execute(
         update(_ack)
         .where(
@@ -442,6 +439,17 @@ def coverage(connection: Connection, source: str) -> SourceCoverage:
     row = connection.execute(survey).one_or_none()
     surveyed = NO_SURVEY if row is None else Surveyed(row.surveyed_seq, row.surveyed_captured or "")
     return SourceCoverage(found, frozenset(one.source_table for one in rows if not one.staged), surveyed)
+
+
+def read_ahead(connection: Connection, source: str) -> str:
+    """See Meta.read_ahead."""
+    return connection.execute(select(_ack.c.read_ahead).where(_ack.c.source == source)).scalar() or ""
+
+
+def keep_read_ahead(connection: Connection, lease: Lease, kept: str) -> None:
+    """See Meta.keep_read_ahead."""
+    leases.require_held(connection, lease)
+    connection.execute(update(_ack).where(_ack.c.source == lease.source).values(read_ahead=kept))
 
 
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:

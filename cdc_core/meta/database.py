@@ -11,6 +11,7 @@ from one snapshot.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sqlite3
@@ -34,10 +35,11 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, defect
-from cdc_core.meta import postgres
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import postgres, scope
 from cdc_core.meta.lock_holders import holders_of
 from cdc_core.model.reference import ENVIRONMENT, secret_options
+from cdc_core.server_errors import NO_TABLE, RETRIED, Kind, kind_of, number_of
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +70,9 @@ its lease, which has expired, for as long as its session lives."""
 _STATEMENT_S = 3600.0
 """Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
-_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1698, "28P01", "28000", "3D000", "42501"})
+_THERE = frozenset({1050, "42P07"})
+"""Another process has made the table that this one makes."""
+_DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 
 def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
@@ -135,19 +139,27 @@ def require_file(url: URL) -> None:
     except OSError:
         empty = False  # opening the file reports what is wrong
     if empty:
-        raise Refused(
-            "The meta database does not exist yet: nothing has run.",
-            where=str(path),
-            code="meta.absent",
-            remedy="the pipeline's first run, or `lockstep extract`, creates it. If there were runs, this host does "
-            "not see their file: use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
-        )
+        raise absent(str(path))
+
+
+def absent(where: str) -> Refused:
+    """The error for a reader of a meta database that nobody has made."""
+    return Refused(
+        "The meta database does not exist yet: nothing has run.",
+        where=where,
+        code="meta.absent",
+        remedy="the pipeline's first run, or `lockstep extract`, creates it. If there were runs, this host does "
+        "not see their file: use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
+    )
 
 
 class Database:
-    """An open meta database. Threads may share it; a forked process opens its own."""
+    """An open meta database, for one pipeline. Threads may share it; a forked process opens its own."""
 
-    def __init__(self, url: URL, *, busy_timeout_s: float, answer_timeout_s: float | None = None) -> None:
+    def __init__(
+        self, url: URL, pipeline: str, *, busy_timeout_s: float, answer_timeout_s: float | None = None
+    ) -> None:
+        self._pipeline = pipeline
         self._answer_s = answer_timeout_s
         # Options may hold passwords too: none is shown.
         self._secrets = [str(one) for one in (url.password, *secret_options(url.query).values()) if one]
@@ -164,8 +176,15 @@ class Database:
                 code="meta.driver",
                 remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
             ) from None
+        event.listen(self._engine, "before_execute", scope.narrowed, retval=True)
         if self.is_sqlite:
             _OPEN.add(self)
+
+    def of(self, pipeline: str) -> Database:
+        """The same, for another pipeline."""
+        other = copy.copy(self)
+        other._pipeline = pipeline
+        return other
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
@@ -195,6 +214,7 @@ class Database:
     def _attempt(self, work: Callable[[Connection], T], *, write: bool) -> T:
         try:
             with self._engine.connect() as connection:
+                connection = connection.execution_options(**{scope.OPTION: self._pipeline})
                 if self.is_sqlite:
                     connection = connection.execution_options(lockstep_write=write)
                 else:
@@ -332,22 +352,24 @@ class Database:
             return self._sqlite_error(why)
         if self._postgres and (refused := postgres.refusal(why, self.name)) is not None:
             return refused
-        mysql_number = original.args[0] if original is not None and original.args else None
-        number = getattr(original, "sqlstate", None) or mysql_number
-        if write and (number in _DEADLOCKS or isinstance(error, IntegrityError)):
+        said = original or error
+        number, kind = getattr(original, "sqlstate", None) or number_of(said), kind_of(said)
+        if write and (number in _DEADLOCKS | _THERE or isinstance(error, IntegrityError)):
             return _Collision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
             return self._refused("meta.denied", why)
+        if not self._postgres and (kind in (Kind.LOGIN, Kind.STATE, Kind.DENIED) or number in NO_TABLE):
+            return self._refused("meta.denied", why)
         # By name, because the drivers need not be installed; psycopg has a subclass for each state.
-        passing = {"OperationalError", "InterfaceError"} & {kind.__name__ for kind in type(original).__mro__}
-        if error.connection_invalidated or passing:
+        passing = {"OperationalError", "InterfaceError"} & {one.__name__ for one in type(original).__mro__}
+        if error.connection_invalidated or (passing if self._postgres else kind in RETRIED):
             return RetryLater(
                 f"The meta database cannot be reached: {why}.",
                 where=self.name,
                 code="meta.unreachable",
                 remedy="check that its server runs and that host and port are right; the next attempt may succeed",
             )
-        return _defect(why, self.name)
+        return _unknown(why, self.name)
 
     def _sqlite_error(self, why: str) -> LockstepError:
         lowered = why.lower()
@@ -377,7 +399,7 @@ class Database:
             )
         if "unable to open" in lowered or "readonly" in lowered or "not a database" in lowered:
             return self._refused("meta.unusable", why)
-        return _defect(why, self.name)
+        return _unknown(why, self.name)
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
@@ -424,11 +446,13 @@ _MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, SQLAlc
 """What reading an answer ends with that lacks the rows, columns or values that were asked for."""
 
 
-def _defect(why: str, where: str) -> InternalError:
-    return defect(
+def _unknown(why: str, where: str) -> Refused:
+    return Refused(
         f"The meta database refused a statement: {why}.",
         where=where,
         code="meta.statement",
+        remedy="the database's message says what it refuses; if somebody has changed the meta tables by hand, undo it; "
+        "otherwise report the message with the log of the task",
     )
 
 

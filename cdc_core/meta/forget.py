@@ -49,7 +49,7 @@ def _delete(
     """Deletes rows of a table, after those of tables that refer to its key; how many of its own. dry_run: counts."""
     if dry_run:
         return int(connection.execute(select(func.count()).select_from(table).where(chosen)).scalar_one())
-    (key,) = table.primary_key
+    _, key = table.primary_key
     for one in below:
         connection.execute(delete(one).where(one.c[key.name].in_(select(key).where(chosen))))
     return connection.execute(delete(table).where(chosen)).rowcount

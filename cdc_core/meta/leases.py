@@ -1,4 +1,4 @@
-"""Leases: at most one extractor per source moves its position, whatever clocks, pauses and kills do.
+"""Leases: at most one extractor of a pipeline's source moves its position, whatever clocks, pauses and kills do.
 
 The epoch is a fencing token: taking a lease raises it, and every move of a source's position happens under
 `require_held`, which locks the lease's row and checks that it has the mover's own epoch and name. The holder of an
@@ -10,12 +10,13 @@ from __future__ import annotations
 import secrets
 from dataclasses import asdict, replace
 
-from sqlalchemy import Connection, Row, Update, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Update, insert, select, update
 
-from cdc_core.errors import Refused, RetryLater, defect
+from cdc_core.errors import RetryLater, defect
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease, RingDepth
+from cdc_core.meta.scope import pipeline_of
 from cdc_core.windows import MICROSECONDS, from_us
 
 _lease = tables.lease
@@ -24,24 +25,18 @@ _lease = tables.lease
 def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
     """The lease of a source, with an epoch higher than any before. ttl_s: until it expires if it is not renewed.
 
-    Raises RetryLater (meta.lease_held), Refused (meta.source_taken).
+    Raises RetryLater (meta.lease_held).
     """
     if not holder:
         raise defect("A lease needs a holder.", where=source, code="meta.holder")
-    row = connection.execute(select(_lease).where(_lease.c.source == source).with_for_update()).one_or_none()
+    mine = _of(pipeline, source)
+    row = connection.execute(select(_lease).where(mine).with_for_update()).one_or_none()
     now = now_us(connection)
     expires_us = now + round(ttl_s * MICROSECONDS)
     if row is None:
         first = Lease(source, pipeline, holder, 1, expires_us, _new_identity())
         connection.execute(insert(_lease).values(asdict(first)))
         return first
-    if row.pipeline != pipeline:
-        raise Refused(
-            f"The source {source!r} belongs to the pipeline {row.pipeline!r}, not to {pipeline!r}.",
-            where=source,
-            code="meta.source_taken",
-            remedy="give the source another name in one of the two pipeline files, or use a meta database of its own",
-        )
     if row.holder and row.expires_us > now:
         raise RetryLater(
             f"The source {source!r} is being extracted by {row.holder} until {from_us(row.expires_us).isoformat()} "
@@ -53,15 +48,30 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     epoch, identity = row.epoch + 1, row.identity or _new_identity()
     connection.execute(
         update(_lease)
-        .where(_lease.c.source == source, _lease.c.epoch == row.epoch)
+        .where(mine, _lease.c.epoch == row.epoch)
         .values(holder=holder, epoch=epoch, expires_us=expires_us, identity=identity, **_ring(RingDepth()))
     )
     return Lease(source, pipeline, holder, epoch, expires_us, identity)
 
 
+def is_held(connection: Connection, pipeline: str, source: str) -> bool:
+    row = connection.execute(select(_lease).where(_of(pipeline, source))).one_or_none()
+    return row is not None and bool(row.holder) and row.expires_us > now_us(connection)
+
+
 def identity(connection: Connection, source: str) -> str:
     """Lease.identity of the source; "" where nobody ever had a lease of it."""
-    return connection.execute(select(_lease.c.identity).where(_lease.c.source == source)).scalar() or ""
+    mine = _of(pipeline_of(connection), source)
+    return connection.execute(select(_lease.c.identity).where(mine)).scalar() or ""
+
+
+def _of(pipeline: str, source: str) -> ColumnElement[bool]:
+    return (_lease.c.pipeline == pipeline) & (_lease.c.source == source)
+
+
+def find(connection: Connection, source: str) -> Row | None:  # type: ignore[type-arg]
+    """The lease of a source of the pipeline that the transaction is for."""
+    return connection.execute(select(_lease).where(_of(pipeline_of(connection), source))).one_or_none()
 
 
 def _new_identity() -> str:
@@ -88,6 +98,12 @@ def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
+def give_back(connection: Connection, pipeline: str, source: str, holder: str) -> None:
+    """As `release`, under any epoch; nothing if another has the lease."""
+    mine = _of(pipeline, source) & (_lease.c.holder == holder)
+    connection.execute(update(_lease).where(mine).values(holder="", expires_us=0))
+
+
 def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
     require_held(connection, lease)
@@ -98,7 +114,7 @@ def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
 
 def live_epoch(connection: Connection, source: str) -> int:
     """Epochs below it have ended: nobody holds them, not even a holder whose lease has expired meanwhile."""
-    row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    row = find(connection, source)
     if row is None:
         return 0
     return int(row.epoch) if row.holder else int(row.epoch) + 1
@@ -106,8 +122,9 @@ def live_epoch(connection: Connection, source: str) -> int:
 
 def require_held(connection: Connection, lease: Lease) -> None:
     """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when another has it by now."""
-    row = connection.execute(select(_lease).where(_lease.c.source == lease.source).with_for_update()).one_or_none()
-    if row is not None and (row.epoch, row.holder, row.pipeline) == (lease.epoch, lease.holder, lease.pipeline):
+    mine = _of(lease.pipeline, lease.source)
+    row = connection.execute(select(_lease).where(mine).with_for_update()).one_or_none()
+    if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
         return
     owner = f"{row.holder or 'nobody'} with epoch {row.epoch}" if row is not None else "nobody"
     raise RetryLater(
@@ -133,6 +150,10 @@ def _ring(ring: RingDepth) -> dict[str, int]:
 
 
 def _mine(lease: Lease) -> Update:
-    return update(_lease).where(
-        _lease.c.source == lease.source, _lease.c.epoch == lease.epoch, _lease.c.holder == lease.holder
-    )
+    return update(_lease).where(held(lease))
+
+
+def held(lease: Lease) -> ColumnElement[bool]:
+    """The row of a lease, as long as its holder has it."""
+    mine = _of(lease.pipeline, lease.source)
+    return mine & (_lease.c.epoch == lease.epoch) & (_lease.c.holder == lease.holder)

@@ -1,8 +1,8 @@
 """Brings a meta database to the schema that this version of Lockstep works with.
 
 Keeps its version in a table with a name of its own, so that the meta tables may share a database with Airflow's.
-A database that is up to date is opened without Alembic, whose import takes longer than all else that opening does. So
-is an empty SQLite database, in which most pipelines begin.
+A database that is up to date, or has none of the tables yet, is opened without Alembic, whose import takes longer than
+all else that opening does.
 """
 
 from __future__ import annotations
@@ -39,15 +39,12 @@ def current(connection: Connection) -> str | None:
     return connection.execute(select(column("version_num")).select_from(table(VERSION_TABLE))).scalar_one_or_none()
 
 
-def empty(connection: Connection) -> bool:
-    return not inspect(connection).get_table_names()
-
-
 def create(connection: Connection) -> None:
-    """Makes the tables of an empty SQLite database as all migrations would (tests compare both), without Alembic."""
-    tables.metadata.create_all(connection, checkfirst=False)
+    """Makes the tables as all migrations would (tests compare both), without Alembic. Safe to run again after a kill:
+    MySQL commits each statement."""
+    tables.metadata.create_all(connection)
     version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
-    version.create(connection)
+    version.create(connection, checkfirst=True)
     connection.execute(insert(version), {"version_num": head()})
 
 

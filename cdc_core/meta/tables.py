@@ -1,5 +1,8 @@
 """The tables of the meta database, as SQLAlchemy Core sees them. Migrations create them; a test proves both equal.
 
+Their keys begin with the pipeline (scope.py). Two pipelines meet in `cutover` alone, and in `lease`, which has the
+lease of the two.
+
 All times are int64 microseconds UTC by the database's own clock, except windows and watermarks, which come from the
 log. Text compares byte by byte on every database, so that `Orders` and `orders` are two tables.
 """
@@ -10,7 +13,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     Column,
-    ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -20,8 +23,10 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeEngine
 
+from cdc_core.meta import scope
 from cdc_core.model.paths import LONGEST_NAME
 
 metadata = MetaData()
@@ -45,6 +50,12 @@ def _needed(name: str, kind: TypeEngine[int] | TypeEngine[str] | TypeEngine[bool
     return Column(name, kind, nullable=False)
 
 
+def _table(name: str, *columns: SchemaItem, comment: str) -> Table:
+    """A table of one pipeline's rows (scope.py)."""
+    pipeline = Column(scope.COLUMN, text(NAME), primary_key=True, default=scope.own_pipeline)
+    return Table(name, metadata, pipeline, *columns, comment=comment)
+
+
 def _position(prefix: str) -> tuple[Column[object], ...]:
     """A position in columns; `seq` is its order key, which sorts as the log does."""
     return (
@@ -58,8 +69,8 @@ def _position(prefix: str) -> tuple[Column[object], ...]:
 lease = Table(
     "lease",
     metadata,
+    Column("pipeline", text(NAME), primary_key=True),
     Column("source", text(NAME), primary_key=True),
-    _needed("pipeline", text(NAME)),
     _needed("holder", text(HOLDER)),
     _needed("epoch", BigInteger()),
     _needed("expires_us", BigInteger()),
@@ -68,14 +79,13 @@ lease = Table(
         for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes", "retention_s")
     ),
     Column("identity", text(NAME), nullable=False, server_default=""),
+    info={scope.SHARED: True},
     comment="who may extract a source; epoch is the fencing token and never falls",
 )
 
-ack_position = Table(
+ack_position = _table(
     "ack_position",
-    metadata,
     Column("source", text(NAME), primary_key=True),
-    _needed("pipeline", text(NAME)),
     *_position(""),
     _needed("gtid_set", long_text()),
     _needed("server", text(NAME)),
@@ -88,14 +98,13 @@ ack_position = Table(
     Column("surveyed_captured", long_text()),
     Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
     Column("purged_seq", BigInteger(), nullable=False, server_default="0"),  # what begins before it is purged
+    Column("read_ahead", long_text()),  # of the log after the position: statements, and between which places, JSON
     comment="up to where a source is staged, durably",
 )
 
-batch = Table(
+batch = _table(
     "batch",
-    metadata,
     Column("batch_id", text(BATCH_ID), primary_key=True),
-    _needed("pipeline", text(NAME)),
     _needed("source", text(NAME)),
     _needed("epoch", BigInteger()),
     *_position("begin_"),
@@ -110,14 +119,13 @@ batch = Table(
     _needed("notes", long_text()),
     _needed("created_us", BigInteger()),
     Column("chunk", BigInteger(), nullable=False, server_default="0"),  # the first one of copied rows, else 0
-    UniqueConstraint("source", "begin_seq", "chunk", name="batch_order"),
+    UniqueConstraint("pipeline", "source", "begin_seq", "chunk", name="batch_order"),
     comment="one row per manifest",
 )
 
-batch_file = Table(
+batch_file = _table(
     "batch_file",
-    metadata,
-    Column("batch_id", text(BATCH_ID), ForeignKey("batch.batch_id", name="batch_file_batch"), primary_key=True),
+    Column("batch_id", text(BATCH_ID), primary_key=True),
     Column("part", Integer(), primary_key=True, autoincrement=False),
     _needed("table_name", text(TABLE_NAME)),
     _needed("path", text(PATH)),
@@ -129,24 +137,23 @@ batch_file = Table(
     _needed("min_seq", BigInteger()),
     _needed("max_seq", BigInteger()),
     Column("absent_rows", BigInteger(), nullable=False, server_default="0"),
+    ForeignKeyConstraint(["pipeline", "batch_id"], ["batch.pipeline", "batch.batch_id"], name="batch_file_batch"),
     comment="one row per Parquet file of a batch, in the manifest's order",
 )
 
-schema_version = Table(
+schema_version = _table(
     "schema_version",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     Column("source_table", text(TABLE_NAME), primary_key=True),
     Column("first_seq", BigInteger(), primary_key=True, autoincrement=False),
     _needed("schema_id", text(NAME)),
     _needed("definition", long_text()),
-    Index("schema_version_id", "schema_id"),
+    Index("schema_version_id", "pipeline", "schema_id"),
     comment="a source table's definition, in force from the order key first_seq to the next one's",
 )
 
-table_definition = Table(
+table_definition = _table(
     "table_definition",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     Column("source_table", text(TABLE_NAME), primary_key=True),
     Column("since_seq", BigInteger(), primary_key=True, autoincrement=False),
@@ -154,9 +161,8 @@ table_definition = Table(
     comment="what a source table was from the order key since_seq on, where the log does not name its columns",
 )
 
-table_coverage = Table(
+table_coverage = _table(
     "table_coverage",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     Column("source_table", text(TABLE_NAME), primary_key=True),
     _needed("coverage", long_text()),
@@ -164,9 +170,8 @@ table_coverage = Table(
     comment="whether the staged history of a source table has every row; staged: a manifest says so",
 )
 
-table_copy = Table(
+table_copy = _table(
     "table_copy",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     Column("source_table", text(TABLE_NAME), primary_key=True),
     _needed("definition", long_text()),
@@ -186,9 +191,8 @@ table_copy = Table(
     comment="a copy of a source table that is not staged yet: planned up to a key, until key_limit; keys as JSON",
 )
 
-copied_chunk = Table(
+copied_chunk = _table(
     "copied_chunk",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     Column("chunk", BigInteger(), primary_key=True, autoincrement=False),
     _needed("source_table", text(TABLE_NAME)),
@@ -202,18 +206,16 @@ copied_chunk = Table(
     comment="a chunk of a copy that no manifest names yet; claim: what a manifest will say, once its files are durable",
 )
 
-copy_pause = Table(
+copy_pause = _table(
     "copy_pause",
-    metadata,
     Column("source", text(NAME), primary_key=True),
     _needed("since_us", BigInteger()),
     _needed("holder", text(HOLDER)),
     comment="a source of which no chunk is read until somebody resumes; holder: who paused it",
 )
 
-copy_batch = Table(
+copy_batch = _table(
     "copy_batch",
-    metadata,
     Column("batch_id", text(BATCH_ID), primary_key=True),
     _needed("source", text(NAME)),
     _needed("manifest", long_text()),
@@ -221,9 +223,8 @@ copy_batch = Table(
     comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
 )
 
-repaired_batch = Table(
+repaired_batch = _table(
     "repaired_batch",
-    metadata,
     Column("batch_id", text(BATCH_ID), primary_key=True),
     _needed("source", text(NAME)),
     _needed("row_count", BigInteger()),
@@ -231,10 +232,8 @@ repaired_batch = Table(
     comment="a batch of single rows that a repair looked up in the source: repairs have a limit a day",
 )
 
-verification = Table(
+verification = _table(
     "verification",
-    metadata,
-    Column("pipeline", text(NAME), primary_key=True),
     Column("target", text(NAME), primary_key=True),
     Column("progress", long_text()),
     Column("evidence", long_text()),
@@ -242,10 +241,8 @@ verification = Table(
     comment="JSON: how far the verification of a target is, if one is under way; by mode, what the latest found",
 )
 
-failure = Table(
+failure = _table(
     "failure",
-    metadata,
-    Column("pipeline", text(NAME), primary_key=True),
     Column("task", text(16), primary_key=True),
     Column("subject", text(RUN_ID), primary_key=True),
     _needed("code", text(NAME)),
@@ -259,11 +256,9 @@ failure = Table(
     comment="the latest error of a task that has not succeeded since; subject: a source, a run",
 )
 
-run = Table(
+run = _table(
     "run",
-    metadata,
     Column("run_id", text(RUN_ID), primary_key=True),
-    _needed("pipeline", text(NAME)),
     Column("window_start_us", BigInteger()),
     Column("window_end_us", BigInteger()),
     _needed("state", text(16)),
@@ -276,13 +271,11 @@ run = Table(
     comment="a pass of staged batches to the targets; no window: everything staged",
 )
 
-consume_record = Table(
+consume_record = _table(
     "consume_record",
-    metadata,
     Column("target", text(NAME), primary_key=True),
-    Column("batch_id", text(BATCH_ID), ForeignKey("batch.batch_id", name="consume_record_batch"), primary_key=True),
+    Column("batch_id", text(BATCH_ID), primary_key=True),
     Column("table_name", text(TABLE_NAME), primary_key=True),
-    _needed("pipeline", text(NAME)),
     _needed("source", text(NAME)),
     _needed("begin_seq", BigInteger()),
     _needed("row_count", BigInteger()),
@@ -293,16 +286,16 @@ consume_record = Table(
     Column("last_error", long_text()),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),
-    Index("consume_record_place", "target", "source", "begin_seq"),
-    Index("consume_record_run", "run_id"),
-    Index("consume_record_of_batch", "batch_id", "state"),
+    Index("consume_record_place", "pipeline", "target", "source", "begin_seq"),
+    Index("consume_record_run", "pipeline", "run_id"),
+    Index("consume_record_of_batch", "pipeline", "batch_id", "state"),
+    ForeignKeyConstraint(["pipeline", "batch_id"], ["batch.pipeline", "batch.batch_id"], name="consume_record_batch"),
     comment="how far a target is with a batch's table ('' for a batch without rows), and whether it takes it",
 )
 
-apply_ledger = Table(
+apply_ledger = _table(
     "apply_ledger",
-    metadata,
-    Column("run_id", text(RUN_ID), ForeignKey("run.run_id", name="apply_ledger_run"), primary_key=True),
+    Column("run_id", text(RUN_ID), primary_key=True),
     Column("target", text(NAME), primary_key=True),
     Column("table_name", text(TABLE_NAME), primary_key=True),
     *(
@@ -312,12 +305,13 @@ apply_ledger = Table(
     _needed("shards", long_text()),
     _needed("closed_us", BigInteger()),
     Column("spans", long_text()),  # by source, the first and the last batch, JSON
+    _needed("set_aside", BigInteger()),  # rows that the target rejected, as long as it lacks them
+    ForeignKeyConstraint(["pipeline", "run_id"], ["run.pipeline", "run.run_id"], name="apply_ledger_run"),
     comment="the account of one table and target in a run; shards: counts per shard, JSON",
 )
 
-last_write = Table(
+last_write = _table(
     "last_write",
-    metadata,
     Column("target", text(NAME), primary_key=True),
     Column("table_name", text(TABLE_NAME), primary_key=True),
     _needed("shards", long_text()),
@@ -325,11 +319,9 @@ last_write = Table(
     comment="what a target must have: by shard, the last transaction that a closed ledger counts, JSON",
 )
 
-ddl_rollout = Table(
+ddl_rollout = _table(
     "ddl_rollout",
-    metadata,
     Column("rollout_id", text(NAME), primary_key=True),
-    _needed("pipeline", text(NAME)),
     _needed("target", text(NAME)),
     _needed("name", text(PATH)),
     _needed("direction", text(16)),
@@ -341,9 +333,8 @@ ddl_rollout = Table(
     comment="a change of definitions over all shards of a target; prints: JSON, what each statement makes of them",
 )
 
-ddl_shard = Table(
+ddl_shard = _table(
     "ddl_shard",
-    metadata,
     Column("rollout_id", text(NAME), primary_key=True),
     Column("table_name", text(TABLE_NAME), primary_key=True),
     Column("shard", Integer(), primary_key=True, autoincrement=False),
@@ -354,9 +345,8 @@ ddl_shard = Table(
     comment="how many statements of a rollout a shard has behind it",
 )
 
-target_layout = Table(
+target_layout = _table(
     "target_layout",
-    metadata,
     Column("target", text(NAME), primary_key=True),
     Column("table_name", text(TABLE_NAME), primary_key=True),
     _needed("layout", long_text()),
@@ -376,5 +366,6 @@ cutover = Table(
     Column("last_error", long_text()),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),
+    info={scope.SHARED: True},
     comment="a switch of an application from a pipeline's sources to its target; steps: states and times, JSON",
 )

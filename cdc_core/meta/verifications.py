@@ -15,6 +15,7 @@ from sqlalchemy import Connection, insert, select, update
 from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease, Verification
+from cdc_core.windows import from_us
 
 _verification = tables.verification
 
@@ -43,6 +44,30 @@ def finish(
     known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
     kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
     _write(connection, pipeline, target, {"progress": None, "evidence": kept})
+
+
+def doubt(
+    connection: Connection,
+    lease: Lease,
+    pipeline: str,
+    target: str,
+    mode: str,
+    why: str,
+    differing: Mapping[str, int],
+) -> None:
+    """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
+    for people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+    leases.require_held(connection, lease)
+    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
+    former = known[newest(known)].get("differing", {}) if known else {}
+    said = {
+        "ended": from_us(now_us(connection)).isoformat(),
+        "why": why,
+        "equal": None,
+        "differences": sum(differing.values()),
+        "differing": {**former, **differing},
+    }
+    _write(connection, pipeline, target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
 
 
 def forget_differences(

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_core.errors import Refused
+from cdc_core.model.collations import own_name
 
 INTEGER_BYTES: Mapping[str, int] = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 BINARY_BASES = frozenset(
@@ -49,7 +50,7 @@ class ColumnType:
     precision, scale: 'decimal'; of 'float' and 'double' only if they are declared, and then they round.
     fsp:       fractional seconds digits of time, datetime and timestamp.
     labels:    members of 'enum' and 'set', in declared order.
-    charset, collation: of character columns, "" otherwise.
+    charset, collation: of character columns, "" otherwise. The collation's own name (model.collations).
     """
 
     base: str
@@ -146,8 +147,12 @@ def _unescaped(match: re.Match[str]) -> str:
     return {None: "'", "0": "\0", "n": "\n", "r": "\r"}.get(match[1], match[1])
 
 
-def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> ColumnType:
-    """A type from INFORMATION_SCHEMA.COLUMNS.COLUMN_TYPE, such as `decimal(12,2) unsigned` or `enum('a','b')`."""
+def parse_column_type(text: str, *, charset: str = "", collation: str = "", mariadb: bool = False) -> ColumnType:
+    """A type from INFORMATION_SCHEMA.COLUMNS.COLUMN_TYPE, such as `decimal(12,2) unsigned` or `enum('a','b')`.
+
+    collation: as the server shows it; mariadb: whether the server is a MariaDB.
+    """
+    collation = own_name(collation, mariadb=mariadb)
     match = _TYPE.match(text)
     if match is None:
         raise Refused(

@@ -39,7 +39,10 @@ VERSION_BYTES = 84
 """Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
 ORIGIN_BYTES = 8
 """A name's length, after its zero byte: a hash of the source and its table. Only tables that several source tables feed
-have origins. Rows that two of them have under one key are two rows, and the target can hold only one."""
+have origins. Rows that two of them have under one key are two rows, and the target can hold only one. A version that
+was taken over (target/takeover.py), whose commit time is 0, says none: other tables feed this one now."""
+TAKEN_OVER = bytes(8)
+"""The commit time of such a version."""
 _NUMBERS = struct.Struct(">qqq")
 _SEQ = 8
 _SOURCE = 24
@@ -83,7 +86,7 @@ def other_origin(a: bytes, b: bytes) -> bool:
 def origin_of(raw: bytes) -> bytes:
     """The origin that a version says; b"" if it says none."""
     # Shorter ones have numbers there, and longer ones without an origin a name, which holds no zero byte.
-    said = len(raw) >= SHORTEST_WITH_ORIGIN and raw[-ORIGIN_BYTES - 1] == 0
+    said = len(raw) >= SHORTEST_WITH_ORIGIN and raw[-ORIGIN_BYTES - 1] == 0 and raw[:_SEQ] != TAKEN_OVER
     return raw[-ORIGIN_BYTES:] if said else b""
 
 

@@ -32,7 +32,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader
-from cdc_core.results.faults import ALTERED
+from cdc_core.results.faults import UnlikeDefinition, is_altered
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -156,7 +156,7 @@ def copy_tables(
             try:
                 for _ in pool.map(read, range(limits.readers if tables else 0)):
                     pass
-            except BaseException:  # an interrupt too: the readers end after the batch that they are at
+            except BaseException:  # an interrupt too: the readers end in the chunks that they are at
                 work.stop()
                 raise
     return work.refused
@@ -212,6 +212,10 @@ class _Work:
         self.refused[table.name] = error
 
 
+class _StoppedError(Exception):
+    """The readers stop: what is not complete of the chunk is dropped, and another attempt reads it again."""
+
+
 class _RedefinedError(Exception):
     """The table's definition is another than when its copy began."""
 
@@ -259,12 +263,16 @@ class _Reader:
                 return
             former, planned = found
             self._read(table, former, planned)
+        except _StoppedError:
+            return
         except _RedefinedError:
             assert former is not None
             table.begin_again(former.schema)
         except BaseException as error:
             # A statement about a column or a table that is gone fails; by now there may be one of that name again.
             former = former or table.copy
+            if isinstance(error, UnlikeDefinition) and former is not None and self._is_still(former.schema):
+                error = error.refusal()
             if (
                 isinstance(error, LockstepError)
                 and former is not None
@@ -275,13 +283,16 @@ class _Reader:
             if planned is not None:
                 with suppress(LockstepError):  # the error itself is what counts
                     table.failed(planned, error)
-            raise
+            raise error
         if table.copy is not None:
             self._progressed(table.copy)
 
+    def _is_still(self, former: TableSchema) -> bool:
+        return table_schema(self._sessions.tables.control, former.database, former.table) == former
+
     def _redefined(self, former: TableSchema) -> bool:
         try:
-            return table_schema(self._sessions.tables.control, former.database, former.table) != former
+            return not self._is_still(former)
         except (LockstepError, pymysql.err.MySQLError):  # the first error says more
             return False
 
@@ -359,6 +370,8 @@ class _Reader:
                     file.add_truncate((planned.number << ROW_BITS) - 1)
                 with taking(file.add, self._encoder) as hand_over:
                     for batch in TableReader(at.reader, schema).batches(f"{from_table(schema)} {tail}"):
+                        if self._work.stopped.is_set():
+                            raise _StoppedError
                         hand_over(batch)
                 if table_schema(at.control, schema.database, schema.table) != schema:
                     raise _RedefinedError
@@ -377,9 +390,7 @@ class _Reader:
 
 def _altered(error: LockstepError) -> bool:
     """Whether it is about a table, column or index that was there when the definition was read."""
-    said = error.__cause__
-    known = isinstance(said, pymysql.err.MySQLError) and said.args[:1] and said.args[0] in ALTERED
-    return bool(known) or error.code == "results.definition_changed"
+    return is_altered(error.__cause__) or error.code == "results.definition_changed"
 
 
 @contextmanager

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Source
-from cdc_core.connections import DENIED, answers, shown
+from cdc_core.connections import answers, shown
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.snapshot.watermarks import VISIBLE_WITHIN_S, View, await_executed, await_prepared, engine_of, run
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
@@ -93,7 +94,7 @@ def find_standby(
         _require_faithful(session, source.name, mariadb=facts.mariadb)
         require_nothing_else(session, control, source.name, mariadb=known.mariadb)
         await_staged(session, shows, "now", source.name, mariadb=known.mariadb)
-        return Standby(address, facts)
+        return Standby(replace(address, identity=facts.identity), facts)
     finally:
         session.close()
 
@@ -107,7 +108,6 @@ def standby_view(
     reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater
     (snapshot.standby_behind, source.connection_lost).
     """
-    run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
     if server.mariadb:
         await_prepared(control)
@@ -182,7 +182,7 @@ def _require_faithful(session: pymysql.Connection, source: str, *, mariadb: bool
             cursor.execute("SHOW GLOBAL VARIABLES WHERE Variable_name REGEXP '(skip_errors|exec_mode)$'")
             variables = {as_text(row["Variable_name"]).lower(): as_text(row["Value"]) for row in cursor.fetchall()}
     except pymysql.err.MySQLError as error:
-        if error.args and error.args[0] in DENIED:
+        if kind_of(error) is Kind.DENIED:
             grant = "REPLICA MONITOR" if mariadb else "REPLICATION CLIENT"
             raise _unfit(source, f"its account may not ask: {shown(error)}", f"give the account {grant}") from None
         raise explained(error, "SHOW REPLICA STATUS") from None

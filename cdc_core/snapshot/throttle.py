@@ -18,7 +18,8 @@ from cdc_core import connections
 from cdc_core.config import Throttle as Limits
 from cdc_core.connections import SafeConnection, answers, is_mariadb, shown
 from cdc_core.errors import Refused
-from cdc_core.source.facts import LOST, as_text, explained, query, replica_channels
+from cdc_core.server_errors import RETRIED, kind_of
+from cdc_core.source.facts import as_text, explained, query, replica_channels
 
 CHECK_S = 1.0
 Question = Callable[[pymysql.Connection], str]
@@ -133,7 +134,7 @@ def _replication_lags(connection: SafeConnection, reference: str, source: str) -
     try:
         rows = replica_channels(connection, mariadb=mariadb)
     except pymysql.err.MySQLError as error:
-        if error.args and error.args[0] in LOST:
+        if kind_of(error) in RETRIED:
             connection.close()
             raise explained(error, "SHOW REPLICA STATUS") from None
         raise _not_asked(f"the lag of {reference}", shown(error), source, remedy) from None

@@ -25,20 +25,19 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import DENIED, answers, quote, shown
+from cdc_core.connections import answers, quote, shown
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.snapshot import mariadb as engine
 from cdc_core.snapshot.copyable import require_view
 from cdc_core.source.facts import (
-    LOST,
     ServerFacts,
     as_text,
     end_position,
     explained,
-    identity_of,
     logged_gtids,
     query,
 )
@@ -85,14 +84,13 @@ def read_view(
 ) -> Iterator[View]:
     """A view of the table for the statements of `reader`.
 
-    control: another session at the same server. It asks all questions: what asks may connect again, and the reader's
-             settings and view would be lost.
+    reader, control: two sessions of connections.connect. control asks all questions: what asks may connect again, and
+             the reader's view would be lost.
     staged:  the end of what is staged of the log of this server.
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
     Raises RetryLater (snapshot.not_visible, snapshot.prepared, snapshot.locked, source.connection_lost), Refused
     (source.missing_grant).
     """
-    run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     kind = engine_of(control, schema)
     transactional = is_transactional(kind)
     if exact:
@@ -119,18 +117,8 @@ def read_view(
 
 
 def high_of(connection: pymysql.Connection, view: View) -> Position:
-    """`high` of a view whose statements have ended. Raises RetryLater (snapshot.other_server): the session was lost
-    meanwhile, and another server answers, whose places in the log say nothing of the view."""
-    high = view.low if view.exact else end_position(connection, view.low.timeline)
-    found = identity_of(connection, mariadb=view.server.mariadb)
-    if found != view.server.identity:
-        raise RetryLater(
-            f"The server changed while rows were read: it was {view.server.identity}, and {found} answers now.",
-            where=f"a read at {view.low}",
-            code="snapshot.other_server",
-            remedy="run `lockstep extract` first; what was read does not count, and is read again at the new server",
-        )
-    return high
+    """`high` of a view whose statements have ended. connection: leads to the view's server only."""
+    return view.low if view.exact else end_position(connection, view.low.timeline)
 
 
 def _await_committed(control: pymysql.Connection, place: Position) -> None:
@@ -301,7 +289,7 @@ def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
                 cursor.execute(f"LOCK TABLES {name} READ")
             return
         except pymysql.err.OperationalError as error:
-            if error.args[0] in DENIED:
+            if kind_of(error) is Kind.DENIED:
                 raise _may_not_lock(schema, shown(error)) from None
             if error.args[0] != _LOCK_TIMEOUT:
                 raise explained(error, f"LOCK TABLES {name} READ") from None
@@ -357,7 +345,6 @@ def run(connection: pymysql.Connection, statement: str) -> None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
     except pymysql.err.MySQLError as error:
-        number = error.args[0] if error.args else 0
-        if number in LOST:
+        if kind_of(error) is Kind.GONE:
             connection.close()
         raise explained(error, statement) from None

@@ -44,7 +44,7 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
     literal = {
         as_text(name)
         for name, extra, default in rows
-        if "DEFAULT_GENERATED" not in as_text(extra or "").upper()
+        if "GENERATED" not in as_text(extra or "").upper()
         and (default is None or not mariadb or _LITERAL.match(as_text(default)))
     }
     wanted = [column for column in table.columns if not column.generated and column.name in literal]

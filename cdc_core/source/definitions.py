@@ -5,12 +5,12 @@ It must keep true that the definition of a table is the one that its row images 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import pymysql
 
-from cdc_core.connections import answers, is_mariadb
+from cdc_core.connections import answers, is_mariadb, quote
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.remedies import RESYNC
@@ -25,7 +25,7 @@ SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTE
  ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION
 """
 _UNIQUE_KEYS = """
-SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, NULLABLE, SUB_PART
+SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, NULLABLE, SUB_PART, INDEX_TYPE
   FROM INFORMATION_SCHEMA.STATISTICS
  WHERE NON_UNIQUE = 0 AND {where}
  ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX
@@ -35,13 +35,14 @@ SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
  WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
-_NEVER_CAPTURED = f"""
-SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM INFORMATION_SCHEMA.TABLES
- WHERE (TABLE_TYPE = 'SYSTEM VERSIONED' OR ENGINE = '{merge_tables.ENGINE}') AND {{where}}
+_MEMORY = "MEMORY"
+_UNUSUAL = f"""
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE FROM INFORMATION_SCHEMA.TABLES
+ WHERE (TABLE_TYPE = 'SYSTEM VERSIONED' OR ENGINE IN ('{merge_tables.ENGINE}', '{_MEMORY}')) AND {{where}}
 """
 
 Name = tuple[str, str]
-
+_PRIMARY, _VIRTUAL = "PRIMARY", "VIRTUAL GENERATED"
 
 NOT_VISIBLE = "not visible to the account: GRANT SELECT on it"
 
@@ -109,15 +110,29 @@ def _read(
     """For each wanted table: its definition, or why there is none."""
     mariadb = is_mariadb(connection)
     where = where.format(", ".join(["%s"] * len(arguments)))
-    keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
+    uniques = query(connection, _UNIQUE_KEYS.format(where=where), arguments)
     columns: dict[Name, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
         columns.setdefault((as_text(row[0]), as_text(row[1])), []).append(row)
     found: dict[Name, tuple[TableSchema | None, str]] = {}
-    for row in query(connection, _NEVER_CAPTURED.format(where=where), arguments):
-        if (name := (as_text(row[0]), as_text(row[1]))) in wanted:
-            versioned = as_text(row[2]) == "SYSTEM VERSIONED"
-            found[name] = None, SYSTEM_VERSIONED if versioned else merge_tables.NO_ROWS_OF_ITS_OWN
+    hashed: set[Name] = set()
+    for row in query(connection, _UNUSUAL.format(where=where), arguments):
+        if (name := (as_text(row[0]), as_text(row[1]))) not in wanted:
+            continue
+        if as_text(row[2]) == "SYSTEM VERSIONED":
+            found[name] = None, SYSTEM_VERSIONED
+        elif as_text(row[3]).upper() == _MEMORY:
+            hashed.add(name)
+        else:
+            found[name] = None, merge_tables.NO_ROWS_OF_ITS_OWN
+    virtual = {
+        (*name, as_text(row[2]))
+        for name in wanted
+        for row in columns.get(name, ())
+        if _VIRTUAL in as_text(row[7]).upper()
+    }
+    mine = [row for row in uniques if (as_text(row[0]), as_text(row[1])) in wanted]
+    keys = _keys(connection, mine, hashed, virtual)
     for name, rows in columns.items():
         if name not in wanted or name in found:
             continue
@@ -131,30 +146,45 @@ def _read(
 
 def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
     name, extra = as_text(row[2]), as_text(row[7] or "").upper()
-    column_type = parse_column_type(as_text(row[3]), charset=as_text(row[5] or ""), collation=as_text(row[6] or ""))
+    charset, collation = as_text(row[5] or ""), as_text(row[6] or "")
+    column_type = parse_column_type(as_text(row[3]), charset=charset, collation=collation, mariadb=mariadb)
     return Column(
         name,
         column_type,
         nullable=as_text(row[4]) == "YES",
         key_part=key.index(name) + 1 if name in key else None,
-        generated=any(word in extra for word in ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT")),
-        logged=not (mariadb and "VIRTUAL GENERATED" in extra),
+        generated=any(word in extra for word in (_VIRTUAL, "STORED GENERATED", "PERSISTENT")),
+        logged=not (mariadb and _VIRTUAL in extra),
     )
 
 
-def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name, tuple[str, ...]]:
-    """The primary key of each table, else its first unique key (by key name) of whole NOT NULL columns."""
+def _keys(
+    connection: pymysql.Connection, rows: Iterable[tuple[Any, ...]], hashed: Container[Name], virtual: Container[Any]
+) -> dict[Name, tuple[str, ...]]:
+    """The key that the server itself takes for each table, and names in its log: the primary key, else the first unique
+    key, as SHOW INDEX orders them, of whole NOT NULL columns that are stored.
+
+    hashed: tables whose engine looks up unique keys by hash. In other tables MariaDB makes a unique key of type HASH
+    from a hidden column, and takes no such key. virtual: (database, table, column) of virtual columns.
+    """
     parts: dict[Name, dict[str, list[tuple[Any, ...]]]] = {}
     for row in rows:
-        name = (as_text(row[0]), as_text(row[1]))
-        if name in wanted:
-            parts.setdefault(name, {}).setdefault(as_text(row[2]), []).append(row)
+        parts.setdefault((as_text(row[0]), as_text(row[1])), {}).setdefault(as_text(row[2]), []).append(row)
     keys: dict[Name, tuple[str, ...]] = {}
     for name, indexes in parts.items():
-        candidates = sorted(indexes.items(), key=lambda item: (item[0] != "PRIMARY", item[0]))
-        for index, columns in candidates:
-            whole = all(row[3] is not None and not as_text(row[4] or "") and row[5] is None for row in columns)
-            if index == "PRIMARY" or whole:
-                keys[name] = tuple(as_text(row[3]) for row in columns)
-                break
+        candidates = [
+            index for index, columns in indexes.items()
+            if index == _PRIMARY or all(
+                row[3] is not None and not as_text(row[4] or "") and row[5] is None
+                and (name in hashed or as_text(row[6]) != "HASH") and (*name, as_text(row[3])) not in virtual
+                for row in columns
+            )
+        ]  # fmt: skip
+        if _PRIMARY in candidates:
+            candidates = [_PRIMARY]
+        elif len(candidates) > 1:  # INFORMATION_SCHEMA does not have their order
+            shown = query(connection, f"SHOW INDEX FROM {quote(*name)}")
+            candidates = [index for row in shown if (index := as_text(row[2])) in candidates]
+        if candidates:
+            keys[name] = tuple(as_text(row[3]) for row in indexes[candidates[0]])
     return keys

@@ -10,25 +10,27 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
-from cdc_core.connections import DENIED, answers
-from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
+from cdc_core import server_errors
+from cdc_core.connections import answers, identity_in
+from cdc_core.errors import InternalError, Refused
 from cdc_core.model.position import Position
+from cdc_core.server_errors import RETRIED, Kind, kind_of
 
 log = logging.getLogger(__name__)
 
 PARSE_ERROR = 1064
-LOST = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055, 3024})
-"""Error numbers of a connection, or a statement on it, that was ended from outside."""
-
 _REPLICA_STATUS = ("SHOW ALL SLAVES STATUS", "SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
 """MariaDB knows the others too, and means by them the connection without a name alone."""
+
+_OWN = "SET GLOBAL binlog_expire_logs_seconds"
+_MANAGED = "CALL mysql.rds_set_configuration('binlog retention hours', …)"
 
 Rows = tuple[tuple[Any, ...], ...]
 
@@ -57,7 +59,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever.
+    """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever. retained_by: what
+    sets it.
 
     lower_case: it compares names of tables and databases in lower case.
     clock_us: the server's clock when asked. is_replica: None where the account may not know.
@@ -82,6 +85,7 @@ class ServerFacts:
     grants: Grants
     replicas: tuple[Replica, ...]
     lower_case: bool = False
+    retained_by: str = _OWN
     gtid_strict: bool = True
     """MariaDB: whether the numbers of a domain's transactions grow in this server's log (gtid_strict_mode)."""
 
@@ -116,21 +120,21 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
                 cursor.execute(sql, tuple(arguments) or None)
                 return tuple(cursor.fetchall())
         except (pymysql.err.OperationalError, pymysql.err.InterfaceError, pymysql.err.InternalError) as error:
-            number = error.args[0] if error.args else 0
-            if number not in LOST or attempt == 2:
+            if kind_of(error) is not Kind.GONE or attempt == 2:
                 raise explained(error, sql) from None
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
-            raise _lost(error) from None
+            raise server_errors.explained(error, where="source", passing="source.connection_lost") from None
     raise AssertionError("unreachable")
 
 
 def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
-    number = error.args[0] if error.args else 0
-    if number in LOST:
-        return _lost(error)
-    if number in DENIED:
+    """A server's error, for its class; itself where the statement decides what it means."""
+    kind = kind_of(error)
+    if kind in RETRIED or kind in (Kind.LOGIN, Kind.STATE):
+        return server_errors.explained(error, where="source", passing="source.connection_lost")
+    if kind is Kind.DENIED:
         return Refused(
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
             where="source",
@@ -138,15 +142,6 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
             remedy="on the source: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
         )
     return error
-
-
-def _lost(error: Exception) -> LockstepError:
-    return RetryLater(
-        f"The connection to the source was lost: {error.args[-1] if error.args else error}.",
-        where="source",
-        code="source.connection_lost",
-        remedy="nothing is lost; the next attempt continues from the last durable position",
-    )
 
 
 _Asked = ParamSpec("_Asked")
@@ -179,6 +174,15 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+def _managed_retention_s(connection: pymysql.Connection) -> int | None:
+    """A server of Amazon RDS purges its log by a setting of its own, whatever the server's variable says: without one,
+    as soon as its replicas and backups have it. None elsewhere, and where the account may not ask."""
+    with suppress(pymysql.err.ProgrammingError, pymysql.err.OperationalError, Refused):
+        rows = query(connection, "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'")
+        return int(as_text(rows[0][0])) * 3600 if rows and rows[0][0] is not None else 1
+    return None
+
+
 @answers("source")
 @_understood
 def facts(connection: pymysql.Connection) -> ServerFacts:
@@ -191,17 +195,19 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     retention_s = int(float(value.get("binlog_expire_logs_seconds") or 0))
     if not retention_s:
         retention_s = int(float(value.get("expire_logs_days") or 0) * 86_400)
+    managed_s = _managed_retention_s(connection)
     return ServerFacts(
         version=version,
         flavor="mariadb" if mariadb else "mysql",
-        identity=_identity(value, mariadb=mariadb),
+        identity=identity_in(value),
         server_id=int(value["server_id"]),
         log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
         binlog_format=value.get("binlog_format", "ROW").upper(),
         row_image=value.get("binlog_row_image", "FULL").upper(),
         row_metadata=value.get("binlog_row_metadata", "").upper(),
         checksum=value.get("binlog_checksum", "").upper(),
-        retention_s=retention_s,
+        retention_s=retention_s if managed_s is None else managed_s,
+        retained_by=_OWN if managed_s is None else _MANAGED,
         gtid_mode=value.get("gtid_mode", "").upper(),
         logs_replicated=value.get("log_replica_updates", value.get("log_slave_updates", "ON")).upper() in ("ON", "1"),
         is_replica=_is_replica(connection),
@@ -212,20 +218,6 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         lower_case=value.get("lower_case_table_names", "0") != "0",
         gtid_strict=value.get("gtid_strict_mode", "ON").upper() in ("ON", "1"),
     )
-
-
-@answers("source")
-@_understood
-def identity_of(connection: pymysql.Connection, *, mariadb: bool) -> str:
-    """ServerFacts.identity of the server that answers now: a session that was lost is opened again, wherever its
-    address leads by then."""
-    rows = query(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
-    return _identity({str(name).lower(): str(text) for name, text in rows}, mariadb=mariadb)
-
-
-def _identity(variables: Mapping[str, str], *, mariadb: bool) -> str:
-    found = variables.get("server_uuid", "")
-    return f"server_id={variables['server_id']}" if mariadb or not found else found
 
 
 @answers("source")

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pymysql
+
 from cdc_core.binlog.events import Event, parse_incident, type_name
-from cdc_core.connections import DENIED
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.remedies import GIVE_UP
+from cdc_core.server_errors import Kind, explained, kind_of
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
@@ -184,8 +186,8 @@ _FATAL = 1236
 
 def dump_error(number: int, text: str, where: str) -> LockstepError:
     """The error that the server sent instead of the log, or instead of an answer while the stream was opened."""
-    lower = text.lower()
-    if number in DENIED:
+    lower, error = text.lower(), pymysql.err.OperationalError(number, text)
+    if kind_of(error) is Kind.DENIED:
         return Refused(
             f"The account may not read the log: {text}.",
             where=where,
@@ -193,7 +195,7 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
             remedy="GRANT REPLICATION SLAVE ON *.* to the account on the source",
         )
     if number != _FATAL:
-        return connection_lost(text, where)
+        return explained(error, where=where, passing="source.connection_lost")
     if "could not find first log" in lower or "purged" in lower:
         return DataAtRisk(
             f"The server has purged the log from this position on: {text}.",

@@ -2,10 +2,12 @@
 
 Where binlog_row_metadata is not FULL the log does not name columns; it never says what an INSERT stores in columns
 that its image leaves out. INFORMATION_SCHEMA has a table's current definition. It also held at an earlier position if
-no statement after that position, up to the log's current end, redefines the table: the log is read ahead to verify
-that. So the server is asked as early as possible: for every captured table where reading begins, and for a table
-right after each statement that defines it. Known definitions go with the blocks into the manifests and meta, and hold
-after a restart, whatever happens to the table meanwhile.
+no statement after that position, up to where the log ended when the server was asked, redefines the table. So the
+server is asked as early as possible: for every captured table where reading begins, and for a table right after each
+statement that defines it. The answer counts once the log is read up to where it ended then, without such a statement
+on the way; only where it is needed sooner, because the log does not name the columns of a row or lacks values of one,
+the log is read ahead. Known definitions go with the blocks into the manifests and meta, and hold after a restart,
+whatever happens to the table meanwhile.
 Beside definitions it keeps the names that tables left, and the columns that they dropped: rows of a table that was
 dropped and created again, and values of a column that was dropped and added again, are gone without a row event.
 It must keep true that a definition or a default is never given for a position unless it is certain there.
@@ -14,16 +16,16 @@ It must keep true that a definition or a default is never given for a position u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
-from cdc_core.model.position import TIMELINE_SHIFT, Position
+from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
-from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement
 
@@ -36,12 +38,24 @@ class LogPoint:
     after: Position
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the server said of a table: true from the order key `since` on, unless a statement between that and `until`,
+    where the log ended then, redefines the table."""
+
+    schema: TableSchema
+    defaults: Mapping[str, str | None] | None
+    since: int
+    until: Position
+
+
 AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in log order. ask: returns a table's current definition. ahead: the log from
-    a position to its current end. ask_defaults: returns a table's current defaults (defaults.column_defaults).
+    """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
+    now. ask_defaults: returns a table's current defaults
+    (defaults.column_defaults).
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
            the log does not have them. Otherwise the log has everything except what single sessions leave out.
@@ -51,10 +65,12 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        ahead: Callable[[Position], Generator[Stretch]],
+        ahead: LogAhead,
+        end: Callable[[], Position],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
         self._ask = ask
+        self._end = end
         self._ask_defaults = ask_defaults
         self.early = True
         self.early_defaults = False
@@ -62,28 +78,64 @@ class History:
         """Whether the server compares names of tables in lower case."""
         self._ahead = LaterStatements(ahead, self._defining)
         self._since: dict[Table, list[DefinedSince]] = {}
-        self._new: list[DefinedSince] = []
+        self._new: dict[tuple[Table, int], DefinedSince] = {}
+        self._answers: dict[Table, _Answer] = {}
+        """Those that do not count yet."""
         for one in known:
             self._since.setdefault(_name(one.schema), []).append(one)
 
     def names(self) -> Sequence[Table]:
         return list(self._since)
 
-    def learned(self) -> tuple[DefinedSince, ...]:
-        """What is new since the last call."""
-        found, self._new = tuple(self._new), []
+    def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
+        """What is new since the last call. reached: the log is read up to there."""
+        self._reach(reached.seq)
+        found, self._new = tuple(self._new.values()), {}
         return found
 
     def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
-        """Records the current definitions, where reading begins, of tables that no later statement redefines."""
-        new = [schema for schema in schemas if self._unknown(_name(schema), point.seq)]
-        defaults = [self._defaults_now(schema) for schema in new]
-        redefined = self._ahead.of(point.after) if new else ()
-        for schema, these in zip(new, defaults, strict=True):
-            if not any(_touches(statement, _name(schema)) for statement in redefined):
-                # Where the log names columns, it is enough to record that the table exists.
-                kept = schema if self.early else TableSchema(*_name(schema), ())
-                self._learn(DefinedSince(point.seq, kept, these))
+        """Takes the current definitions, where reading begins."""
+        self._wait(
+            [schema for schema in schemas if self._unknown(_name(schema), point.seq, point.after.timeline)], point
+        )
+
+    def _wait(self, schemas: Sequence[TableSchema], point: LogPoint) -> None:
+        """The server has just said this, and what a point begins is the last that is known of the tables."""
+        defaults = [self._defaults_now(schema) for schema in schemas]
+        until = self._end() if schemas else point.after
+        for schema, these in zip(schemas, defaults, strict=True):
+            self._answers[_name(schema)] = _Answer(schema, these, point.seq, until)
+
+    def meet(self, statement: Statement, point: LogPoint) -> None:
+        """Takes a statement that may define tables, before anything else is asked or said of its point."""
+        self._reach(point.seq)
+        for name, one in list(self._answers.items()):
+            if one.since < point.seq and _touches(statement, name):
+                del self._answers[name]
+
+    def _reach(self, seq: int) -> None:
+        """Learns the answers that count once the log is read up to an order key."""
+        for name, one in list(self._answers.items()):
+            if one.until.seq <= seq:
+                self._count(name, one.until.seq - 1)
+
+    def _count(self, name: Table, seq: int) -> None:
+        one = self._answers.pop(name)
+        if self._unknown(name, seq, one.until.timeline):
+            last = self._last(name, seq)
+            # Where the log names columns, it is enough to record that the table exists.
+            kept = one.schema if self.early else TableSchema(*name, ())
+            rowless = last is not None and last.rowless and not last.gone
+            self._learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
+
+    def _need(self, name: Table, point: LogPoint) -> None:
+        """What the server said of a table is needed at a point: reads ahead to where the log ended then."""
+        one = self._answers.get(name)
+        if one is not None and one.since < point.seq:
+            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=one.until)):
+                del self._answers[name]
+            else:
+                self._count(name, point.seq)
 
     def at(self, name: Table, point: LogPoint) -> TableSchema | None:
         """A table's definition at a point; None where the table no longer exists, and nothing is known.
@@ -91,7 +143,8 @@ class History:
         Raises Refused (binlog.schema_mismatch) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
-        known = self._as_of(name, point.seq)
+        self._need(name, point)
+        known = self._as_of(name, point.seq, point.after.timeline)
         now = self._ask(*name)
         if known is not None:
             for _, error in self.unexplained([] if now is None else [now], point):
@@ -116,8 +169,9 @@ class History:
         Raises Refused (binlog.row_image) where that is unknown.
         """
         name = _name(schema)
+        self._need(name, point)
         last = self._last(name, point.seq)
-        known = last.defaults if last is not None and _in_one_log(last.seq, point.seq) else None
+        known = last.defaults if last is not None and _in_one_log(last.seq, point.after.timeline) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
@@ -135,14 +189,19 @@ class History:
             raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
         return known
 
-    def saw(self, name: Table, point: LogPoint) -> None:
-        """Records that a row of the table was logged at a point, where the log itself names the columns."""
-        last = self._last(name, point.seq)
-        if last is None or last.gone:
-            self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
-        elif last.rowless:
-            schema = self._as_of(name, point.seq) or TableSchema(*name, ())
-            self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
+    def saw(self, schema: TableSchema, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
+        definition that it follows."""
+        name = _name(schema)
+        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        if last is None or last.gone or last.rowless or (not self.early and known != schema):
+            defaults = last.defaults if last is not None and last.rowless and known is not None else None
+            kept = known or TableSchema(*name, ()) if self.early else schema
+            self._learn(DefinedSince(point.seq, kept, defaults))
+
+    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition just before a point; None where it is not certain."""
+        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
 
     def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
         """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
@@ -155,7 +214,7 @@ class History:
         if last.gone:
             return True
         # The log of another server may repeat what was read from the previous one.
-        return not guarded and _in_one_log(last.seq, point.seq)
+        return not guarded and _in_one_log(last.seq, point.after.timeline)
 
     def existed(self, name: Table, point: LogPoint) -> bool:
         """Whether a table of that name is known to exist just before a point."""
@@ -166,10 +225,6 @@ class History:
         """Whether it is known that no table has that name just before a point."""
         last = self._last(name, point.seq - 1)
         return last is not None and last.gone
-
-    def had_its_unique_keys(self, name: Table, point: LogPoint) -> bool:
-        """Whether the unique keys that a table has now are certainly not from a statement after a point."""
-        return not any(one.unique and _touches(one, name) for one in self._ahead.of(point.after))
 
     def dropped(self, name: Table, point: LogPoint) -> frozenset[str]:
         """Columns, in lower case, that the table had before a point, and that were dropped."""
@@ -190,7 +245,7 @@ class History:
         found = []
         for schema in now:
             name = _name(schema)
-            known = self._as_of(name, point.seq)
+            known = self._as_of(name, point.seq, point.after.timeline)
             if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
             # MariaDB may show what a statement does before the log has it: read the log again after the server.
@@ -202,8 +257,8 @@ class History:
     def redefined(
         self, names: Iterable[Table] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
     ) -> None:
-        """A statement at a point defines these tables, or any (None): learns their definitions from there on, as far
-        as they are still known. For a table that is no longer captured they are not."""
+        """A statement at a point defines these tables, or any (None): asks for their definitions from there on. For a
+        table that is no longer captured they are not known."""
         mine = [
             name
             for name in (self.names() if names is None else names)
@@ -211,27 +266,21 @@ class History:
             and name not in change.absent
             and point.seq not in [one.seq for one in self._since.get(name, ())]
         ]
-        now = {name: self._ask(*name) for name in mine} if self.early else {}
-        defaults = {name: self._defaults_now(schema) for name, schema in now.items() if schema is not None}
-        redefined = self._ahead.of(point.after) if now else ()
         for name in mine:
-            schema = now.get(name)
-            gone = name in change.vacated
             before = self._last(name, point.seq - 1)
-            rowless = name in change.made or (change.moves_no_rows and before is not None and before.rowless)
-            certain = schema is not None and not gone and not any(_touches(one, name) for one in redefined)
             found = DefinedSince(
                 point.seq,
-                schema if schema is not None and certain else TableSchema(*name, ()),
-                defaults.get(name) if certain else None,
-                gone=gone,
+                TableSchema(*name, ()),
+                gone=name in change.vacated,
                 dropped=change.dropped.get(name, ()),
                 emptied=change.emptied.get(name, ()),
                 ts_us=change.ts_us,
-                rowless=rowless,
+                rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
                 renamed=change.renamed.get(name, ()),
             )
             self._learn(found)
+        now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
+        self._wait([schema for schema in now if schema is not None], point)
 
     def _defaults_now(self, schema: TableSchema) -> Mapping[str, str | None] | None:
         return self._ask_defaults(schema) if self.early_defaults else None
@@ -245,9 +294,9 @@ class History:
     def _redefined_after(self, name: Table, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
-    def _unknown(self, name: Table, seq: int) -> bool:
+    def _unknown(self, name: Table, seq: int, timeline: int) -> bool:
         if self.early:
-            return self._as_of(name, seq) is None
+            return self._as_of(name, seq, timeline) is None
         last = self._last(name, seq)
         return last is None or last.gone
 
@@ -262,7 +311,7 @@ class History:
                 del known[i]
                 break
         known.append(one)
-        self._new.append(one)
+        self._new[_name(one.schema), one.seq] = one
 
     def _sorted(self, name: Table) -> list[DefinedSince]:
         return sorted(self._since.get(name, ()), key=lambda one: one.seq)
@@ -271,10 +320,10 @@ class History:
         known = [one for one in self._sorted(name) if one.seq <= seq]
         return known[-1] if known else None
 
-    def _as_of(self, name: Table, seq: int) -> TableSchema | None:
-        """The last one before `seq` on this timeline: another server has another log."""
+    def _as_of(self, name: Table, seq: int, timeline: int) -> TableSchema | None:
+        """The last one up to an order key on its timeline: another server has another log."""
         last = self._last(name, seq)
-        if last is None or not _in_one_log(last.seq, seq) or not last.schema.columns:
+        if last is None or not _in_one_log(last.seq, timeline) or not last.schema.columns:
             return None
         return last.schema
 
@@ -297,9 +346,9 @@ class Change:
     renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
-def _in_one_log(one: int, other: int) -> bool:
-    """Whether two order keys are on one timeline."""
-    return one >> TIMELINE_SHIFT == other >> TIMELINE_SHIFT
+def _in_one_log(seq: int, timeline: int) -> bool:
+    """Whether an order key, of no later place than one on a timeline, is on it too."""
+    return seq >= begin_of(timeline)
 
 
 def _same(one: TableSchema, other: TableSchema | None) -> bool:

@@ -16,7 +16,8 @@ import pymysql
 
 from cdc_core.connections import answers, sensible
 from cdc_core.errors import Refused
-from cdc_core.source.facts import LOST, query
+from cdc_core.server_errors import Kind, kind_of
+from cdc_core.source.facts import query
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,6 @@ def _owner(connection: pymysql.Connection, holder: int) -> str:
 
 def _unlocked(error: pymysql.err.MySQLError) -> None:
     """Some clusters refuse GET_LOCK; the registered replicas were checked before."""
-    if error.args and error.args[0] in LOST:
+    if kind_of(error) is Kind.GONE:
         raise error
     log.debug("the server does not support named locks: %s", error)

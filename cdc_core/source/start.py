@@ -21,6 +21,7 @@ from cdc_core.binlog.events import format_crc as format_crc_of
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
 from cdc_core.config import Source, StartConfig
 from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.leaving import leave_if_told
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
 from cdc_core.remedies import GIVE_UP
 from cdc_core.source.dump import EndOfLog, LogReader
@@ -383,6 +384,7 @@ def _begin_of(event: Event) -> Begin | None:
 
 def _all_events(reader: LogReader) -> Iterator[Event]:
     while True:
+        leave_if_told()
         try:
             events = reader.events(1.0)
         except EndOfLog:

@@ -161,11 +161,12 @@ class StatementJudge:
         DataAtRisk (source.unknown_statement)."""
         if self._past:
             return
-        words, where = logged.words, at.where
+        words, where, point = logged.words, at.where, LogPoint(group.seq, at.after)
+        self._tables.meet(logged.statement, point)
         effect = self._effects(logged.statement, None, at.after)
         if effect.tables or effect.unknown:
             self._isolate_or_stop(group, effect, faults.unknown_statement(words, where), at)
-            self._tables.redefined(None, LogPoint(group.seq, at.after), Change())
+            self._tables.redefined(None, point, Change())
         else:
             log.warning("%s: left out a statement that Lockstep does not know, at %s: %s", self._source, where, words)
             group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")

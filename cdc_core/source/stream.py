@@ -20,7 +20,8 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.leaving import leave_if_told
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -37,7 +38,7 @@ from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
-from cdc_core.source.later_statements import Stretch
+from cdc_core.source.later_statements import LogAhead, Stretch
 from cdc_core.source.merge_tables import may_unite_tables, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
@@ -68,6 +69,7 @@ class SourceStream:
     limits:            of the ring; they bound the size of a block.
     undone:            see TransactionAssembler; the stream adds to it.
     accept, accept_by: file and offset of events that an operator accepts; the command for it, without FILE:OFFSET.
+    ahead, keep_ahead: what was read ahead before, as it was kept; keeps it.
     Raises, on entering, what LogReader raises.
     """
 
@@ -87,6 +89,8 @@ class SourceStream:
         undone: set[int] | None = None,
         accept: Iterable[tuple[str, int]] = (),
         accept_by: str = "",
+        ahead: str = "",
+        keep_ahead: Callable[[str], None] = lambda kept: None,
     ) -> None:
         self._source = source
         self._server = server
@@ -102,12 +106,13 @@ class SourceStream:
         self._undone = undone
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
-        self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
+        read_ahead = LogAhead(self._statements_after, ahead, keep_ahead)
+        self._effects = Effects(captures, self._asked, read_ahead, self._end_of_log)
         self._cascades = Cascades(
             captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
             self._require_seen_cascades,
         )  # fmt: skip
-        self._history = History(history, self._present, self._statements_after, self._defaults)
+        self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
@@ -142,7 +147,6 @@ class SourceStream:
         return self
 
     def _begin_history(self) -> None:
-        """If the log has everything, it is read ahead only for table names, not for definitions."""
         control, history = self._asked(), self._history
         metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
         history.early_defaults = image != "FULL"
@@ -150,12 +154,7 @@ class SourceStream:
         history.early = metadata != "FULL" or history.early_defaults
         # Just before the start: the statement at the start may define a table.
         point = LogPoint(self._start.seq - 1, self._start)
-        if history.early:
-            history.begin(table_schemas(control, self._tables.captures), point)
-            return
-        with suppress(RetryLater):  # names that are not read now come with the rows of their tables
-            if self._start.file == end_position(control, self._start.timeline).file:
-                history.begin(table_schemas(control, self._tables.captures), point)
+        history.begin(table_schemas(control, self._tables.captures), point)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -396,12 +395,14 @@ class SourceStream:
         """The log's events from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 yield from reader.events(POLL_S)
 
     def _statements_after(self, begin: Position) -> Generator[Stretch]:
         """The log from a position to its current end, by a temporary reader."""
         with self._reader_ahead(begin) as reader:
             while True:
+                leave_if_told()
                 found, framer = reader.statements(POLL_S), reader.framer
                 # What comes before an error is read; where the error is, reading must begin again.
                 end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)

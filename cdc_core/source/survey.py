@@ -18,7 +18,7 @@ from typing import Any
 import pymysql
 from pymysql.constants import ER
 
-from cdc_core.connections import answers, quote
+from cdc_core.connections import answers, is_mariadb, quote
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
@@ -148,8 +148,6 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
 
 @answers("source")
 def _listed(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> list[_Listed]:
-    if query(connection, "SHOW VARIABLES LIKE 'information_schema_stats_expiry'"):
-        query(connection, "SET SESSION information_schema_stats_expiry = 0")  # MySQL keeps estimates for a day
     found = []
     for row in query(connection, _TABLES):
         database, table, kind, engine = (as_text(part or "") for part in row[:4])
@@ -228,14 +226,9 @@ def proven_empty(connection: pymysql.Connection[Any], database: str, table: str)
 @contextmanager
 def _impatient(connection: pymysql.Connection[Any]) -> Iterator[None]:
     """A session whose statements give up after a second of waiting, or of scanning deleted rows."""
-    variables = {"innodb_lock_wait_timeout": "1"}
-    for name, value in (("max_execution_time", "1000"), ("max_statement_time", "1")):  # MySQL's, MariaDB's
-        if query(connection, f"SHOW VARIABLES LIKE '{name}'"):
-            variables[name] = value
-    for name, value in variables.items():
-        query(connection, f"SET SESSION {name} = {value}")
+    limit, second = ("max_statement_time", 1) if is_mariadb(connection) else ("max_execution_time", 1000)
+    query(connection, f"SET SESSION innodb_lock_wait_timeout = 1, {limit} = {second}")
     try:
         yield
     finally:
-        for name in variables:
-            query(connection, f"SET SESSION {name} = DEFAULT")
+        query(connection, f"SET SESSION innodb_lock_wait_timeout = DEFAULT, {limit} = 0")

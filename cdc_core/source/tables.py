@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.table_map import TableMap, TypeCode, parse_table_map, table_name
+from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.errors import Refused
+from cdc_core.model.position import Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
@@ -114,30 +114,16 @@ class TableRegistry:
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why
-        if self._may_have_got_its_key_later(table_map, known, point):
-            assert known is not None
-            known = replace(known, columns=tuple(replace(column, key_part=None) for column in known.columns))
-        if mariadb and _was_versioned(table_map, known):
-            raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
+        if mariadb and _was_versioned(schema, known):
+            raise system_versioned(*name)
         if mariadb and tuple(column.name for column in schema.columns) == _SEQUENCE:
             self._names[event.body[8:]] = name
             return None
         require_unreserved(schema)
         if self._history is not None and point is not None:
-            self._history.saw(name, point)
+            self._history.saw(schema, point)
         return MappedTable(schema, table_map, self._defaults_of(schema, point))
-
-    def _may_have_got_its_key_later(
-        self, table_map: TableMap, known: TableSchema | None, point: LogPoint | None
-    ) -> bool:
-        """Whether nothing tells that rows without a primary key had the unique key by which the table is known now.
-        Rows that are equal in a later key are different rows."""
-        if table_map.names is None or table_map.key is not None or known is None or not known.key:
-            return False
-        if self._history is None or point is None:
-            return False
-        return not self._history.had_its_unique_keys((known.database, known.table), point)
 
     def _defaults_of(
         self, schema: TableSchema, point: LogPoint | None
@@ -166,10 +152,22 @@ class TableRegistry:
             return self._ask(*name)
         return None
 
+    def before(self, name: Name, point: LogPoint) -> TableSchema | None:
+        """The definition that a captured table had just before a statement at a point, if that is certain."""
+        for use in self._uses.values():
+            if use is not None and use.name == name:
+                return use.schema
+        return None if self._history is None else self._history.before(name, point)
+
     def of_database(self, database: str) -> tuple[Name, ...]:
         """Tables of a database that were ever seen or known."""
         known = () if self._history is None else self._history.names()
         return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
+
+    def meet(self, statement: Statement, point: LogPoint) -> None:
+        """A statement may define tables: to be called before anything else of its point."""
+        if self._history is not None:
+            self._history.meet(statement, point)
 
     def change(self, statement: Statement, names: Sequence[Name], point: LogPoint, ts_us: int) -> Change:
         """What a statement at a point does to captured tables besides defining them. names: those it touches."""
@@ -223,9 +221,9 @@ class TableRegistry:
         if self._history is not None:
             self._history.redefined(names, point, self.captures, change)
 
-    def learned(self) -> tuple[DefinedSince, ...]:
-        """What the history learned since the last call."""
-        return () if self._history is None else self._history.learned()
+    def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
+        """What the history learned since the last call. reached: the log is read up to there."""
+        return () if self._history is None else self._history.learned(reached)
 
     def forget(self, names: Iterable[Name] | None) -> None:
         """After DDL of these tables, or of any (None)."""
@@ -246,10 +244,10 @@ class TableRegistry:
         self._uses = kept
 
 
-def _was_versioned(table_map: TableMap, known: TableSchema | None) -> bool:
+def _was_versioned(schema: TableSchema, known: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
     show: the table may be gone since, or no longer versioned."""
-    if table_map.names is None or [name.lower() for name in table_map.names[-2:]] != ["row_start", "row_end"]:
+    last = [(column.name.lower(), column.type.base) for column in schema.columns[-2:]]
+    if last != [("row_start", "timestamp"), ("row_end", "timestamp")]:
         return False
-    stamps = all(code == TypeCode.TIMESTAMP2 for code in table_map.types[-2:])
-    return stamps and (known is None or "row_end" not in [column.name.lower() for column in known.columns])
+    return known is None or "row_end" not in [column.name.lower() for column in known.columns]

@@ -365,7 +365,7 @@ class TransactionAssembler:
         """Ends the block; the next one begins where it ended."""
         before = set(self._tables.isolated)
         block = self.builder.build(next_file, lambda name, error, begin: self.judge.isolates(name, error, f"{begin}"))
-        learned = () if self._past else self._tables.learned()
+        learned = () if self._past else self._tables.learned(block.end)
         if not self._past:
             unread = self._unread(block, self._tables.isolated.keys() - before)
             block = replace(block, happened=(*block.happened, *self.cascades.of_rows(block), *unread))

@@ -58,7 +58,8 @@ class FileGroup:
 class TableFiles:
     """The files of a table, and what the queries over them need to know of their content.
 
-    columns:     the state's columns: those of the last definitions.
+    columns:     the state's columns: those of the last definitions, without virtual ones of MariaDB if some change
+                 lacks values. Nobody knows the values of such a column, and null would be a wrong one.
     all_columns: those of every definition.
     key:         columns that identify a row; () where whole rows are matched.
     literals:    some value is in `_cdc_literal`.

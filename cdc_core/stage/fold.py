@@ -154,12 +154,9 @@ def _origin(table: TableFiles) -> list[str]:
 
 
 def _fillable(table: TableFiles) -> list[tuple[int, pa.Field]]:
-    """Columns that an older change can fill, with their numbers: what is computed from others is not kept anywhere."""
-    return [
-        (number, field)
-        for number, field in enumerate(table.columns)
-        if b"generated" not in (field.metadata or {}) and field.name not in table.key
-    ]
+    """Columns that an older change can fill, with their numbers. A generated one, too: servers log it when they assign
+    what it is computed from. Those that MariaDB never logs are not in `table.columns`."""
+    return [(number, field) for number, field in enumerate(table.columns) if field.name not in table.key]
 
 
 def _row_images(table: TableFiles, keys: Sequence[str], new: Sequence[str], former: Sequence[str], moves: str) -> str:

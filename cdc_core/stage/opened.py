@@ -178,9 +178,11 @@ def _described(
             if absent:
                 _require_carried(connection, group, table, key)
     spelled = {field.name.lower(): field.name for field in unified_columns(table, every)}
+    state = unified_columns(table, every, None if dropped else definitions)
+    unknown = {one.name.lower() for schema in every for one in schema.columns if absent and not one.logged}
     return TableFiles(
         groups=groups,
-        columns=tuple(unified_columns(table, every, None if dropped else definitions)),
+        columns=tuple(field for field in state if field.name.lower() not in unknown),
         all_columns=tuple(unified_columns(table, every)),
         key=tuple(spelled.get(name.lower(), name) for name in key),
         literals=_has_literals(connection, groups),

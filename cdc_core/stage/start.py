@@ -1,4 +1,5 @@
-"""The start of a source: where its chain of manifests began, and of which pipeline it is, kept on the stage itself.
+"""The start of a source: where its chain of manifests began, of which pipeline it is, and what the chain is called.
+It is kept on the stage itself.
 
 `starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
 removed. The first batch begins there; with the horizon (`stage.horizon`) it distinguishes a chain from the rest of one
@@ -8,6 +9,8 @@ whose first manifests are lost. An extractor that finds a start and nothing else
 from __future__ import annotations
 
 import json
+import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -22,12 +25,14 @@ from cdc_core.stage.unreadable import other_version
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """asked: `start` of the pipeline file when the source was first extracted (config.Source.start_text)."""
+    """asked: `start` of the pipeline file when the source was first extracted (config.Source.start_text). name:
+    random, so that targets can tell the chain from another one of the same source (target.ownership)."""
 
     source: str
     pipeline: str
     checkpoint: Checkpoint
     asked: str = ""
+    name: str = ""
 
     def to_bytes(self) -> bytes:
         data = {
@@ -36,13 +41,15 @@ class Start:
             "pipeline": self.pipeline,
             "checkpoint": self.checkpoint.to_json(),
             "asked": self.asked,
+            "name": self.name,
         }
         return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Start:
         data = versioned(raw)
-        found = cls(data["source"], data["pipeline"], Checkpoint.from_json(data["checkpoint"]), data["asked"])
+        begun = Checkpoint.from_json(data["checkpoint"])
+        found = cls(data["source"], data["pipeline"], begun, data["asked"], data["name"])
         require_types(found)
         return found
 
@@ -86,6 +93,11 @@ def require_own(store: ObjectStore, source: str, pipeline: str) -> Start | None:
     return start
 
 
+def names(store: ObjectStore, sources: Iterable[str]) -> frozenset[str]:
+    """What the chains of these sources are called, of those that began. Raises what `load` does."""
+    return frozenset(start.name for source in sources if (start := load(store, source)) is not None)
+
+
 def sources(store: ObjectStore) -> list[str]:
     """The sources of which anything was ever staged."""
     found = (PurePosixPath(info.path) for info in store.list(STARTS))
@@ -94,7 +106,7 @@ def sources(store: ObjectStore) -> list[str]:
 
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:
     """Writes the start unless there is one; the one that is there. Raises Refused (stage.other_pipeline)."""
-    store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked).to_bytes())
+    store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked, secrets.token_hex(8)).to_bytes())
     found = require_own(store, source, pipeline)
     assert found is not None
     return found.checkpoint

@@ -10,15 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-_LANGUAGES = {
-    "de_pb": "german2", "is": "icelandic", "lv": "latvian", "ro": "romanian", "sl": "slovenian", "pl": "polish",
-    "et": "estonian", "es": "spanish", "sv": "swedish", "tr": "turkish", "cs": "czech", "da": "danish",
-    "lt": "lithuanian", "sk": "slovak", "es_trad": "spanish2", "la": "roman", "eo": "esperanto", "hu": "hungarian",
-    "hr": "croatian", "vi": "vietnamese",
-}  # fmt: skip
-"""MySQL's names of languages in collations of Unicode 9, and MariaDB's in those of Unicode 14."""
-_ISO = {name: code for code, name in _LANGUAGES.items()}
-_UNICODE_9 = re.compile(r"^utf8mb4_(?:(\w+?)_)?0900_(ai_ci|as_ci|as_cs|bin)$")
+from cdc_core.model.collations import LANGUAGES, UNICODE_9, own_name
+
+_ISO = {name: code for code, name in LANGUAGES.items()}
 _UNICODE_14 = re.compile(r"^\w+?_uca1400_(?:([a-z0-9]+)_)??(?:nopad_)?(ai_ci|as_ci|as_cs|ai_cs)$")
 BYTES = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 """Compare bytes and trailing spaces: MySQL's and MariaDB's name of the same collation."""
@@ -27,7 +21,7 @@ BYTES = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
 def substitute(charset: str, collation: str, known: Collection[str], *, apart: bool) -> tuple[str, str]:
     """The character set and the collation of a server for one that it may not have; unchanged if it has it.
 
-    known: the server's collations. apart: values that differ on the source must differ there too.
+    known: the server's collations, by their own names. apart: values that differ on the source must differ there too.
     """
     if collation in known:
         return charset, collation
@@ -42,10 +36,9 @@ def substitute(charset: str, collation: str, known: Collection[str], *, apart: b
 
 
 def _nearest(collation: str) -> list[str]:
-    if match := _UNICODE_9.match(collation):
-        language, strength = _LANGUAGES.get(match[1] or "", ""), match[2]
-        named = [f"utf8mb4_uca1400_{language}_nopad_{strength}"] if language else []
-        return [*named, f"utf8mb4_uca1400_nopad_{strength}", "utf8mb4_unicode_520_nopad_ci"]
+    if match := UNICODE_9.match(collation):
+        general = f"utf8mb4_uca1400_nopad_{match[2]}"
+        return [own_name(collation, mariadb=True), general, "utf8mb4_unicode_520_nopad_ci"]
     if (match := _UNICODE_14.match(collation)) and collation.startswith("utf8mb4_"):
         code, strength = _ISO.get(match[1] or "", ""), match[2].replace("ai_cs", "as_cs")
         named = [f"utf8mb4_{code}_0900_{strength}"] if code else []

@@ -16,13 +16,14 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote
+from cdc_core.model.collations import own_name
 from cdc_core.model.schema import INTEGER_BYTES, ColumnType
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target import pairs
 from cdc_core.target.definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
 from cdc_core.target.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
 from cdc_core.target.facts import declaration
-from cdc_core.target.faults import number_of
 
 _DUPLICATE_COLUMN = 1060
 _NUMBERS = frozenset({"decimal", "double", "bit", "year"})
@@ -60,11 +61,13 @@ def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
         cursor.execute("SELECT VERSION()")
         (version,) = cursor.fetchone() or ("",)
         cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
-        names = [one[0].upper() for one in cursor.description]
-        at = names.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in names else names.index("COLLATION_NAME")
-        collations = frozenset(str(row[at]) for row in cursor.fetchall())
+        heads = [one[0].upper() for one in cursor.description]
+        at = heads.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in heads else heads.index("COLLATION_NAME")
+        names = [str(row[at]) for row in cursor.fetchall()]
     numbers = str(version).partition("-")[0].split(".")
-    return Dialect("MariaDB" in info, tuple(int(one) for one in numbers if one.isdigit()), collations)
+    mariadb = "MariaDB" in info
+    collations = frozenset(name for name in names if own_name(name, mariadb=mariadb) == name)
+    return Dialect(mariadb, tuple(int(one) for one in numbers if one.isdigit()), collations)
 
 
 def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
@@ -72,12 +75,17 @@ def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
     found: list[Difference] = []
     definition = there.definition
     key = {one.lower() for one in planned.key}
+    at = "FIRST"
     for column in planned.columns:
         theirs = definition.by_name.get(column.name.lower())
         if theirs is None:
-            found.append(_missing(column, empty=there.empty, in_key=column.name.lower() in key))
+            lacking = _missing(column, at, empty=there.empty, in_key=column.name.lower() in key)
+            found.append(lacking)
+            if not (lacking.safe and lacking.column):
+                continue  # it may stay missing
         else:
             found += _column_differences(planned, column, theirs, there)
+        at = f"AFTER {quote(column.name)}"
     known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
     primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
     for extra in definition.columns:
@@ -105,8 +113,10 @@ def _newest_name(collation: str) -> str:
     return re.sub("^utf8_", "utf8mb3_", collation)
 
 
-def _missing(column: PlannedColumn, *, empty: bool, in_key: bool) -> Difference:
-    """Beside rows that exist, NULL is allowed: changes from before the column have no value for it, and are written as
+def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> Difference:
+    """at: its place on the source: an application that is led here may not name columns.
+
+    Beside rows that exist, NULL is allowed: changes from before the column have no value for it, and are written as
     well, until the table is copied again. A computed default would give the rows that exist another value than they
     have on the source: they get NULL."""
     what = f"the column {column.name} ({column.type}) is missing"
@@ -115,7 +125,7 @@ def _missing(column: PlannedColumn, *, empty: bool, in_key: bool) -> Difference:
     if loose and strict:
         what += "; it is added with NULL allowed, since changes that are older than it have no value for it"
     safe = not in_key or empty or column.generated or bool(column.default)
-    alter = f"ADD COLUMN {column.loose if loose else column.sql}"
+    alter = f"ADD COLUMN {column.loose if loose else column.sql} {at}"
     if column.derived and not column.generated and not in_key:
         # Nothing is lost without it, and MariaDB does not log all values of a virtual column.
         return Difference(what, alter=alter, safe=safe)

@@ -23,6 +23,7 @@ from cdc_core.connections import SafeConnection, Server, connect, is_mariadb, re
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.session import WRITING
 from cdc_core.target.facts import (
     DatabaseGrants,
     TableFacts,
@@ -37,10 +38,11 @@ from cdc_core.target.facts import (
 from cdc_core.target.faults import translating
 from cdc_core.target.fence import Fence, fenced, fences_in
 from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
-from cdc_core.target.keys import coarser_columns
+from cdc_core.target.keys import BYTEWISE, coarser_columns, spelled_apart_in
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
-from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
-from cdc_core.target.placement import misplaced, placements_in
+from cdc_core.target.load import Layout, altering_session, documents_of, open_session
+from cdc_core.target.ownership import Writer, holding, not_its_own
+from cdc_core.target.placement import Noted, misplaced, noted_in
 from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
@@ -51,13 +53,15 @@ PREPARING_SESSIONS = 4
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One physical table on its server. columns: whose values go to it. The shards of a table may differ in the columns
-    that are generated, missing there if they are generated on the source, or JSON. writer: the pipeline that writes."""
+    that are generated, missing there if they are generated on the source, or JSON. writer: the pipeline that writes.
+    noted: that its stage was let in, as far as somebody asked (ownership.take)."""
 
     table: ShardTable
     server: Server
     facts: TableFacts
     columns: tuple[str, ...]
     writer: str = ""
+    noted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ def open_destination(
     partial: bool = False,
     shared: bool = False,
     pipeline: str = "",
+    owner: Writer | None = None,
     let_in: bool = False,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
@@ -127,7 +132,8 @@ def open_destination(
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the first
     schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another layout.
     partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a fence may
-    let through. let_in: as if a cutover had let it in. survey: of this and other tables of the
+    let through. owner: None if nobody asks whose rows a
+    table has (ownership.py). let_in: as if a cutover had let it in. survey: of this and other tables of the
     target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what target.faults
     makes of the servers' errors.
     """
@@ -136,7 +142,7 @@ def open_destination(
             survey = stack.enter_context(Survey(target, [logical], environ))
         found = checked_destination(
             target, logical, schemas, survey, key=key, ready=ready, writing=writing, partial=partial, shared=shared,
-            pipeline=pipeline, let_in=let_in,
+            pipeline=pipeline, owner=owner, let_in=let_in,
         )  # fmt: skip
     return prepared_destinations(target, [found], survey)[0] if ready else found
 
@@ -153,6 +159,7 @@ def checked_destination(
     partial: bool,
     shared: bool,
     pipeline: str,
+    owner: Writer | None = None,
     let_in: bool = False,
 ) -> Destination:
     """As open_destination; what Lockstep needs in the tables may still be lacking. ready: prepared_destinations is
@@ -163,8 +170,10 @@ def checked_destination(
     rule = _as_spelled(rule, schemas)
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
-        _require_shard_key(rule.sharding, target.name, logical, schemas)
-    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared, pipeline, let_in)
+        _require_shard_key(rule.sharding, target.name, logical, schemas, key)
+    demands = _Demands(
+        target, logical, tuple(schemas), key, rule, ready, writing, partial, shared, pipeline, let_in, owner
+    )
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -174,7 +183,8 @@ def checked_destination(
         try:
             with survey.asking(number) as server:
                 found = _inspect(survey, mine, demands, reference, problems)
-                shards += [Shard(place, server, facts, _loaded(facts, schemas), pipeline) for place, facts in found]
+                for place, facts, noted in found:
+                    shards.append(Shard(place, server, facts, _loaded(facts, schemas), pipeline, noted))
         except LockstepError as error:
             problems.append(error)
     if problems:
@@ -202,8 +212,10 @@ def _loaded(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for schema in schemas for name in loaded_columns(facts, schema)))
 
 
-def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema]) -> None:
-    """Raises Refused (target.shard_key), and what sharding.shard_function raises."""
+def _require_shard_key(
+    sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema], key: Sequence[str]
+) -> None:
+    """Raises Refused (target.shard_key), and what sharding.shard_function raises. key: of the rows."""
     if any(sharding.key not in _names(schema) for schema in schemas):
         raise Refused(
             f"The shard key {sharding.key!r} is not a column of every source table of {logical!r}.",
@@ -213,6 +225,19 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
         )
     if sharding.function == "python":
         shard_function(sharding)
+        return
+    for schema in schemas:
+        kind = schema.column(sharding.key).type
+        shards_of(pa.array([], kind.arrow), sharding)  # it refuses a type that the function does not take
+        if sharding.key in key and spelled_apart_in(kind):
+            raise Refused(
+                f"The shard key {sharding.key!r} of {logical!r} is compared in {kind.collation}, and "
+                f"{sharding.function} tells its values apart by their bytes: rows with one key would be in two shards.",
+                where=f"targets.{target}.tables",
+                code="target.shard_key",
+                remedy=f"shard by another column; or give it, on the source, {BYTEWISE}; or set function: python, with "
+                "a function that gives such keys one shard",
+            )
 
 
 def prepared_destinations(target: Target, destinations: Sequence[Destination], survey: Survey) -> list[Destination]:
@@ -270,6 +295,8 @@ def _names(schema: TableSchema) -> set[str]:
 class _Demands:
     """What `open_destination` was asked for."""
 
+    target: Target
+    logical: str
     schemas: tuple[TableSchema, ...]
     key: tuple[str, ...]
     rule: TargetTable
@@ -279,6 +306,7 @@ class _Demands:
     shared: bool
     pipeline: str
     let_in: bool
+    owner: Writer | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +317,7 @@ class _Database:
     engines: Mapping[str, Engine]
     ours: Ours
     fences: Mapping[str, Fence]
-    placements: Mapping[str, str]
+    noted: Mapping[str, Noted]
     due: Mapping[str, Sequence[DueIndex]]
 
 
@@ -333,9 +361,7 @@ class Survey:
         try:
             with translating(where), sensible(reference):
                 if number not in self._connections:
-                    self._connections[number] = connect(server, where=reference)
-                    with self._connections[number].cursor() as cursor:
-                        set_session(cursor)
+                    self._connections[number] = connect(server, where=reference, settings=WRITING)
                     if self._loading:
                         require_server(self._connections[number], where=where)
                 yield server
@@ -360,7 +386,7 @@ class Survey:
         if at not in self._databases:
             connection, tables = self._connections[number], list(self._tables[at])
             with connection.cursor() as cursor:
-                fences, noted, due = fences_in(cursor, name), placements_in(cursor, name), due_in(cursor, name)
+                fences, noted, due = fences_in(cursor, name), noted_in(cursor, name), due_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
                 engines_of(connection, name, tables),
@@ -391,8 +417,9 @@ def _inspect(
     demands: _Demands,
     where: str,
     problems: list[LockstepError],
-) -> Iterator[tuple[ShardTable, TableFacts]]:
-    """The tables that exist, of one server; what is wrong with them, and with the missing ones, is added to `problems`.
+) -> Iterator[tuple[ShardTable, TableFacts, bool]]:
+    """The tables that exist, of one server, and whether the writer is noted there; what is wrong with them, and with
+    the missing ones, is added to `problems`.
 
     Raises LockstepError, or an error of the server, if it takes no statements now: further checks would be pointless.
     """
@@ -411,9 +438,6 @@ def _inspect(
             waits = demands.let_in and fence is not None and fence.waits_for(demands.pipeline)
             if demands.writing and fence is not None and fence.keeps_out(demands.pipeline) and not waits:
                 problems.append(fenced(place.name, fence.note))
-            noted = known.placements.get(place.table, place.placement)
-            if demands.writing and noted != place.placement:
-                problems.append(misplaced(place.name, noted, place.placement))
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
@@ -441,7 +465,14 @@ def _inspect(
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]
         granted = _collect(problems, _require_grants, survey, number, database, sound, where)
+        strange = {place.table for place in here if not _owned(demands, known.noted.get(place.table))}
+        asked = sorted(strange & found.keys()) if granted else []
+        held = holding(connection, database, asked, known.ours)
         for place in here:
+            new = place.table in strange and (place.table not in held or demands.target.existing == "replace")
+            problems += _not_for_it(demands, place, known.noted.get(place.table), new)
+            if place.table in held and not _answered(demands):
+                problems.append(not_its_own(demands.target.name, place.name))
             if place.table not in found:
                 continue
             facts = found[place.table]
@@ -451,7 +482,26 @@ def _inspect(
                 _collect(
                     problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
                 )
-            yield place, facts
+            owner = demands.owner
+            yield place, facts, owner is None or owner.is_in(known.noted.get(place.table))
+
+
+def _owned(demands: _Demands, noted: Noted | None) -> bool:
+    owner = demands.owner if demands.writing else None
+    return owner is None or owner.owns(demands.logical, noted)
+
+
+def _answered(demands: _Demands) -> bool:
+    """Whether the target says what rows are that the stage has not written. Tables to replace are emptied before the
+    jobs of a run."""
+    return demands.target.existing == "keep" or (demands.target.existing == "replace" and not demands.ready)
+
+
+def _not_for_it(demands: _Demands, place: ShardTable, noted: Noted | None, new: bool) -> list[LockstepError]:
+    """new: the table has no rows, or loses them."""
+    if not demands.writing or new or noted is None or noted.placement == place.placement:
+        return []
+    return [misplaced(place.name, noted.placement, place.placement)]
 
 
 def _without_versions(facts: TableFacts) -> TableFacts:

@@ -15,13 +15,14 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import quote, sensible
+from cdc_core.connections import is_mariadb, quote, sensible
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target import pairs
 from cdc_core.target.collations import BYTES
-from cdc_core.target.faults import PRIVILEGES, denied, lacks, number_of, translated
+from cdc_core.target.faults import PRIVILEGES, denied, lacks, translated
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
         )
         columns: dict[str, list[TargetColumn]] = {}
         for table, *rest in cursor.fetchall():
-            columns.setdefault(table, []).append(_column(*rest))
+            columns.setdefault(table, []).append(_column(*rest, mariadb=is_mariadb(connection)))
         cursor.execute(
             # Not CARDINALITY, for which MySQL opens each table.
             "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
@@ -167,8 +168,9 @@ def declared_text(declared: str, charset: str | None, collation: str | None) -> 
 
 
 def _column(
-    name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str
-) -> TargetColumn:
+    name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str,
+    *, mariadb: bool,
+) -> TargetColumn:  # fmt: skip
     words = (extra or "").lower()
     # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
     generated = "virtual generated" in words or "stored generated" in words
@@ -176,7 +178,7 @@ def _column(
     optional = nullable == "YES" or default is not None or generated or "auto_increment" in words
     return TargetColumn(
         name,
-        parse_column_type(declared, charset=charset or "", collation=collation or ""),
+        parse_column_type(declared, charset=charset or "", collation=collation or "", mariadb=mariadb),
         full,
         nullable == "YES",
         optional,
@@ -238,7 +240,7 @@ def table_problems(
     new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
     found: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
     settled = frozenset() if new_key is None else new_key.columns
-    in_key = {one.lower() for one in key}
+    in_key, at = {one.lower() for one in key}, "FIRST"
     for column in schema.columns:
         if column.name.lower() == VERSION_COLUMN or column.name.lower() in settled:
             continue  # the former of a source that is itself a target (loaded_columns)
@@ -246,11 +248,13 @@ def table_problems(
         if there is None and column.name.lower() not in in_key:
             column = replace(column, nullable=True)  # changes that are older than the column are written as well
         problem = _column_problem(
-            facts, column, there,
+            facts, column, there, at,
             in_key=column.name.lower() in in_key, narrower=narrower, partial=partial, mariadb=mariadb,
         )  # fmt: skip
         if problem is not None:
             found.append(problem)
+        if problem is not None or there is not None:
+            at = f"AFTER {quote(column.name)}"
     known = {column.name.lower() for column in schema.columns}
     for one in facts.columns:
         unknown = one.name.lower() not in known and one.name.lower() not in settled
@@ -372,12 +376,14 @@ def _column_problem(
     facts: TableFacts,
     column: Column,
     there: TargetColumn | None,
+    at: str,
     *,
     in_key: bool,
     narrower: bool,
     partial: bool,
     mariadb: bool,
 ) -> Refused | None:
+    """at: where a column that is missing is on the source."""
     if there is None:
         if column.generated and column.key_part is None:
             return None  # nothing is lost: it is computed from other columns
@@ -385,7 +391,7 @@ def _column_problem(
             f"The source's column {column.name} ({column.type}) is missing in {facts.name}.",
             where=facts.name,
             code="target.column",
-            remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)}",
+            remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
         )
     problem = pairs.problem(column.type, there.type)
     if there.generated:

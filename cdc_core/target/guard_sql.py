@@ -5,7 +5,7 @@ Twins of the Python functions: the tests compare them on real servers.
 
 from __future__ import annotations
 
-from cdc_core.model.version import ORIGIN_BYTES, SHORTEST_WITH_ORIGIN
+from cdc_core.model.version import ORIGIN_BYTES, SHORTEST_WITH_ORIGIN, TAKEN_OVER
 
 
 def other_origin_sql(a: str, b: str) -> str:
@@ -21,7 +21,10 @@ def origin_is_sql(version: str, origin: bytes | None = None) -> str:
 
 
 def _says_origin(version: str) -> str:
-    return f"SUBSTRING({version}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({version}) >= {SHORTEST_WITH_ORIGIN}"
+    return (
+        f"SUBSTRING({version}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({version}) >= {SHORTEST_WITH_ORIGIN} "
+        f"AND SUBSTRING({version}, 1, {len(TAKEN_OVER)}) <> X'{TAKEN_OVER.hex()}'"
+    )
 
 
 def newer_or_equal_sql(a: str, b: str) -> str:

@@ -31,11 +31,12 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import GONE, Server, quote, resolve
+from cdc_core.connections import Server, quote, resolve
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import BUSY, NO_TABLE, denied, number_of, sees_nothing_of, translated, translating
+from cdc_core.target.faults import denied, sees_nothing_of, translated, translating
 from cdc_core.target.load import IDLE_S, altering_session
 from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
 from cdc_core.target.server_words import reason
@@ -140,7 +141,7 @@ def _written(due: Sequence[DueIndex]) -> str:
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
     """Drops the indexes that may wait, if Lockstep has made the table and it is empty; whether it did. The caller has
-    the table's lock, and the session the settings of load.SESSION.
+    the table's lock, and the session the settings of session.WRITING.
 
     If the server refuses to drop them, they stay. Raises PyMySQL's errors, after which they may be due.
     """
@@ -162,7 +163,7 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
             dropped = ", ".join(f"DROP INDEX {quote(one.name)}" for one in due)
             cursor.execute(f"ALTER TABLE {quote(database, table)} {dropped}")
         except pymysql.err.MySQLError as error:
-            if number_of(error) in GONE:
+            if kind_of(error) is Kind.GONE:
                 raise
             log.info("%s.%s: its indexes stay during the load: %s", database, table, reason(error))
             build(connection, database, table)
@@ -227,7 +228,7 @@ def _await_readers(cursor: Any, table: str) -> None:
             cursor.execute(f"ALTER TABLE {table} ENABLE KEYS")
             break
         except pymysql.err.MySQLError as error:
-            if number_of(error) not in BUSY or not left:
+            if kind_of(error) is not Kind.BUSY or not left:
                 raise
             time.sleep(1)
     cursor.execute(f"SET SESSION lock_wait_timeout = {END_WAIT_S}")

@@ -13,7 +13,8 @@ import pymysql
 
 from cdc_core.config import Target
 from cdc_core.connections import connect, quote, resolve, sensible
-from cdc_core.target.faults import ALTERED, number_of, translating
+from cdc_core.server_errors import Kind, kind_of
+from cdc_core.target.faults import translating
 from cdc_core.target.prepare import LEDGER
 from cdc_core.target.sharding import ShardTable, shard_tables
 
@@ -71,7 +72,7 @@ def _rows(
                     arguments,
                 )
             except pymysql.err.MySQLError as error:
-                if number_of(error) not in ALTERED:
+                if kind_of(error) is not Kind.ALTERED:
                     raise
                 return
             for table, run_id, number in cursor.fetchall():

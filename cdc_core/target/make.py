@@ -17,6 +17,7 @@ import pymysql
 from cdc_core.config import Target
 from cdc_core.connections import connect, quote, resolve
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.server_errors import Kind, kind_of
 from cdc_core.target.create import (
     Difference,
     Existing,
@@ -30,7 +31,7 @@ from cdc_core.target.create import (
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import require_shown_names, table_facts
-from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
+from cdc_core.target.faults import denied, is_row_error, known, translated, translating
 from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_made, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, tombstones_table, versions_table
@@ -291,7 +292,7 @@ def _if_there(cursor: Any, statement: str, arguments: tuple[str, ...] = ()) -> N
     try:
         cursor.execute(statement, arguments or None)
     except pymysql.err.MySQLError as error:
-        if number_of(error) not in ALTERED:
+        if kind_of(error) is not Kind.ALTERED:
             raise
 
 

@@ -20,7 +20,7 @@ import pymysql
 from cdc_core.config import Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import DataAtRisk
-from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LAYOUTS, tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -36,15 +36,23 @@ class PlacedTable:
     wanted: str
 
 
-def placements_in(cursor: Any, database: str) -> dict[str, str]:
-    """What is noted for the tables of a database."""
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is noted of a table. stages: see ownership.py."""
+
+    placement: str
+    stages: tuple[str, ...] = ()
+
+
+def noted_in(cursor: Any, database: str) -> dict[str, Noted]:
+    """What is noted of the tables of a database."""
     try:
-        cursor.execute(f"SELECT table_name, placement FROM {quote(database, LAYOUTS)}")
+        cursor.execute(f"SELECT table_name, placement, stages FROM {quote(database, LAYOUTS)}")
     except pymysql.err.MySQLError as error:
         if number_of(error) not in NO_TABLE:
             raise
         return {}
-    return {str(table): str(placement) for table, placement in cursor.fetchall()}
+    return {str(table): Noted(str(placement), tuple(stages.split())) for table, placement, stages in cursor.fetchall()}
 
 
 def keep_placement(cursor: Any, database: str, table: str, placement: str) -> None:
@@ -74,11 +82,10 @@ def placements(target: Target, logical: Sequence[str]) -> list[PlacedTable]:
     the servers' errors."""
     found = []
     for cursor, tables in _by_server(target, logical):
-        noted = {database: placements_in(cursor, database) for database in {place.database for _, place in tables}}
-        found += [
-            PlacedTable(name, place.name, noted[place.database].get(place.table), place.placement)
-            for name, place in tables
-        ]
+        noted = {database: noted_in(cursor, database) for database in {place.database for _, place in tables}}
+        for name, place in tables:
+            one = noted[place.database].get(place.table)
+            found.append(PlacedTable(name, place.name, one.placement if one else None, place.placement))
     return found
 
 
@@ -87,8 +94,8 @@ def accept_placements(target: Target, logical: Sequence[str], told: Callable[[st
     Safe to repeat. Raises as `placements`, and RetryLater (target.busy)."""
     for cursor, tables in _by_server(target, logical):
         for _, place in tables:
-            noted = placements_in(cursor, place.database).get(place.table)
-            if noted is not None and noted != place.placement:
+            noted = noted_in(cursor, place.database).get(place.table)
+            if noted is not None and noted.placement != place.placement:
                 with tables_locked(cursor, [place.name]):
                     cursor.execute(
                         f"UPDATE {quote(place.database, LAYOUTS)} SET placement = %s WHERE table_name = %s",

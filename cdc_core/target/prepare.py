@@ -9,7 +9,8 @@
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
                                      the writes of the table; 0 until a write in parts (parts.py) is whole
-    <database>._lockstep_layout      one row per table: which rows it is for (placement.py)
+    <database>._lockstep_layout      one row per table: which rows it is for (placement.py), of which
+                                     stages (ownership.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
     <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)
 
@@ -34,8 +35,9 @@ import pymysql
 from cdc_core.connections import quote, sensible
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
+from cdc_core.server_errors import number_of
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
-from cdc_core.target.faults import is_row_error, known, number_of, translated
+from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.server_words import reason
 
@@ -55,6 +57,7 @@ _NEWEST = "_lockstep_newest"
 _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
 """Types that a primary key takes only by a prefix; MariaDB has unique keys over whole values."""
 
+# Where pages have 4 KiB, a key has at most 768 bytes.
 _CREATE_TRUNCATES = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -65,7 +68,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
 """
 _CREATE_LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
-  run_id VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  run_id VARCHAR(250) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   logical VARCHAR(128) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   written BIGINT NOT NULL,
@@ -86,11 +89,14 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
   PRIMARY KEY (table_name, source)
 ) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
 """
-_CREATE_LAYOUTS = f"""
+STAGES_CHARS = 1000
+"""Enough for some fifty stages."""
+CREATE_LAYOUTS = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LAYOUTS} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
-  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
-) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for'
+  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  stages VARCHAR({STAGES_CHARS}) CHARACTER SET ascii NOT NULL DEFAULT ''
+) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for, and of which stages'
 """
 
 
@@ -131,7 +137,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
 def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableFacts]) -> list[TableFacts]:
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
-    The connection has the settings of load.set_session: key columns are copied as the table has them, zero dates too.
+    The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
     Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
     the first table that cannot be prepared; those after it may have been left as they were.
     """
@@ -267,7 +273,7 @@ def _create_all(cursor: Any, tables: Sequence[TableFacts], there: Ours) -> None:
     """The tables that all tables of a database have in common."""
     keyless = any(facts.keyless for facts in tables)
     keyed = any(not facts.keyless for facts in tables)
-    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: _CREATE_LAYOUTS}
+    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: CREATE_LAYOUTS}
     wanted |= {MARKS: _CREATE_MARKS} if keyless else {}
     wanted |= {TRUNCATES: _CREATE_TRUNCATES} if keyed else {}
     for name, statement in wanted.items():

@@ -3,9 +3,9 @@
 Versions of different sources compare by commit time (model/version.py), which two servers' clocks tell. From a cutover
 on one pipeline alone writes to the tables, so that whatever it brings is newer than all that others have left there,
 whatever these clocks said: a row that was deleted at a source whose clock is ahead, and that the application has
-inserted again at the new place, is to be carried back. So the versions of others get the commit time 0. Those of one
-source still compare with each other by their place in its log: when the other pipeline takes the tables over again, its
-former changes are still older than these.
+inserted again at the new place, is to be carried back. So the versions of others get the commit time 0, and say no
+origin any more: other tables feed these now. Those of one source still compare with each other by their place in its
+log: when the other pipeline takes the tables over again, its former changes are still older than these.
 
 Versions in the rows (guard.store: row) stay: a way back ignores them (destination.py), and no two pipelines keep theirs
 there.
@@ -18,15 +18,16 @@ from typing import Any
 
 from cdc_core.config import Target
 from cdc_core.connections import quote
-from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.model.version import TAKEN_OVER, VERSION_COLUMN
+from cdc_core.target.faults import translating
 from cdc_core.target.fence import alone
 from cdc_core.target.prepare import TRUNCATES, ours_beside, tombstones_table, versions_table
 
 _AT_ONCE = 100_000
 """Rows that one transaction changes."""
-_NEVER = "0000000000000000"
 
 
+@translating("versions that others have left")
 def take_over(target: Target, logical: Sequence[str], sources: Collection[str]) -> None:
     """Lets what other sources than these have left count as older. Safe to repeat, also after half of it was done.
     Raises as fence.raise_fences."""
@@ -49,7 +50,7 @@ def _age(cursor: Any, table: str, version: str, sources: Collection[str], of: st
     changed = _AT_ONCE
     while changed == _AT_ONCE:
         changed = cursor.execute(
-            f"UPDATE {table} SET {version} = CONCAT(X'{_NEVER}', SUBSTRING({version}, 9)) WHERE {which} "
-            f"LENGTH({version}) > 24 AND SUBSTRING({version}, 1, 8) <> X'{_NEVER}' "
+            f"UPDATE {table} SET {version} = CONCAT(X'{TAKEN_OVER.hex()}', SUBSTRING({version}, 9)) WHERE {which} "
+            f"LENGTH({version}) > 24 AND SUBSTRING({version}, 1, 8) <> X'{TAKEN_OVER.hex()}' "
             f"AND SUBSTRING_INDEX(SUBSTRING({version}, 25), X'00', 1) NOT IN ({own}) LIMIT {_AT_ONCE}"
         )

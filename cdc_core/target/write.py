@@ -46,10 +46,11 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.server_errors import Kind, kind_of, number_of
 from cdc_core.target import direct
 from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
-from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
+from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.fence import require_no_fence
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
@@ -177,7 +178,7 @@ def write_shard(
         try:
             return _attempt(server, write, file, transact or _transaction, session)
         except pymysql.err.MySQLError as error:
-            if attempt == ATTEMPTS or not transient(error):
+            if attempt == ATTEMPTS or kind_of(error) not in (Kind.BUSY, Kind.GONE):
                 raise translated(error, where=f"{server}, {write.facts.name}") from None
             wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
             log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, reason(error), attempt + 1, wait_s)
@@ -541,16 +542,19 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
             lambda low, high: _upsert_sql(write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}"),
             first=not write.quarantine,
         )
+        if not careful and needs_care(write.facts, file.layout) and _DUPLICATE in map(number_of, found.values()):
+            raise _Collision from None  # which another error of all rows at once has hidden
         if not found:
             # Every part was written, down to single rows. MariaDB refuses several rows by one INSERT (...) SELECT, with
             # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
             log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
             return
         if write.quarantine:
-            raise _UnfitRows(found) from error
-        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found),))
+            raise _UnfitRows({line: reason(one) for line, one in found.items()}) from error
+        line = min(found)
+        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (line,))
         row = cursor.fetchone()
-        raise rejected(write.facts, bytes(row[0]) if row else None, error) from None
+        raise rejected(write.facts, bytes(row[0]) if row else None, found[line]) from None
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str) -> list[str]:
@@ -611,14 +615,17 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     ]
 
 
-def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool) -> dict[int, str]:
-    """Line numbers of the rows that the table rejects, with the reason, by bisection; all of it is undone later.
+def _failing(
+    cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool
+) -> dict[int, pymysql.err.MySQLError]:
+    """Line numbers of the rows that the table rejects, with the error of each alone, by bisection; all of it is undone
+    later.
 
     first: one row is enough.
     """
     cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
     low, high = (int(value) for value in cursor.fetchone())
-    found: dict[int, str] = {}
+    found: dict[int, pymysql.err.MySQLError] = {}
     ranges = [(low, high)]
     while ranges and len(found) <= (0 if first else MAX_UNFIT):
         low, high = ranges.pop()
@@ -630,7 +637,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = reason(error)
+                found[low] = error
             else:
                 ranges += [(middle + 1, high), (low, middle)]
     return found

@@ -107,6 +107,11 @@ _MEMORY = "512MB"
 _TABLES, _EVENTS = 256, 16_384
 """Of events that are kept by one statement."""
 _ORDER = "{'seq': seq, 'ordinal': ordinal}"
+_EMPTIED = (
+    "e.of_source = t.of_source AND e.of_table = t.of_table "
+    "AND (e.seq < t.seq OR (e.seq = t.seq AND e.ordinal < t.ordinal))"
+)
+"""A change of a row that a later TRUNCATE has removed."""
 
 
 class Comparison:
@@ -281,9 +286,8 @@ FROM source_side s JOIN target_side t USING (k)"""
         tables = self._rows("SELECT count(DISTINCT of_source || '/' || of_table) FROM events")[0][0]
         row = "e.k, NULL, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
         among = "differing e CROSS JOIN truncates t"
-        earlier = "(e.seq < t.seq OR (e.seq = t.seq AND e.ordinal < t.ordinal))"
         if tables > 1:
-            among = f"events e JOIN truncates t ON e.of_source = t.of_source AND e.of_table = t.of_table AND {earlier}"
+            among = f"events e JOIN truncates t ON {_EMPTIED}"
         self._db.execute("CREATE TABLE truncates AS SELECT * FROM events WHERE k IS NULL")
         self._db.execute("DELETE FROM events WHERE k IS NULL")
         if self._keyed:
@@ -296,13 +300,6 @@ FROM source_side s JOIN target_side t USING (k)"""
                     "OR (o.seq = t.seq AND o.ordinal < t.ordinal)))"
                 )
             self._db.execute("INSERT INTO events SELECT * FROM spread")
-        else:
-            # A count begins at the last one that both sides have seen; a later one may be in either or not.
-            self._db.execute(
-                "DELETE FROM events e WHERE EXISTS (SELECT 1 FROM truncates t JOIN bounds b USING (of_source) "
-                f"WHERE t.of_source = e.of_source AND t.of_table = e.of_table AND {earlier} AND t.sure_seq < b.low "
-                "AND t.consumed)"
-            )
 
     def _keyed_sides(self, whole: bool) -> str:
         """CTEs `source_side` and `target_side`: by key the number of rows, their state, and whether a change of it was
@@ -362,31 +359,44 @@ FROM source_side s JOIN target_side t USING (k)"""
     SELECT k, g, false FROM first) s WHERE s.k = r.k AND (s.partial OR s.g = r.g)))"""
 
     def _counted_sides(self, whole: bool) -> str:
-        """As `_keyed_sides`, for rows without a key: how many copies there may be, each in the shard of its values."""
+        """As `_keyed_sides`, for rows without a key: how many copies there may be, each in the shard of its values.
+
+        A count begins at the last TRUNCATE that the side has seen. A later one may be in the side or not: there are at
+        most as many copies as between two of them, and perhaps none.
+        """
         ctes = []
+        removing = f"FROM truncates t JOIN bounds b USING (of_source) WHERE {_EMPTIED}"
         for side, settled, under_way in (
             ("source", "before_read", "during_read"),
             ("target", "consumed", "NOT consumed"),
         ):
-            touching = "NOT t.consumed" if side == "target" else "t.sure_seq >= b.low"
+            has_seen = "t.consumed" if side == "target" else "t.sure_seq < b.low"
             astray = "bool_or(r.g <> e.g) AND NOT bool_or(r.g = e.g)" if side == "target" else "false"
             ctes.append(f"""{side}_moves AS (
-  SELECT k, coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
-    count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
-  FROM seen GROUP BY k),
+  SELECT k, sum(least) AS least, sum(most) AS most, bool_or(touched) AS touched FROM (
+    SELECT k, of_source, of_table, min(base - less) AS least, max(base + more) AS most, max(less + more) > 0 AS touched
+    FROM (
+      SELECT k, of_source, of_table,
+        coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
+        count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
+      FROM (
+        SELECT e.*, (SELECT count(*) {removing} AND NOT {has_seen}) AS times_removed FROM seen e
+        WHERE NOT EXISTS (SELECT 1 {removing} AND {has_seen}))
+      GROUP BY k, of_source, of_table, times_removed)
+    GROUP BY k, of_source, of_table) GROUP BY k),
 {side}_counts AS (
   SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
 {side}_emptied AS (
-  SELECT count(*) > 0 AS emptied FROM truncates t JOIN bounds b USING (of_source) WHERE {touching}),
+  SELECT count(*) > 0 AS emptied FROM truncates t JOIN bounds b USING (of_source) WHERE NOT {has_seen}),
 {side}_astray AS (
   SELECT r.k FROM {side}_rows r
   JOIN (SELECT k, g FROM source_rows UNION SELECT k, g FROM seen WHERE NOT gone AND NOT partial) e ON e.k = r.k
   GROUP BY r.k, r.g HAVING {astray}),
 {side}_side AS (
-  SELECT n.k, n.rows, coalesce(m.less + m.more, 0) > 0 OR x.emptied AS touched,
+  SELECT n.k, n.rows, coalesce(m.touched, false) OR x.emptied AS touched,
     CASE WHEN n.k IN (SELECT k FROM {side}_astray) THEN 'wrong'
-         WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
-         WHEN n.rows BETWEEN coalesce(m.base - m.less, 0) AND coalesce(m.base + m.more, 0) THEN 'right'
+         WHEN NOT {"true" if whole else "false"} THEN 'unknown'
+         WHEN n.rows <= coalesce(m.most, 0) AND (x.emptied OR n.rows >= coalesce(m.least, 0)) THEN 'right'
          ELSE 'wrong' END AS state
   FROM {side}_counts n LEFT JOIN {side}_moves m ON m.k = n.k CROSS JOIN {side}_emptied x)""")
         return ",\n".join(ctes)

@@ -55,6 +55,7 @@ def keep(job: Job, found: Verified) -> str:
         job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
         if document["equal"] is True and found.all_tables:
             job.meta.succeeded(job.pipeline.pipeline, REPAIR, job.target.name)  # nothing is left to repair
+            job.meta.settle(job.target.name, before_us=found.started_us)  # nothing that was set aside is lacking
     return path
 
 
@@ -71,6 +72,7 @@ def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
         "ended": from_us(ended_us).isoformat(),
         "config_sha256": config_digest(job.pipeline),
         "all_tables": found.all_tables,
+        "servers": dict(found.servers),
         "equal": proven(found.results),
         "tables": [_table(one) for one in found.results],
     }
@@ -88,6 +90,7 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
     results = found.results
     return {
         "path": path,
+        "started": from_us(found.started_us).isoformat(),
         "ended": ended,
         "equal": proven(results),
         "tables": len(results),

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from cdc_core.verify.results import TableResult
 
 
+DOUBT = "doubt"
+"""Beside the modes, where their evidence is kept: why what they have found before does not count."""
+
+
 class Mode(StrEnum):
     """What is compared. Only ORDERED proves that a target is equal."""
 
@@ -72,11 +76,13 @@ def found_since(evidence: Mapping[str, Mapping[str, Any]]) -> str:
 
     evidence: the latest summary of each mode, as meta has it.
     """
+    full, doubted = evidence.get(Mode.ORDERED), evidence.get(DOUBT)
+    if full is not None and doubted is not None and str(doubted["ended"]) >= str(full["started"]):
+        return str(doubted["why"])
     newest = max(evidence.values(), key=lambda one: str(one["ended"]), default=None)
     differing: Mapping[str, int] = newest.get("differing", {}) if newest is not None else {}
     if differing:
         return f"{counted(sum(differing.values()), 'row')} of {', '.join(sorted(differing))} were found to differ"
-    full = evidence.get(Mode.ORDERED)
     for mode, one in evidence.items():
         if full is not None and str(one["ended"]) > str(full["ended"]) and one["differences"]:
             rows = counted(one["differences"], "row")

@@ -36,7 +36,7 @@ def why_whole(shape: Shape, sources: Sequence[TableSchema]) -> str:
             if not _indexed(shard, shape.key):
                 return f"{shard.table.name} has no index that begins with the key"
             for name in shape.key:
-                if not _ordered_alike(schema.column(name).type, shard.facts.by_name[name.lower()].type):
+                if not ordered_alike(schema.column(name).type, shard.facts.by_name[name.lower()].type):
                     return f"{schema.name} and {shard.table.name} may order the column {name} differently"
     return ""
 
@@ -49,7 +49,7 @@ def _indexed(shard: Shard, key: Sequence[str]) -> bool:
     )
 
 
-def _ordered_alike(one: ColumnType, other: ColumnType) -> bool:
+def ordered_alike(one: ColumnType, other: ColumnType) -> bool:
     if one.base in INTEGER_BYTES:
         return other.base in INTEGER_BYTES
     if one.base in TEXT_BASES:

@@ -67,12 +67,14 @@ class TableResult(Figures):
 @dataclass(frozen=True, slots=True)
 class Verified:
     """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock.
-    all_tables: every table of the target was compared: none was left out, and none could not be."""
+    all_tables: every table of the target was compared: none was left out, and none could not be. servers: which one was
+    read, by source."""
 
     results: tuple[TableResult, ...]
     started_us: int
     seed: int
     all_tables: bool = True
+    servers: Mapping[str, str] = field(default_factory=dict)
 
 
 def finding_id(table: str, key: str) -> str:

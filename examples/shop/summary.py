@@ -41,7 +41,7 @@ def show(
     console.print(
         "Transactions at the shop: " + ", ".join(f"{kind} {count:,}" for kind, count in shop.done.most_common())
     )
-    with Meta.open(place.meta_url) as meta:
+    with Meta.open(place.meta_url, PIPELINE) as meta:
         runs = meta.status(PIPELINE).runs[::-1]
         accounts = [(run, meta.ledger(run.run_id)) for run in runs]
         (source_status,) = meta.status(PIPELINE).sources

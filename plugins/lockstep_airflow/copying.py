@@ -63,7 +63,10 @@ def _opened(file: str, *, connected: bool = True) -> Iterator[tuple[Pipeline, Me
     from cdc_core.stage.stores import open_stage
 
     pipeline = config.load(Path(file))
-    with Meta.open(pipeline.meta.url, upgrade=True) as meta, exported(pipeline) if connected else nullcontext():
+    with (
+        Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta,
+        exported(pipeline) if connected else nullcontext(),
+    ):
         yield pipeline, meta, open_stage(pipeline.stage)
 
 
@@ -323,7 +326,7 @@ class StartCopyOperator(BaseOperator):
             raise AirflowSkipException("A dry run copies nothing.")
         with as_airflow_failures("start of the copy"):
             pipeline = config.load(Path(self.file))
-            with Meta.open(pipeline.meta.url) as meta:
+            with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
                 found = {source.name: due(meta, pipeline, source.name) for source in pipeline.sources}
         tables = [(source, one) for source, of_source in found.items() for one in of_source]
         if not tables:

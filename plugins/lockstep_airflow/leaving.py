@@ -1,7 +1,7 @@
 """Tasks that hold leases, and release them when Airflow terminates them.
 
-Airflow calls `on_kill` from its signal handler, and then lets the task continue. SystemExit unwinds what the task has
-open; what was not durable is read again by the next try. But Python drops an exception that a handler raises while a
+Airflow calls `on_kill` from its signal handler, and then lets the task continue, until it kills it 5 s later. So the
+task leaves as a command does (cdc_core/leaving.py). But Python drops an exception that a handler raises while a
 finalizer or a weak reference's callback runs, so a task that was told to leave begins nothing more either.
 """
 
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from cdc_core.leaving import leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,4 +42,4 @@ class Leaving:
     def on_kill(self) -> None:
         self._told = True
         if self._working:
-            self.leave_if_told()
+            leave(TERMINATED)

@@ -126,7 +126,7 @@ def of_commit(file: str, target: str, context: Context) -> Lineage:
 @contextmanager
 def _opened(file: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
     pipeline = config.load(Path(file))
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         yield pipeline, meta, open_stage(pipeline.stage)
 
 

@@ -21,6 +21,7 @@ from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.links import LedgerLink
 from lockstep_airflow.run_context import (
     asked_at,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _PipelineOperator(BaseOperator):
+class _PipelineOperator(Leaving, BaseOperator):
     """Of one pipeline file."""
 
     ui_color = "#e8eefb"
@@ -68,7 +69,7 @@ class _PipelineOperator(BaseOperator):
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)
-        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta, self.working():
             yield pipeline, meta, store
 
 
@@ -449,7 +450,7 @@ class CommitOperator(_RunOperator):
     """
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.apply.commit import commit
+        from cdc_core.apply.commit import commit, require_gates_closed
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
             summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
@@ -465,6 +466,7 @@ class CommitOperator(_RunOperator):
             )  # fmt: skip
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
+        require_gates_closed(meta, pipeline, self.target, environment(pipeline))
         return summary.to_json()
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:

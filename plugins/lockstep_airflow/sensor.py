@@ -86,7 +86,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
 
         try:
             pipeline = config.load(Path(self.file))
-            with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+            with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta:
                 keep_failure(meta, pipeline.pipeline, self.source, error)
         except LockstepError as unkept:
             log.warning("%s: this failure could not be kept in meta: %s", self.source, unkept)
@@ -145,7 +145,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         """A watermark that is ahead of the clock came of a clock that was wrong, and says nothing."""
         from cdc_core.meta import Meta
 
-        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta:
             checkpoint, now_us = meta.checkpoint(self.source), meta.now_us()
         if checkpoint is None or not until_us <= checkpoint.watermark_us <= now_us + CLOCK_TOLERANCE_US:
             return None
@@ -165,7 +165,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         holder = holder_name(context)
         log.info("%s: opening as %s", self.source, holder)
         with ExitStack() as opening:
-            meta = opening.enter_context(Meta.open(pipeline.meta.url, upgrade=True))
+            meta = opening.enter_context(Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True))
             opening.enter_context(exported(pipeline))
             accept = accepted_of(context, pipeline, self.source)
             abandon = abandoned_of(context, pipeline, self.source)

@@ -135,7 +135,7 @@ def test_targets_exports_and_replays_are_as_before_when_the_originals_are_gone(
         cursor.execute("SHOW TABLES")
         for (one,) in [row for row in cursor.fetchall() if row[0].startswith("_lockstep_")]:
             cursor.execute(f"DROP TABLE `{one}`")
-        ran = lockstep("run", "shop.yaml", "--replay", "--target", "target")
+        ran = lockstep("run", "shop.yaml", "--replay", "--target", "shop")
         assert [entry["problems"] for entry in ran.document["ledgers"]] == [[]]
         cursor.execute("SELECT * FROM orders ORDER BY id")
         assert cursor.fetchall() == rows

@@ -81,7 +81,7 @@ def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
     run(mariadb_target, TABLE, database=pair.name)
     pipeline, store = load(file), open_store(load(file).stage.uri)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: CHUNK)
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         extract(pipeline, meta, lockstep.environ)
         read(pipeline, meta, store, lockstep.environ, whole=whole)
         # After `low` of the chunks that were read; the stage never has the old primary's log up to their `high`.

@@ -209,7 +209,7 @@ def test_tables_that_the_target_does_not_take_may_be_written_while_it_is_switche
 def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_applied(
     lockstep: Any, mariadb: Any, mysql9: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url) as meta:
+    with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url, made.name) as meta:
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
         switched = meta.latest_cutover(made.name)
@@ -238,3 +238,48 @@ def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_ap
         monkeypatch.setattr(cutover_status, "LATE_S", 0.0)
         waits = way_back_document(meta, switched, "24h")
         assert (waits["ready"], waits["lag_s"] > 0, " to apply" in waits["said"]) == (False, True, True)
+
+
+BACK_THAT_FAILS = """
+if [ $LOCKSTEP_CUTOVER_DIRECTION = back ] && [ -e {flag} ]; then rm {flag}; {python} {script}; exit {code}; fi
+"""
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("code", [3, pytest.param(9, marks=pytest.mark.matrix)], ids=["not switched", "unknown"])
+def test_rows_that_were_written_to_tables_opened_by_a_cutover_that_did_not_switch_are_named_and_compared(
+    lockstep: Any, servers: tuple[Any, Any], code: int
+) -> None:
+    """Somebody writes to the old tables while the command runs, and the application stays at the new ones."""
+    with shop(lockstep, *servers) as made:
+        script, flag = made.folder / "elsewhere.py", made.folder / "once"
+        script.write_text(
+            UNLOGGED.format(url=made.source.url, statements=[f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000"])
+        )
+        made.behave(BACK_THAT_FAILS.format(flag=flag, python=sys.executable, script=script, code=code), "attempts: 1")
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        execute(made.target, f"UPDATE {made.name}_0.orders_0 SET n = 50 WHERE id = 1000")
+        lockstep("run", "shop_back.yaml")
+        lockstep("verify", "shop_back.yaml")
+        assert made.cutover("status", "shop.yaml")["way_back"]["ready"] is True
+
+        flag.touch()
+        error = made.cutover("back", "shop.yaml", code=4)["error"]
+        if code != 3:
+            assert error["code"] == "cutover.unknown"
+            error = made.cutover("resume", "shop_back.yaml", "--answer", "not-switched", code=4)["error"]
+        assert (error["code"], "Rows: orders: 1000." in error["what"]) == ("cutover.slipped_before", True)
+        assert made.cutover("status", "shop_back.yaml")["state"] == "ROLLED_BACK"
+        ready = made.cutover("status", "shop.yaml")["way_back"]
+        assert (ready["ready"], "had opened the new tables" in ready["said"]) == (False, True)
+        assert "1 row of orders differs" in lockstep("status", "shop_back.yaml", code=4).out
+
+        # Nothing is proven over them.
+        assert made.cutover("plan", "shop_back.yaml")["evidence"] is None
+        assert made.cutover("back", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
+        assert (made.place_of_application(), made.new("orders")[1000]) == ("new", 50)
+        lockstep("repair", "shop_back.yaml")
+        assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
+        assert made.old("orders") == made.new("orders") == REST | {1000: 50}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -110,6 +111,9 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
         begin = f"start: {{position: {{file: {place[1]}, offset: {place[2]}}}}}"
         assert "mode: initial" in file.read_text()
         file.write_text(re.sub("start: .*", begin, file.read_text()).replace("mode: initial", "mode: none"))
+        assert lockstep("run", "shop.yaml", code=3).error["code"] == "target.existing"
+        assert "`existing: keep`" in TUTORIAL
+        file.write_text(file.read_text().replace("# existing: replace", "existing: keep"))
 
         checked = lockstep("check", "shop.yaml").document
         (found,) = [one for one in checked["findings"] if "existing rows" in one["subject"]]
@@ -152,3 +156,106 @@ def test_an_extract_that_fails_is_the_first_thing_that_status_says_until_one_suc
     file.write_text(text)
     lockstep("extract", "shop.yaml")
     assert lockstep("status", "shop.yaml").document["problems"] == []
+
+
+TABLES = {"orders": "id INT PRIMARY KEY, n INT", "log": "id INT, n INT", "spread": "id INT PRIMARY KEY, n INT",
+          "one": "id INT PRIMARY KEY, n INT", "two": "id INT PRIMARY KEY, n INT"}  # fmt: skip
+
+
+class Trial:
+    """A pipeline with a table of each kind: with a key, without one, in two shards, fed by two tables."""
+
+    def __init__(self, cursors: tuple[Any, Any], lockstep: Any) -> None:
+        self.source, self.copy, self.lockstep = *cursors, lockstep
+        self.source.execute("CREATE DATABASE used")
+        for at, (name, columns) in enumerate(TABLES.items()):
+            self.source.execute(f"CREATE TABLE used.{name} ({columns})")
+            self.source.execute(f"INSERT INTO used.{name} VALUES ({at}0, 1), ({at}1, 1), ({at}2, 1)")
+        self.copy.execute("SET GLOBAL local_infile = ON")
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"used\..*", "--target", "env:COPY")
+        self.file = lockstep.directory / "shop.yaml"
+        text = self.file.read_text()
+        self.head = text[: text.index("    tables:\n")]
+        self.answer("")
+
+    def answer(self, existing: str) -> None:
+        """What the pipeline file says of rows that are there."""
+        self.file.write_text(
+            f"{self.head}{f'    existing: {existing}' if existing else ''}\n    tables:\n"
+            "      used.orders: {}\n      used.log: {no_key: rows}\n      both: {database: used, table: both}\n"
+            "      used.spread: {table: 'spread_{t}', sharding: {key: id, function: mod, tables: 2}}\n"
+            "routes:\n  - {match: 'used\\.(one|two)', to: both}\n"
+        )
+
+    def begin_again(self) -> None:
+        shutil.rmtree(self.lockstep.directory / ".lockstep")
+
+    def rows(self) -> dict[str, set[tuple[int, int]]]:
+        """At the target, as its tables at the source would have them."""
+        found = {}
+        for name, tables in {"orders": ["orders"], "log": ["log"], "both": ["both"],
+                             "spread": ["spread_0", "spread_1"]}.items():  # fmt: skip
+            self.copy.execute(" UNION ALL ".join(f"SELECT * FROM used.{table}" for table in tables))
+            found[name] = set(self.copy.fetchall())
+        return found
+
+    def at_source(self) -> dict[str, set[tuple[int, int]]]:
+        found: dict[str, set[tuple[int, int]]] = {}
+        for name in TABLES:
+            self.source.execute(f"SELECT * FROM used.{name}")
+            found.setdefault("both" if name in ("one", "two") else name, set()).update(self.source.fetchall())
+        return found
+
+    def asked(self) -> set[str]:
+        """The tables before which `check` and a run stop."""
+        findings = self.lockstep("check", "shop.yaml", code=3).document["findings"]
+        failed = [one for one in findings if one["status"] == "fail"]
+        assert {one["code"] for one in failed} == {"target.existing"}
+        error = self.lockstep("run", "shop.yaml", code=3).error
+        assert error["code"] == "target.existing"
+        return {one["subject"].rpartition(" ")[2] for one in failed}
+
+
+@pytest.fixture
+def trial(cursors: tuple[Any, Any], lockstep: Any) -> Trial:
+    return Trial(cursors, lockstep)
+
+
+def test_a_stage_that_begins_again_asks_once_what_the_rows_at_the_target_are_and_replaces_them(trial: Trial) -> None:
+    trial.lockstep("run", "shop.yaml")
+    assert trial.rows() == trial.at_source()
+    for at, name in enumerate(TABLES):
+        trial.source.execute(f"DELETE FROM used.{name} WHERE id = {at}1")
+    trial.begin_again()
+    before = trial.rows()
+    assert trial.asked() == {"used.orders", "used.log", "used.spread", "both"}
+    assert trial.rows() == before
+    trial.answer("replace")
+    trial.lockstep("check", "shop.yaml")
+    trial.lockstep("run", "shop.yaml")
+    assert trial.rows() == trial.at_source()
+    trial.answer("")
+    (trial.lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
+    trial.lockstep("meta", "rebuild", "shop.yaml")
+    trial.source.execute("INSERT INTO used.orders VALUES (7, 7)")
+    trial.lockstep("run", "shop.yaml")
+    assert trial.rows() == trial.at_source()
+
+
+def test_rows_of_somebody_else_stay_where_the_target_says_keep_and_are_never_replaced_in_silence(trial: Trial) -> None:
+    trial.copy.execute("CREATE DATABASE used")
+    trial.copy.execute("CREATE TABLE used.orders (id INT PRIMARY KEY, n INT)")
+    trial.copy.execute("INSERT INTO used.orders VALUES (0, 9), (99, 9)")
+    trial.copy.execute("SHOW CREATE TABLE used.orders")
+    before = trial.copy.fetchall()
+    assert trial.asked() == {"used.orders"}
+    trial.copy.execute("SHOW CREATE TABLE used.orders")
+    assert trial.copy.fetchall() == before
+    trial.answer("keep")
+    trial.lockstep("run", "shop.yaml")
+    wanted = trial.at_source()
+    assert trial.rows() == wanted | {"orders": wanted["orders"] | {(99, 9)}}
+    trial.answer("replace")  # they have been taken
+    trial.source.execute("UPDATE used.orders SET n = 2")
+    trial.lockstep("run", "shop.yaml")
+    assert (99, 9) in trial.rows()["orders"]

@@ -74,6 +74,9 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         file = Path(done["file"]).name
         assert (file, done["successor"]) == (f"shop_{to}.yaml", f"{made.name}_{to}")
         assert made("reshard", "run", "shop.yaml", "--to", to) == done
+        # The command of the former pipeline would lead the application to the former shards.
+        assert made("cutover", "plan", file, code=2)["error"]["code"] == "cutover.no_hook"
+        made.hook(file)
         made("run", file)
         made.write(made.target, made.old_place)
         made("run", file)
@@ -107,6 +110,7 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "reshard.shards"
         files = [Path(made("reshard", "run", *to, shards)["file"]).name for shards in ("0", "1-3")]
         assert files == ["shop_4x4_s0.yaml", "shop_4x4_s1_3.yaml"]
+        made.hook(*files)
         first, rest = files
         for file in (first, rest):
             made("run", file)
@@ -157,6 +161,7 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
         made("reshard", "run", "shop.yaml", "--to", "4x4")
+        made.hook("shop_4x4.yaml")
         made("run", "shop_4x4.yaml")
         made("run", "shop_back.yaml")
         assert made("cutover", "rehearse", "shop_back.yaml")["state"] == "ROLLED_BACK"
@@ -199,6 +204,44 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         same(made, "in_old", "in_new")
         made("run", "shop_back.yaml")
         same(made, "in_old", "at_source")
+
+
+@always("mysql9 to mariadb")
+@pytest.mark.timeout(600)
+def test_an_application_comes_back_from_other_tables_and_another_target_than_the_first_time(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    """There and back; there with one more table, and back; and to another target, and back."""
+    with shop(lockstep, *servers) as made:
+        back = made.folder / "shop_back.yaml"
+
+        def there_and_back(place: Any, *target: str) -> None:
+            if back.exists():
+                differs = made("cutover", "run", "shop.yaml", *target, code=3)["error"]
+                assert (differs["code"], "remove this file" in differs["remedy"]) == ("cutover.way_back_differs", True)
+                back.unlink()
+            assert made("cutover", "run", "shop.yaml", *target)["state"] == "WATCH"
+            assert not made("cutover", "status", "shop.yaml")["way_back"]["ready"]
+            made.write(made.target, place)
+            made("run", back.name)
+            assert not made("cutover", "status", "shop.yaml")["way_back"]["ready"]  # what was verified is older
+            assert made("verify", back.name)["equal"] is True
+            assert made("cutover", "status", "shop.yaml")["way_back"]["ready"]
+            assert made("cutover", "back", "shop.yaml")["state"] == "COMPLETE"
+
+        made("run", "shop.yaml")
+        there_and_back(made.old_place)
+        made.write()
+        execute(made.source, f"CREATE TABLE {made.name}.more (id INT PRIMARY KEY, n BIGINT NOT NULL)",
+                f"INSERT INTO {made.name}.more VALUES (1, 1), (2, 2)")  # fmt: skip
+        made.file.write_text(made.file.read_text().replace("(orders|items)", "(orders|items|more)"))
+        made("run", "shop.yaml")
+        there_and_back(lambda table, key: made.old_place("more" if table == "items" else table, key))
+        assert made.at_source("more") == made.in_old("more")
+        made.write()
+        made("reshard", "run", "shop.yaml", "--to", "4x4")
+        there_and_back(made.new_place, "--target", "shards_4x4")
+        same(made, "at_source", "in_new")
 
 
 def insert(made: Shop, server: Any, place: Any, *keys: int) -> None:

@@ -71,7 +71,7 @@ def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockste
             lockstep("extract", "shop.yaml")
         lockstep("snapshot", "shop.yaml")
     assert state(lockstep, "x_orders") == [[1, "old"]]
-    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db") as meta:
+    with Meta.open(f"sqlite:///{lockstep.directory}/meta.db", "shop") as meta:
         assert meta.coverage("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 
@@ -299,7 +299,7 @@ def test_a_target_that_is_down_at_the_beginning_of_a_run_gets_everything_from_a_
         down.restart()
         lockstep("run", "shop.yaml")
         assert rows(down) == rows(up) == [(1, "old"), (2, "new")]
-        lockstep("verify", "shop.yaml", "--target", "target1")
+        lockstep("verify", "shop.yaml", "--target", "shop1")
 
 
 def test_a_copy_of_all_tables_leaves_those_that_are_not_captured_and_says_so(

@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BASE = {"errors", "extras", "model", "windows", "config", "connections", "words", "remedies", "account"}
+BASE = {
+    "account", "errors", "extras", "leaving", "model", "windows", "config", "connections", "server_errors", "session",
+    "words", "remedies",
+}  # fmt: skip
 PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
 JOINED = BASE | PACKAGES | {"source", "apply", "extract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "leaving": set(),
     "account": set(),
     "extras": {"errors"},
     "model": {"errors"},
@@ -25,7 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remedies": set(),
     "tls": {"errors"},
     "mysql_client": {"errors", "tls"},
-    "connections": {"errors", "model", "mysql_client", "tls"},
+    "server_errors": {"errors"},
+    "session": {"errors"},
+    "connections": {"errors", "model", "mysql_client", "server_errors", "session", "tls"},
     "config": {"errors", "model", "windows", "words"},
     **dict.fromkeys(PACKAGES, BASE),
     "source": BASE | {"binlog"},
@@ -42,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rebuild": JOINED | {"snapshot"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"check", "repair", "snapshot", "verify"},
+    "cutover": JOINED | {"check", "repair", "snapshot", "target_tables", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED

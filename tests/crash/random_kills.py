@@ -219,7 +219,7 @@ def change_unlogged(cursor: pymysql.cursors.Cursor, chance: random.Random, numbe
 
 def sweep_all(pipeline: Pipeline, *, leftovers: bool) -> None:
     """Removes what ended attempts left, however young. leftovers: unfinished files too, while nothing writes any."""
-    with Meta.open(pipeline.meta.url) as meta, pytest.MonkeyPatch.context() as patch:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
         if not leftovers:
             patch.setattr(FileStore, "leftovers", lambda _: iter(()))
         sweep(meta, open_store(pipeline.stage.uri), pipeline, older_than_s=-60.0)
@@ -229,11 +229,11 @@ def settle(lockstep: Any, pipeline: Pipeline) -> None:
     """Quiet. A copy may go on from chunks that were read before rows changed unlogged: the next one counts then."""
     for _ in range(2):
         lockstep("snapshot", "kills.yaml")
-        with Meta.open(pipeline.meta.url) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
             if not pending(meta, "kills"):
                 break
     lockstep("extract", "kills.yaml", "--until", "now")
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         assert pending(meta, "kills") == ()
         assert (meta.chunks("kills"), meta.copies("kills"), meta.decided_copied("kills")) == ((), (), ())
 

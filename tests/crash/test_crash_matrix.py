@@ -335,7 +335,7 @@ def fill_target(line: Line) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("META", f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta")
         in_server = "env:META" in line.pipeline.read_text()
-        with Meta.open("env:META" if in_server else f"sqlite:///{line.folder}/meta.db") as meta:
+        with Meta.open("env:META" if in_server else f"sqlite:///{line.folder}/meta.db", "crash") as meta:
             meta.seed("shards", list(meta.batches("shop")))
 
 

@@ -311,14 +311,14 @@ def test_the_page_keeps_itself_fresh_and_what_is_open_stays_open(log_in: Callabl
     assert before > 0
     pipeline = config.load(visit.airflow.home.parent / "pipelines" / "shop.yaml")
     error = DataAtRisk("The server has purged its log.", where="shop_db", code="source.purged", remedy="copy again")
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         meta.failed("shop", "extract", "shop_db", error)
     try:
         expect(seen.get_by_text(error.what)).to_be_visible()
         expect(seen.get_by_role("cell", name="binlog.000001:3004")).to_be_visible()
         assert seen.locator("body").evaluate("() => window.scrollY") >= before
     finally:
-        with Meta.open(pipeline.meta.url) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
             lease = meta.acquire_lease("shop_db", "shop", "test", 60)
             reached = meta.checkpoint("shop_db")
             assert reached is not None

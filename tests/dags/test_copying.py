@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from cdc_core import config
+from cdc_core import config, leaving
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.failures import COPY_TABLE, copied_table
@@ -88,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.fixture
 def file(write_pipeline: Callable[..., Path]) -> str:
     made = write_pipeline("shop", more="snapshot: {mode: initial}\n")
-    Meta.open(config.load(made).meta.url, upgrade=True).close()
+    Meta.open(config.load(made).meta.url, "shop", upgrade=True).close()
     return str(made)
 
 
@@ -173,7 +173,7 @@ def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
     if not others:
         monkeypatch.setattr(Meta, "copies", lambda *_: ())
     refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.no_key", remedy="give it a key")
-    with Meta.open(config.load(Path(file)).meta.url) as meta:
+    with Meta.open(config.load(Path(file)).meta.url, "shop") as meta:
         meta.failed("shop", COPY_TABLE, copied_table("another_db", "shop.v"), refused)
         if others:
             assert task.poke(context).is_done, "a copy by hand has read it meanwhile"
@@ -218,6 +218,9 @@ def test_a_dry_run_asks_nobody_and_a_termination_leaves(
     with pytest.raises(AirflowSkipException):
         task.poke({**context, "params": {"dry_run": True}})
     assert world.asked == []
+
+    monkeypatch.setattr(leaving, "_process", leaving._Process())
+    monkeypatch.setattr(leaving, "start_new_thread", lambda *_: None)  # which would end this process
 
     def killed(*_: Any, **__: Any) -> None:
         task.on_kill()

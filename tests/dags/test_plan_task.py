@@ -57,7 +57,7 @@ def test_only_a_run_without_a_window_asks_the_source_and_before_it_is_planned(
 
     def plan(of: Path, **params: Any) -> list[str]:
         done.clear()
-        Meta.open(config.load(of).meta.url, upgrade=True).close()
+        Meta.open(config.load(of).meta.url, "shop", upgrade=True).close()
         PlanOperator(task_id="plan", file=str(of), target_tasks={"main": []}).execute(
             {"dag_run": run, "ti": ti, "params": params}  # type: ignore[typeddict-item]
         )

@@ -295,7 +295,7 @@ def lost(line: Line, scheduled: Run) -> Run:
     claimed = f"SELECT 1 FROM consume_record WHERE run_id = '{run_name_of('shop', 'cdc_shop', run.run_id)}'"
     run.wait_until(lambda: bool(line.meta(claimed)), "its plan")
     pipeline = config.load(line.folder / "pipelines" / "shop.yaml")
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         assert plan.plan(meta, open_stage(pipeline.stage), pipeline, window=None, run_id="rival").targets[0].batches
     run.wait()
     return run
@@ -441,7 +441,7 @@ def application_folder(line: Line, run: Run) -> Path:
     """Where the tasks of a run find its Spark application."""
     file = line.folder / "pipelines" / "shop.yaml"
     pipeline = config.load(file)
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         planned = plan.load(meta, open_stage(pipeline.stage), run_name_of("shop", "cdc_shop", run.run_id))
     folder = run_folder(name_of(planned, file, pipeline))
     with suppress(OSError):

@@ -16,7 +16,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import cdc_core.extract
-from cdc_core import config
+from cdc_core import config, leaving
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
@@ -185,6 +185,8 @@ def test_a_termination_leaves_by_way_of_closing(
     extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch, swallowed: bool
 ) -> None:
     """Python drops what a signal handler raises in a finalizer: the next poke leaves then."""
+    monkeypatch.setattr(leaving, "_process", leaving._Process())
+    monkeypatch.setattr(leaving, "start_new_thread", lambda *_: None)  # which would end this process
     task = sensor("poke")
 
     def terminated(self: Any, **_: Any) -> DrainResult:
@@ -215,7 +217,7 @@ def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
     assert sensor("poke").poke({**context, "params": {"dry_run": True}}).xcom_value["dry_run"] is True
     task = sensor("poke")
     url = config.load(Path(task.file)).meta.url
-    with Meta.open(url, upgrade=True) as meta:
+    with Meta.open(url, "shop", upgrade=True) as meta:
         lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
         meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
     assert task.poke(context).xcom_value["already_staged"] is True
@@ -256,7 +258,7 @@ def test_a_watermark_saves_asking_the_source_only_within_the_clock_of_meta(
     """Both by the end of the window."""
     end_us = 1795240800000000
     task = sensor(mode)
-    with Meta.open(config.load(Path(task.file)).meta.url, upgrade=True) as meta:
+    with Meta.open(config.load(Path(task.file)).meta.url, "shop", upgrade=True) as meta:
         lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
         meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=end_us + watermark_us))
     monkeypatch.setattr(Meta, "now_us", lambda _: end_us + clock_us)

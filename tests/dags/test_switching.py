@@ -86,7 +86,7 @@ def test_a_retry_begins_no_cutover_after_the_one_that_was_approved_has_ended(
     """Else an application is led away after somebody has said `lockstep cutover abort`, because the task was killed."""
     run = list[Any]()
     monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: run.append(arguments))
-    with Meta.open(config.load(file).meta.url, upgrade=True) as meta:
+    with Meta.open(config.load(file).meta.url, "shop", upgrade=True) as meta:
         execute(file, "switch", tries=2)  # killed before it has begun one
         lease = meta.acquire_lease("cutover:x", "shop", "test", 600)
         rehearsed = meta.begin_cutover(lease, Cutover("c0", "shop", "shop_back", "PREPARED"), ())

@@ -30,7 +30,7 @@ def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
     made = write_pipeline("shop", more="verify: {mode: count}\n")
     for name in ("SOURCE_DB", "TARGET_DB"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}", "mysql://u:p@127.0.0.1:1/")
-    with Meta.open(config.load(made).meta.url, upgrade=True):
+    with Meta.open(config.load(made).meta.url, "shop", upgrade=True):
         pass
     return made
 
@@ -67,7 +67,7 @@ def test_an_equal_target_ends_with_its_evidence_in_the_mode_of_the_file_or_of_th
     ended = poke(file, mode="ordered", tables=["orders"], restart=True)
     assert (ended.xcom_value["equal"], ended.xcom_value["rows"]) == (True, 5)
     assert [job.mode for job in asked] == [Mode.COUNT, Mode.ORDERED]
-    with Meta.open(config.load(file).meta.url) as meta:
+    with Meta.open(config.load(file).meta.url, "shop") as meta:
         known = meta.verification("shop", "main")
     assert known is not None
     assert {mode: said["equal"] for mode, said in known.evidence.items()} == {"count": None, "ordered": True}
@@ -93,7 +93,7 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = finds(monkeypatch, raises=RetryLater("Paused.", code="verify.paused", remedy="resume"))
     assert not poke(file).is_done
-    with Meta.open(config.load(file).meta.url) as meta, verifier_lease(meta, "shop", "main"):
+    with Meta.open(config.load(file).meta.url, "shop") as meta, verifier_lease(meta, "shop", "main"):
         assert not poke(file).is_done
     assert len(asked) == 1
 
@@ -217,7 +217,7 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
         repairs.done = RetryLater("Wait.", code=code, remedy="wait")
         assert not repairs.poke(**ASKED).is_done
     asked = len(repairs.asked)
-    with Meta.open(config.load(repairs.file).meta.url) as meta, verifier_lease(meta, "shop", "main"):
+    with Meta.open(config.load(repairs.file).meta.url, "shop") as meta, verifier_lease(meta, "shop", "main"):
         assert not repairs.poke(**ASKED).is_done
     assert len(repairs.asked) == asked
 

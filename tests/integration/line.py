@@ -65,7 +65,7 @@ class Line:
         return self.coverage
 
     def extract(self) -> None:
-        with Meta.open(self.pipeline.meta.url) as meta:
+        with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
             environ = {"SOURCE": self.origin.sql.url, "SALT": "salt"}
             opened = Extractor(self.pipeline, "shop", meta=meta, environ=environ)
             with opened as extractor:
@@ -79,7 +79,7 @@ class Line:
     def coverage(self) -> dict[str, How]:
         """Of each table, without its database; equal in stage and meta."""
         found = coverage_of(self.store, "shop", self.chain)
-        with Meta.open(self.pipeline.meta.url) as meta:
+        with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
             assert dict(meta.coverage("shop").tables) == found or not self.chain
         return {table.partition(".")[2]: one.how for table, one in found.items()}
 

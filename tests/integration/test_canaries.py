@@ -141,7 +141,7 @@ def test_no_masked_value_and_no_password_is_in_anything_that_is_written_or_said(
     caplog.set_level(logging.DEBUG)
     said = io.StringIO()
     pipeline = parse(text, where="shop.yaml")
-    with Meta.open(pipeline.meta.url) as opened:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as opened:
         try:
             with Extractor(pipeline, "shop", meta=opened, environ=environ) as extractor:
                 extractor.drain()

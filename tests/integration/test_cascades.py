@@ -56,7 +56,7 @@ def partial(line: Line) -> set[str]:
 
 
 def due(line: Line) -> set[str]:
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return {one.name.partition(".")[2] for one in copied_by_runs(meta, line.pipeline, "shop")}
 
 
@@ -345,7 +345,7 @@ def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Li
     line.drain()
     environ = {"SOURCE": line.origin.sql.url}
     with (
-        Meta.open(line.pipeline.meta.url) as meta,
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
     ):
         if follows:
@@ -384,7 +384,7 @@ def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable
     line.origin.execute(*(one.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in one) for one in tables("p (id)")))
     environ = {"SOURCE": line.origin.sql.url}
     with (
-        Meta.open(line.pipeline.meta.url) as meta,
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
     ):
         line.origin.execute("DELETE FROM p WHERE id = 1")

@@ -52,7 +52,7 @@ class Line:
             where="test",
         )
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
 
     def drain(self) -> None:

@@ -131,7 +131,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             with pytest.raises(RetryLater):
                 read(line)
         origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             kept = {one.chunk.number for one in meta.chunks("shop")}
         assert set(read_before[:2]) <= kept
         read(line)
@@ -176,7 +176,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
         calls.append(planned.number)
         line.origin.execute(f"UPDATE t SET v = v + 1 WHERE id % 3 = {planned.number % 3}")
         line.drain()
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
         chunk(self, table, copy, planned)
 
@@ -184,7 +184,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
     read(line)
     assert len(calls) > 4
     whole_once(line)
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 1")
     line.drain()
@@ -212,5 +212,5 @@ def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_n
         line.drain()
         stage(line)
     assert in_stage(line, "u") == at_source(line, "u")
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         assert (meta.chunks("shop"), meta.copies("shop")) == ((), ())

@@ -62,7 +62,7 @@ def test_after_a_twentieth_rows_and_bytes_in_all_are_right_within_a_twentieth(
         seen.extend(one for source in meta.status("shop").sources for one in source.copies)
 
     with (
-        Meta.open(line.pipeline.meta.url) as meta,
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         copy_tables(
@@ -103,7 +103,7 @@ def test_of_keys_that_are_no_numbers_the_rows_in_all_follow_from_how_far_the_key
     monkeypatch.setattr(pace, "chunk_rows", lambda *_: ROWS // 50)
     told: list[TableCopy] = []
     with (
-        Meta.open(line.pipeline.meta.url) as meta,
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         copy_tables(

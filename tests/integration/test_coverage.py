@@ -65,7 +65,7 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
 ) -> None:
     origin.execute(ROWS.format("bare"), ROWS.format("old"), "INSERT INTO old VALUES (1, 1)")
     line = make_line()
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": origin.sql.url}).__enter__().__exit__(
             None, None, None
         )  # killed before anything was staged: what it saw is found out again
@@ -75,7 +75,7 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
     assert line.ids("bare") == [1]
     before = line.coverage
     Path(line.folder / "meta.db").unlink()
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         lease = meta.acquire_lease("shop", "shop", "test", 60)
         meta.release_lease(meta.rebuild(lease, line.chain)[0])
     assert line.coverage == before
@@ -138,7 +138,7 @@ def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_i
     def due() -> list[str]:
         origin.execute("CREATE TABLE another (id INT)", "DROP TABLE another")  # a batch, which says what is known
         line.drain()
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             return [one.name.rpartition(".")[2] for one in pending(meta, "shop")]
 
     assert due() == ["changed", "old"]
@@ -226,7 +226,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
     url = f"mysql://{user}:Reader-1x@{origin.sql.host}:{origin.sql.port}"
 
     def drain(expected: How) -> None:
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             with Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": url}) as extractor:
                 extractor.drain()
             assert meta.coverage("shop").surveyed.seq == 0
@@ -237,7 +237,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
         drain(How.CREATED)
         drain(How.CREATED)
         (line.folder / "meta.db").unlink()
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             lease = meta.acquire_lease("shop", "shop", "test", 60)
             meta.release_lease(meta.rebuild(lease, line.chain)[0])
         line.again(**{"v < 9": "v < 99"})

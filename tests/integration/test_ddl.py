@@ -111,7 +111,7 @@ targets:
         sharding: {{key: id, databases: 4, tables: 4}}
 """
     pipeline = config.parse(text, where="test")
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         yield Shards(any_server, name, Work(pipeline, pipeline.targets[0], meta, {"SERVER": any_server.url}))
     run(any_server, None, *(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
 

@@ -90,7 +90,7 @@ def make_line(source_database, tmp_path) -> Callable[..., Line]:
             """
         pipeline = parse(text, where="test")
         (tmp_path / "shop.yaml").write_text(text)
-        opened.append(Meta.open(pipeline.meta.url))
+        opened.append(Meta.open(pipeline.meta.url, pipeline.pipeline))
         environ = {"SOURCE": server.url}
         return Line(pipeline, opened[-1], open_store(pipeline.stage.uri), environ, source_database.execute)
 
@@ -384,7 +384,7 @@ def test_a_meta_that_forgot_what_the_stage_holds_is_refused(make_line, tmp_path)
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
-    with closing(Meta.open(f"sqlite:///{tmp_path}/other.db")) as empty:
+    with closing(Meta.open(f"sqlite:///{tmp_path}/other.db", "shop")) as empty:
         other = Line(line.pipeline, empty, line.store, line.environ, line.execute)
         with pytest.raises(Refused) as caught:
             other.drain()
@@ -565,7 +565,7 @@ def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_l
         line.execute("INSERT INTO t VALUES (1, 10, 20)")
         line.drain()
         line.execute("INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a")
-        with Meta.open(f"sqlite:///{tmp_path}/other.db") as other:
+        with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as other:
             lease = other.acquire_lease("shop", "shop", "test", 60)
             other.rebuild(lease, line.chain)
             assert other.history("shop") == line.meta.history("shop") != ()

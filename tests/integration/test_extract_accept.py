@@ -43,7 +43,10 @@ class Line:
         return Extractor(self.pipeline, "main", meta=meta, environ={"SOURCE": self.origin.sql.url}, accept=accept)
 
     def drain(self, *accept: tuple[str, int]) -> None:
-        with Meta.open(self.pipeline.meta.url) as meta, self.extractor(meta, *accept) as extractor:
+        with (
+            Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta,
+            self.extractor(meta, *accept) as extractor,
+        ):
             assert extractor.drain().done
 
     def stopped_at(self) -> tuple[str, int]:
@@ -61,7 +64,7 @@ class Line:
 
     @property
     def covered(self) -> dict[str, How]:
-        with Meta.open(self.pipeline.meta.url) as meta:
+        with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
             return {table: one.how for table, one in meta.coverage("main").tables.items()}
 
     def ids(self) -> list[int]:
@@ -179,7 +182,7 @@ def test_both_at_once_by_the_command_line(line: Line) -> None:
 def test_what_is_not_durable_was_not_accepted(line: Line) -> None:
     by_definition(line)
     place = line.stopped_at()
-    with Meta.open(line.pipeline.meta.url) as meta, line.extractor(meta, place) as extractor:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, line.extractor(meta, place) as extractor:
         give_up_s = time.monotonic() + 60
         while not extractor._stream._accepted.used:  # type: ignore[union-attr]
             assert time.monotonic() < give_up_s

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
+from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.source.facts import query
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.reader import changes, table_state
 from cdc_core.stage.stores import open_store
+from cdc_core.verify.source_rows import open_source
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.replicated import PATIENCE_S, Pair, run, start, write
+from tests.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(params=["mariadb", "mysql", "mysql without GTIDs"])
@@ -55,12 +60,12 @@ class Line:
             """,
             where="test",
         )
+        self.environ = {"A": pair.primary.url, "B": pair.replica.url}
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
     def extractor(self) -> Extractor:
-        environ = {"A": self.pair.primary.url, "B": self.pair.replica.url}
-        return Extractor(self.pipeline, "shop", meta=self.meta, environ=environ)
+        return Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ)
 
     def drain(self) -> None:
         with self.extractor() as extractor:
@@ -298,6 +303,43 @@ def test_while_the_server_that_is_read_lives_another_one_is_not_tried(pair: Pair
         Line(pair, tmp_path, opened, sources="[env:B, env:A]").drain()
     assert line.notes == []
     line.assert_equals(pair.primary)
+
+
+@pytest.mark.parametrize("pair", ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)], indirect=True)
+def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it_is_followed(
+    pair: Pair, tmp_path: Path
+) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    with ExitStack() as opened:
+        proxy = opened.enter_context(TcpProxy(pair.primary.port))
+        line = Line(pair, tmp_path, opened, sources="env:A")
+        line.environ["A"] = pair.primary.url.replace(f":{pair.primary.port}", f":{proxy.port}")
+        for _ in range(2):  # before anything was read, and after it
+            proxy.lead_to(pair.primary.port, pair.replica.port)
+            for _ in range(2):
+                with pytest.raises(Refused) as refused:
+                    line.drain()
+                assert refused.value.code == "source.several_servers"
+                proxy.lead_to(pair.replica.port, pair.primary.port)
+            proxy.lead_to(pair.primary.port)
+            line.drain()
+        proxy.lead_to(pair.primary.port, pair.replica.port)
+        with pytest.raises(Refused) as refused, open_source(line.pipeline, "shop", line.meta, line.environ):
+            pass  # a verification reads by it
+        assert refused.value.code == "source.several_servers"
+        proxy.lead_to(pair.primary.port)
+        staged = line.meta.checkpoint("shop")
+        assert staged is not None
+        pinned = replace(parse_url(line.environ["A"], where="test"), identity=staged.server)
+        with closing(connect(pinned, where="shop")) as session:
+            proxy.lead_to(pair.replica.port)
+            proxy.cut()
+            with pytest.raises(RetryLater) as elsewhere:
+                query(session, "SELECT 1")
+            assert elsewhere.value.code == "source.other_server"
+        line.drain()
+        line.assert_equals(pair.replica)
 
 
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)

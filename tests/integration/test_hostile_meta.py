@@ -22,7 +22,7 @@ AWAY, HERE = "0.0.0.0", "127.0.0.1"
 
 
 def refused(url: str) -> LockstepError:
-    error = refusal(lambda: Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2))
+    error = refusal(lambda: Meta.open("env:META", "shop", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2))
     assert PASSWORD not in str(error)
     assert str(error).isprintable()
     return error
@@ -102,7 +102,7 @@ def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_la
     with TcpProxy(postgres.port) as proxy:
         through = str(postgres.url("silent")).replace(f":{postgres.port}/", f":{proxy.port}/")
         with Meta.open(
-            "env:META", environ={"META": through}, upgrade=True, busy_timeout_s=1, answer_timeout_s=2
+            "env:META", "line", environ={"META": through}, upgrade=True, busy_timeout_s=1, answer_timeout_s=2
         ) as meta:
             before = meta.now_us()
             proxy.stall()

@@ -102,7 +102,10 @@ def run_init(place: Place, environ: dict[str, str], start: str) -> list[Lockstep
 
 def run_extract(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
     pipeline = place.pipeline(start)
-    with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
+    with (
+        Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
+        Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor,
+    ):
         extractor.drain()
     return []
 
@@ -149,9 +152,9 @@ def hostile_meta(place: Place, environ: dict[str, str]) -> Meta:
     database = f"{place.database}_meta"
     place.query(f"CREATE DATABASE IF NOT EXISTS {database}")
     direct = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{place.sql.port}/{database}"
-    Meta.open("env:META", environ={"META": direct}, upgrade=True).close()
+    Meta.open("env:META", "shop", environ={"META": direct}, upgrade=True).close()
     url = environ["DB"].replace("/?", f"/{database}?")
-    return Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2)
+    return Meta.open("env:META", "shop", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2)
 
 
 def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:

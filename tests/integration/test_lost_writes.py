@@ -158,7 +158,7 @@ def opened(server: Any, folder: Path) -> Iterator[Line]:
         cursor.execute(f"USE {name}")
         cursor.execute("CREATE TABLE ta (id INT PRIMARY KEY)")
         prepare(connection, table_facts(connection, name, ["ta"])["ta"])
-        with Meta.open(pipeline.meta.url) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
             yield Line(server, name, pipeline, meta, folder)
         cursor.execute(f"DROP DATABASE {name}")
 

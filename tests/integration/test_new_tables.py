@@ -18,7 +18,7 @@ TABLE = "CREATE TABLE {} (id INT PRIMARY KEY)"
 
 def waiting(line: Line) -> set[str]:
     """Tables that a copy is due for."""
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         found = pending(meta, "shop", on_new=line.pipeline.tables.on_new)
     return {one.name.partition(".")[2] for one in found}
 

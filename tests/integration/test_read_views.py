@@ -222,23 +222,6 @@ def test_an_xa_transaction_that_stays_prepared_is_named(origin: Origin, monkeypa
     assert read() == end
 
 
-def test_a_read_does_not_count_if_another_server_says_where_it_ended(origin: Origin) -> None:
-    """As where an address leads to another one, and the session was lost."""
-    counters_of(origin, "keyed", "PRIMARY KEY")
-    facts, schema = server.facts(origin.control), table_schema(origin.control, origin.name, "keyed")
-    assert schema is not None
-    gtids = "" if facts.mariadb else logged_gtids(origin.control, mariadb=False)
-    staged = Checkpoint(server.end_position(origin.control, 0), gtids)
-    with closing(origin.sql.connect(autocommit=True)) as reader:
-        for exact in (False, True):
-            with read_view(reader, origin.control, facts, staged, schema) as view:
-                other = replace(view, exact=exact, server=replace(facts, identity="another"))
-            with pytest.raises(RetryLater) as refused:
-                high_of(origin.control, other)
-            assert refused.value.code == "snapshot.other_server"
-            assert high_of(origin.control, view) == view.low
-
-
 def test_the_server_ends_the_lock_of_a_process_that_has_stopped_answering(
     origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

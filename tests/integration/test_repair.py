@@ -167,7 +167,7 @@ def repaired(
     pipeline = run.line.pipeline
     found: dict[str, TableResult] = run.verify(*tables)
     keys = {name: [one.key for one in result.findings] for name, result in found.items() if result.findings}
-    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
         job = Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), extract_on or (lambda _: run.drain()),
             run.environ, lease=lease,
@@ -320,7 +320,7 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified:
     assert alarms(run) == [("repair copy", "repair.limit", 4)]
     run.target("UPDATE number SET v = CONCAT('v', id) WHERE id < 3")
     pipeline = run.line.pipeline
-    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
         store = open_stage(pipeline.stage)
         job = Job(pipeline, pipeline.targets[0], meta, store, lambda _: run.drain(), run.environ, lease=lease)
         evidence.keep(job, verify(job))
@@ -329,7 +329,7 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified:
 
 def alarms(run: Verified) -> list[tuple[str, str, int]]:
     """Of repairs, as `lockstep status` and the page show them."""
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         found = health(meta.status("shop"), run.line.pipeline)
     return [(one.subject, one.code, one.exit_code) for one in found if one.subject.startswith("repair")]
 
@@ -422,10 +422,10 @@ def test_the_stage_alone_tells_a_repaired_state_and_an_earlier_one(verified: Cal
         then = {row[0]: row[1] for row in in_stage(run, "number", as_of=as_of)}
         assert (then[3], then[5], 70 in then) == ("v3", "second", False)
     coverage = run.line.coverage
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         before = meta.repaired("shop", 1e6)
     (run.line.folder / "meta.db").unlink()
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         lease = meta.acquire_lease("shop", "shop", "me", 60)
         lease, _ = meta.rebuild(lease, run.line.chain)
         meta.release_lease(lease)
@@ -614,7 +614,7 @@ def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[...
     run = verified()
     numbers(run, 5)
     run.target("UPDATE number SET v = 'fault' WHERE id = 2")
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         with verifier_lease(meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
         assert caught.value.code == "verify.running"

@@ -42,7 +42,7 @@ def queried(
 ) -> Queried:
     """What is staged and old by then is looked up some seconds later."""
     pipeline, known = run.line.pipeline, {**run.environ, **environ}
-    with Meta.open(pipeline.meta.url) as meta, pytest.MonkeyPatch.context() as patch:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
         now_us = meta.now_us
         patch.setattr(meta, "now_us", lambda: now_us() + int(later_s * 1e6))
         return look_up(pipeline, meta, run.line.store, ["copy"], extract_on or (lambda _: run.drain()), known)
@@ -79,11 +79,11 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     run.source("UPDATE number SET v = 'later' WHERE id = 2")
     run.drain()
     assert queried(run).keys == 1
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         assert meta.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
         before = {one.batch_id for one in meta.batches("shop")}
     (run.line.folder / "meta.db").unlink()
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         lease, _ = meta.rebuild(meta.acquire_lease("shop", "shop", "me", 60), run.line.chain)
         meta.release_lease(lease)
         assert ({one.batch_id for one in meta.batches("shop")}, meta.repaired("shop", 1e6)) == (before, 0)
@@ -98,7 +98,7 @@ def test_an_answer_is_not_taken_for_a_copy_of_its_table(verified: Callable[..., 
     run.source("UPDATE number SET v = 'logged' WHERE id = 1")
     run.drain()
     assert queried(run).rows == 1
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         assert copied_since(meta, run.line.store, "shop", 0) == frozenset()
 
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     done = queried(run, SOURCE=nobody)
     assert done.error is not None
     assert ("applied as they were logged" in " ".join(done.notes), claimed(run)) == (True, [])
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         with copier_lease(meta, run.line.pipeline, "shop", "me"):
             found = queried(run)
         assert getattr(found.error, "code", "") == "snapshot.running"
@@ -317,7 +317,7 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
             queried(run)
     queried(run)
     queried(run)
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         assert meta.decided_copied("shop") == ()
     assert claimed(run) == [3]
     assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)

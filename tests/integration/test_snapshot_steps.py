@@ -51,7 +51,10 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
 @contextmanager
 def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
-    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, line.pipeline, "shop", holder) as lease:
+    with (
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
+        copier_lease(meta, line.pipeline, "shop", holder) as lease,
+    ):
         yield meta, lease
 
 
@@ -72,18 +75,18 @@ def stage(line: Line) -> Staged:
 
 
 def extracted(line: Line) -> bool:
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return steps.extract_to_now(line.pipeline, "shop", meta, holder="a task")
 
 
 def states(line: Line) -> dict[str, CopyState]:
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         (source,) = meta.status("shop").sources
     return {one.table.partition(".")[2]: one.state for one in source.copies}
 
 
 def due(line: Line) -> list[str]:
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return [one.name.partition(".")[2] for one in steps.due(meta, line.pipeline, "shop")]
 
 
@@ -99,7 +102,7 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
     assert stage(line).tables == (f"{line.origin.name}.t",)
     assert due(line) == []
     assert states(line) == {"odd": CopyState.REFUSED, "t": CopyState.COPIED}
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         assert steps.copied_since(meta, line.store, "shop", before_us) == {f"{line.origin.name}.t"}
         assert steps.copied_since(meta, line.store, "shop", time.time_ns() // 1000) == frozenset()
     line.origin.execute("ALTER TABLE odd ADD COLUMN w INT")
@@ -114,7 +117,7 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
 def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Line) -> None:
     """Of several sources, the tables of the last one are seen hours before they are copied."""
     output = CliOutput(as_json=True)
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         seen = pending(meta, "shop")
         assert copy_sources(line.pipeline, meta, {"shop": seen}, output).staged["shop"].batches
         again = copy_sources(line.pipeline, meta, {"shop": seen}, output)
@@ -143,7 +146,7 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
         return known(meta, *arguments)
 
     monkeypatch.setattr(Meta, "rebuild", rebuild)
-    with Meta.open(line.pipeline.meta.url) as meta:
+    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         rebuild_source(meta, line.store, line.pipeline, "shop")
     stage(line)
     assert due(line) == []
@@ -190,7 +193,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failures() -> list[tuple[str, str, str]]:
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             return [(one.task, one.subject, one.code) for one in meta.status("shop").failures]
 
     def broken(*_: object, **__: object) -> None:
@@ -208,7 +211,10 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
 def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_source(line: Line) -> None:
     read(line, "t")
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 7")
-    with Meta.open(line.pipeline.meta.url) as meta, meta.holding("shop", "shop", "another extractor", 60):
+    with (
+        Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
+        meta.holding("shop", "shop", "another extractor", 60),
+    ):
         before = meta.checkpoint("shop")
         assert extracted(line) is False
         assert meta.checkpoint("shop") == before

@@ -141,7 +141,7 @@ class Line:
         assert manifests.verify(self.store, "shop", deep=True) == []
         rows = [row for batch in chain for part in batch.parts if part.table == "a" for row in range(part.rows)]
         assert len(rows) == self.inserted, "a change is staged twice, or not at all"
-        with Meta.open(self.url) as meta:
+        with Meta.open(self.url, "shop") as meta:
             stored = meta.checkpoint("shop")
             assert stored is not None
             assert stored.position == chain[-1].end.position
@@ -196,7 +196,7 @@ def test_of_several_that_follow_one_reads_and_when_it_is_killed_another_takes_ov
     line.insert(5)
     with line.extractor("--follow") as one, line.extractor("--follow") as two:
         line.wait_until_staged()
-        with Meta.open(line.url) as meta:
+        with Meta.open(line.url, "shop") as meta:
             holder = meta.status("shop").sources[0].holder
         first, second = (one, two) if holder.endswith(f":{one.pid}") else (two, one)
         first.kill()

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
 from cdc_core import config, connections
-from cdc_core.errors import Refused
-from cdc_core.model.schema import TableSchema
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.schema import TableSchema, parse_column_type
 from cdc_core.model.staged import LITERAL
 from cdc_core.results import TableReader
 from cdc_core.sink.columns import HASH
+from cdc_core.target.collations import BYTES
 from cdc_core.target.definition import read_definitions
 from cdc_core.target.destination import open_destination
-from cdc_core.target.keys import coarser_columns
+from cdc_core.target.keys import coarser, coarser_columns
 from cdc_core.target.load import LoadFile
 from cdc_core.target.make import Actions, MadeTable
 from cdc_core.target.write import ShardWrite, write_shard
 from cdc_core.target_tables import create, source_tables
+from cdc_core.verify.ranges import ordered_alike
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
 from tests.unit.binlog.reading import known_schema
@@ -484,7 +487,7 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     altered = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
     assert altered.state == "altered"
     assert not [one for one, _ in altered.differences if one.stops]
-    wanted = (1, "y", 1, None, None, None, None, "it's \U0001f600", None)
+    wanted = (1, "y", 1, None, None, "it's \U0001f600", None, None, None)  # each where the source has it
     assert pair.on_target(f"SELECT * FROM {pair.made}.t") == [wanted]
     there = known_schema(pair.target, pair.made, "t")
     shown = {column.name: (str(column.type), column.nullable) for column in there.columns}
@@ -500,6 +503,19 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     assert [column.nullable for column in emptied.columns if column.name == "bare"] == [False]
     again = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
     assert (again.state, again.statements) == ("exists", ())
+
+
+def test_what_the_target_cannot_have_of_periods_and_long_keys_is_said(mariadb: MariaDb, mysql9: Any) -> None:
+    with pair_of(mariadb, mysql9) as pair:
+        pair.on_source(
+            "CREATE TABLE stays (id INT, s DATE, e DATE, PERIOD FOR stay (s, e), UNIQUE (id, stay WITHOUT OVERLAPS))",
+            "CREATE TABLE wide (id INT PRIMARY KEY, v VARCHAR(3000), w VARCHAR(768), UNIQUE long_v (v), KEY w (w))",
+        )
+        made = pair.create(pair.pipeline(tables="'*': {database: MADE, no_key: rows}"), Actions(create=True))
+        assert {one.state for one in made.values()} == {"created"}, made
+        assert [one for one in made[f"{pair.made}.stays"].notes if "FOR PORTION OF stay fails" in one]
+        assert [one for one in made[f"{pair.made}.wide"].notes if "index long_v is left out: the whole v" in one]
+        assert len(pair.on_target(f"SHOW INDEX FROM {pair.made}.wide")) == 2
 
 
 DEFAULTS = (
@@ -557,3 +573,83 @@ def test_a_definition_that_the_target_cannot_have_is_refused_in_words_and_the_ot
         assert large.error is not None
         assert (large.state, large.error.code) == ("missing", "target.key")
         assert "MySQL has no unique key" in large.error.what
+
+
+APART = (
+    "a", "A", "a ", "á", "a\u0301", "ä", "ae", "æ", "å", "aa", "b", "c", "ć", "č", "ch", "d", "đ", "dz", "ǆ", "dž",
+    "ð", "e\u0301", "é", "ĳ", "ij", "i", "ı", "İ", "l", "ł", "lj", "ǉ", "ll", "l·", "ŀ", "n", "ñ", "nj", "o", "ø", "ö",
+    "oe", "œ", "s", "ß", "ẞ", "ss", "ſ", "sz", "ş", "ș", "t", "th", "þ", "u", "ü", "ue", "z", "ž", "zs", "か", "が",
+    "カ", "ｶ", "가", "각", "😀", "😁", "ﬁ", "fi", "\u00ad", "a\u00ad", "\u200d", "\x01", "ꞅ", "ᷥ", "-", "'", "0",
+)  # fmt: skip
+
+
+def test_collations_of_one_name_compare_alike_on_both_kinds_of_server(mysql9: Any, mariadb: Any) -> None:
+    """Or Lockstep calls them by two names: each collation that both have, over texts that are made to differ."""
+    # MariaDB's sort keys of Big5 are equal for kana that it compares as different.
+    known = {name: charset for name, charset in run(mysql9, None, COLLATIONS) if charset not in ("binary", "big5")}
+    ranks = [ranked(server, known) for server in (mysql9, mariadb)]
+    both = sorted(ranks[0].keys() & ranks[1].keys())
+    assert len(both) > 250
+    apart = [name for name in both if placed(ranks[0][name], ranks[1][name]) != placed(ranks[1][name], ranks[0][name])]
+    assert len(apart) > 40
+    for name in both:
+        here, there = (
+            parse_column_type("varchar(9)", charset=known[name], collation=name, mariadb=kind) for kind in (False, True)
+        )
+        assert (here == there) is ("_0900_" not in name)
+        if name in apart:
+            assert coarser(here, there), name
+            assert coarser(there, here) is (name not in BYTES), name
+            assert not ordered_alike(here, there), name
+
+
+COLLATIONS = "SELECT COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.COLLATIONS"
+
+
+def ranked(server: Any, known: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """By collation that the server has: the places of the texts in its order. Equal texts have one place."""
+    texts = " UNION ALL ".join(f"SELECT CONVERT(0x{one.encode().hex()} USING utf8mb4) AS s" for one in APART)
+    found = {}
+    for name, charset in known.items():
+        order = (
+            f"SELECT HEX(s), DENSE_RANK() OVER (ORDER BY CONVERT(s USING {charset}) COLLATE {name}) FROM ({texts}) t"
+        )
+        with suppress(pymysql.err.OperationalError):  # unknown collation
+            there = f"BINARY CONVERT(CONVERT(s USING {charset}) USING utf8mb4) = BINARY s"
+            found[name] = dict(run(server, None, f"{order} WHERE {there}"))
+    return found
+
+
+def placed(ranks: Mapping[str, int], others: Mapping[str, int]) -> list[list[str]]:
+    """The texts that both have, in their order: those of one place together."""
+    common = ranks.keys() & others.keys()
+    return [
+        sorted(text for text in common if ranks[text] == place) for place in sorted({ranks[text] for text in common})
+    ]
+
+
+def test_keys_that_only_the_source_keeps_apart_are_refused_before_a_row_is_written(any_pair: Pair) -> None:
+    """The target has a collation of the same name. In a table that Lockstep makes, they stay apart."""
+    pair = any_pair
+    finer = {MYSQL: "utf8mb4_sl_0900_ai_ci", MARIADB: "utf8mb4_0900_as_cs"}[flavor(pair.source)]
+    kind = f"VARCHAR(9) CHARACTER SET utf8mb4 COLLATE {finer} PRIMARY KEY"
+    pair.on_source(f"CREATE TABLE k (id {kind})")
+    with pair.source.connect(pair.database, autocommit=True, charset="utf8mb4") as connection:
+        connection.cursor().executemany("INSERT IGNORE INTO k VALUES (%s)", APART)
+    schema, pipeline = known_schema(pair.source, pair.database, "k"), pair.pipeline()
+    rows = rows_of(pair.source, schema)
+    same = flavor(pair.source) == flavor(pair.target)
+    pair.on_target(
+        f"CREATE DATABASE {pair.made}", f"CREATE TABLE {pair.made}.k (id {kind}, _cdc_version VARBINARY(84))"
+    )
+    if same:
+        assert coarser_columns(write(pair, pipeline, schema, rows).shards[0].facts, [schema]) == ()
+        return
+    with pytest.raises(DataAtRisk) as stopped:
+        write(pair, pipeline, schema, rows)
+    assert stopped.value.code == "target.key_collapse"
+    assert pair.on_target(f"SELECT * FROM {pair.made}.k") == []
+    pair.on_target(f"DROP TABLE {pair.made}.k")
+    pair.create(pipeline)
+    write(pair, pipeline, schema, rows)
+    assert pair.on_target(f"SELECT COUNT(*) FROM {pair.made}.k") == [(rows.num_rows,)]

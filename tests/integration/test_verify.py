@@ -77,7 +77,7 @@ class Verified:
 
     def drain(self) -> None:
         with (
-            Meta.open(self.line.pipeline.meta.url) as meta,
+            Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta,
             Extractor(self.line.pipeline, "shop", meta=meta, environ=self.environ) as extractor,
         ):
             extractor.drain()
@@ -94,7 +94,7 @@ class Verified:
         self.consumed()
 
     def consumed(self) -> None:
-        with Meta.open(self.line.pipeline.meta.url) as meta:
+        with Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta:
             meta.seed("copy", list(meta.batches("shop")))
 
     def target(self, *statements: str) -> None:
@@ -113,7 +113,7 @@ class Verified:
     def verify(self, *tables: str, **options: Any) -> dict[str, TableResult]:
         """options: of the job."""
         pipeline = self.line.pipeline
-        with Meta.open(pipeline.meta.url) as meta:
+        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
             job = Job(
                 pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: self.drain(), self.environ,
                 **options,
@@ -294,6 +294,39 @@ def test_without_a_key_copies_that_come_and_go_are_no_differences(verified: Call
     assert [one.key["id"] for one in run.verify("number")["number"].findings] == ["6"]
 
 
+@FIRST_MYSQL
+def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows", tables=", on_truncate: stage")
+    numbers(run, 10, key="")
+    run.source("TRUNCATE TABLE number", "INSERT INTO number VALUES (1, 'again', NULL)")
+    result = run.verify("number")["number"]
+    assert (result.error, result.differences, result.unsettled, result.moving) == (None, 0, 0, 11)
+    run.target("INSERT INTO number VALUES (77, 'astray', NULL)", "INSERT INTO number SELECT * FROM number WHERE id = 6")
+    assert sorted(one.key["id"] for one in run.verify("number")["number"].findings) == ["6", "77"]
+    run.target("DELETE FROM number WHERE id = 6 LIMIT 1", "DELETE FROM number WHERE id = 77")
+    run.consumed()
+    assert run.verify("number")["number"].found == {Wrong.TARGET: 11}
+
+
+@FIRST_MYSQL
+def test_a_table_whose_rows_have_no_shard_is_told_apart_from_those_after_it(verified: Callable[..., Verified]) -> None:
+    rule = ", sharding: {key: at, function: hash, databases: 1, tables: 2}"
+    run = verified(rule, table="{table}_{t}")
+    run.source("CREATE TABLE apart (id INT PRIMARY KEY, at INT)", "INSERT INTO apart VALUES (1, 1), (2, 5)")
+    run.source("CREATE TABLE all_dates (id INT PRIMARY KEY, at DATETIME)", "INSERT INTO all_dates VALUES (1, NOW())")
+    for table in ("apart", "all_dates"):
+        run.target(*(f"CREATE TABLE {table}_{n} LIKE {run.line.origin.name}.{table}" for n in range(2)))
+    run.drain()
+    for n in range(2):
+        run.target(f"INSERT INTO apart_{n} SELECT * FROM {run.line.origin.name}.apart WHERE CRC32(at) % 2 = {n}")
+    run.consumed()
+    found = run.verify("all_dates", "apart")
+    assert found["all_dates"].error is not None
+    assert found["all_dates"].error.code == "target.shard_key"
+    assert found["apart"].error is None
+    assert found["apart"].equal
+
+
 @FIRST_MARIADB
 def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) -> None:
     run = verified(", sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
@@ -472,7 +505,7 @@ class Applier:
     def apply(self, chance: random.Random) -> None:
         """All that is staged now; the target is between two states for a while."""
         line = self.run.line
-        with Meta.open(line.pipeline.meta.url) as meta:
+        with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             batches = list(meta.batches("shop"))
             chain = [one for one in line.chain if one.batch_id in {row.batch_id for row in batches}]
             rows = table_state(line.store, chain, self.table).to_pylist()
@@ -585,13 +618,19 @@ def test_the_command_says_what_differs_and_keeps_evidence(
 
 @FIRST_MARIADB
 def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
-    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+    with (
+        Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
+        verifier_lease(meta, "shop", "copy"),
+    ):
         with pytest.raises(RetryLater) as caught, verifier_lease(meta, "shop", "copy"):
             pass
         assert caught.value.code == "verify.running"
         with verifier_lease(meta, "shop", "other"):
             pass
-    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+    with (
+        Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
+        verifier_lease(meta, "shop", "copy"),
+    ):
         pass
 
 
@@ -599,7 +638,7 @@ def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
 def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified) -> None:
     shop.source("UPDATE number SET v = 'later' WHERE id = 1")
     pipeline = shop.line.pipeline
-    with Meta.open(pipeline.meta.url) as meta:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         job = Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: None, shop.environ, wait_s=0.0
         )

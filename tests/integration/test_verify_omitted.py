@@ -55,7 +55,11 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
         )
         assert (counted.code, counted.error["code"]) == (3, "verify.not_read")
 
-    with Meta.open(run.line.pipeline.meta.url) as meta, pytest.raises(Refused) as refused, prover(job_of(run, meta)):
+    with (
+        Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta,
+        pytest.raises(Refused) as refused,
+        prover(job_of(run, meta)),
+    ):
         pass
     assert refused.value.code == "verify.not_read"
 
@@ -121,7 +125,7 @@ def test_rows_of_a_table_that_the_source_has_dropped_are_not_equal_until_they_ar
         return {name: one.error.code if one.error else "" for name, one in run.verify().items()}
 
     assert said() == {"number": "verify.source_gone", "other": ""}
-    with Meta.open(run.line.pipeline.meta.url) as meta:
+    with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         job = job_of(run, meta)
         found = verify(job)
         document = evidence.document_of(job, found, ended_us=meta.now_us())

@@ -56,7 +56,7 @@ def begun(run: Verified, **options: Any) -> Iterator[tuple[Job, list[str]]]:
     """A job with a lease, and what it says."""
     pipeline = run.line.pipeline
     said: list[str] = []
-    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
         yield Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: run.drain(), run.environ,
             lease=lease, said=said.append, **options,
@@ -131,7 +131,7 @@ def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
     assert (result.source, result.target, whole.found, result.found) == (
         whole.source, whole.target, {"target": 4}, {"target": 2},
     )  # fmt: skip
-    with Meta.open(shop.line.pipeline.meta.url) as meta:
+    with Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta:
         known = meta.verification("shop", "copy")
     assert known is not None
     assert (known.progress, known.evidence["ordered"]["differences"]) == ("", 2)
@@ -440,7 +440,7 @@ def test_what_a_verification_has_found_counts_until_another_has_compared_those_r
         paths, document = evidence.outstanding(open_stage(run.line.pipeline.stage), "copy")
         found = [(one["table"], finding["key"]["id"]) for one in document["tables"] for finding in one["findings"]]
         assert len(paths) == len(set(paths))
-        with Meta.open(run.line.pipeline.meta.url) as meta:
+        with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
             (status,) = meta.status("shop", ["copy"]).verifications
             newest = verification_documents(status, meta.now_us())[0]
         return sorted(set(found)), newest["differing"], newest["verdict"]

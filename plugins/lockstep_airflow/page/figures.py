@@ -140,7 +140,9 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
 
 
 def _meta(pipeline: config.Pipeline) -> Meta:
-    return Meta.open(pipeline.meta.url, create=False, busy_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
+    return Meta.open(
+        pipeline.meta.url, pipeline.pipeline, create=False, busy_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S
+    )
 
 
 def _read(pipeline: config.Pipeline) -> dict[str, Any]:

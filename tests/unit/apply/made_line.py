@@ -56,7 +56,7 @@ class Line:
     def open(cls, root: Path, **changed: Any) -> Line:
         one = pipeline(root, **changed)
         (root / "stage").mkdir(exist_ok=True)
-        return cls(one, Meta.open(one.meta.url), open_store(one.stage.uri), {})
+        return cls(one, Meta.open(one.meta.url, one.pipeline), open_store(one.stage.uri), {})
 
     def with_targets(self, *targets: dict[str, Any]) -> Line:
         data = self.pipeline.model_dump() | {

@@ -22,7 +22,7 @@ class Done:
 @pytest.fixture
 def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Done]]:
     handlers, level = logging.root.handlers[:], logging.root.level
-    terminated = signal.getsignal(signal.SIGTERM)
+    handled = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def call(*arguments: object) -> Done:
         monkeypatch.setattr("sys.argv", ["lockstep", *(str(one) for one in arguments)])
@@ -35,4 +35,5 @@ def lockstep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     yield call
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
-    signal.signal(signal.SIGTERM, terminated)
+    for number, handler in handled.items():
+        signal.signal(number, handler)

@@ -54,7 +54,7 @@ class House:
             where="test",
         )
         self.store = open_store(self.pipeline.stage.uri)
-        self.meta = Meta.open(self.pipeline.meta.url)
+        self.meta = Meta.open(self.pipeline.meta.url, self.pipeline.pipeline)
         self.lease = self.meta.acquire_lease("shop", "shop", holder, ttl_s=60)
         begun = starts.put(self.store, "shop", Checkpoint(START, watermark_us=NOON), pipeline="line")
         self.acknowledged: list[AckPoint] = []

@@ -32,7 +32,7 @@ def url_of(path: Path) -> str:
 
 def test_a_new_file_gets_its_directory_and_its_tables(tmp_path: Path) -> None:
     path = tmp_path / "new" / "meta.db"
-    with Meta.open(url_of(path)) as meta:
+    with Meta.open(url_of(path), "line") as meta:
         assert meta.checkpoint("shop") is None
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -42,7 +42,7 @@ def test_a_new_file_gets_its_directory_and_its_tables(tmp_path: Path) -> None:
 def _open_at_once(path: Path, barrier: Any, answers: Any) -> None:
     barrier.wait()
     try:
-        with Meta.open(url_of(path)) as meta:
+        with Meta.open(url_of(path), "line") as meta:
             answers.put(repr(meta.checkpoint("shop")))
     except LockstepError as error:
         answers.put(error.code)
@@ -65,10 +65,10 @@ def test_a_new_file_that_another_process_is_writing_is_waited_for(
     path = tmp_path / "meta.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
-        error = refusal(lambda: Meta.open(url_of(path), busy_timeout_s=0.1))
+        error = refusal(lambda: Meta.open(url_of(path), "line", busy_timeout_s=0.1))
         assert (type(error), error.code) == (RetryLater, "meta.locked")
         monkeypatch.setattr(time, "sleep", lambda _seconds: writer.in_transaction and writer.execute("COMMIT"))
-        Meta.open(url_of(path)).close()
+        Meta.open(url_of(path), "line").close()
 
 
 def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opened(
@@ -80,32 +80,31 @@ def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opene
         found = current(connection)
         if found is None:
             monkeypatch.setattr(migrate, "current", current)
-            Meta.open(url_of(path)).close()
+            Meta.open(url_of(path), "line").close()
         return found
 
     monkeypatch.setattr(migrate, "current", between)
-    with Meta.open(url_of(path)) as meta:
+    with Meta.open(url_of(path), "line") as meta:
         assert meta.checkpoint("shop") is None
 
 
-def test_a_file_with_tables_of_others_is_upgraded_by_command_only(tmp_path: Path) -> None:
+def test_the_first_command_makes_the_tables_beside_those_of_others(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (id INTEGER)")
-    error = refusal(lambda: Meta.open(url_of(path)))
-    assert (type(error), error.code) == (Refused, "meta.outdated")
-    assert "`lockstep meta upgrade" in error.remedy
-    Meta.open(url_of(path), upgrade=True).close()
-    Meta.open(url_of(path)).close()
+    error = refusal(lambda: Meta.open(url_of(path), "line", create=False))
+    assert (type(error), error.code) == (Refused, "meta.absent")
+    Meta.open(url_of(path), "line").close()
+    Meta.open(url_of(path), "line", create=False).close()
 
 
 def test_a_database_of_a_newer_lockstep_is_refused_even_for_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
-    Meta.open(url_of(path)).close()
+    Meta.open(url_of(path), "line").close()
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE lockstep_version SET version_num = '9999'")
     for upgrade in (False, True):
-        error = refusal(lambda upgrade=upgrade: Meta.open(url_of(path), upgrade=upgrade))
+        error = refusal(lambda upgrade=upgrade: Meta.open(url_of(path), "line", upgrade=upgrade))
         assert (type(error), error.code) == (Refused, "meta.newer")
 
 
@@ -124,26 +123,26 @@ def test_a_database_of_a_newer_lockstep_is_refused_even_for_upgrade(tmp_path: Pa
     ],
 )
 def test_urls_that_cannot_be_meta_are_usage_errors(url: str) -> None:
-    assert isinstance(refusal(lambda: Meta.open(url, environ={})), UsageError)
+    assert isinstance(refusal(lambda: Meta.open(url, "line", environ={})), UsageError)
 
 
 def test_a_password_in_the_pipeline_file_is_refused_and_not_shown() -> None:
-    error = refusal(lambda: Meta.open("postgresql://me:s3cret@127.0.0.1:1/meta"))
+    error = refusal(lambda: Meta.open("postgresql://me:s3cret@127.0.0.1:1/meta", "line"))
     assert (type(error), error.code) == (UsageError, "meta.url")
     assert "s3cret" not in str(error)
 
 
 def test_a_variable_names_the_database_and_an_unset_one_says_so(tmp_path: Path) -> None:
-    with Meta.open("env:META", environ={"META": url_of(tmp_path / "meta.db")}) as meta:
+    with Meta.open("env:META", "line", environ={"META": url_of(tmp_path / "meta.db")}) as meta:
         assert "meta.db" in repr(meta)
-    error = refusal(lambda: Meta.open("env:META", environ={}))
+    error = refusal(lambda: Meta.open("env:META", "line", environ={}))
     assert (error.code, "META" in error.what) == ("meta.unset", True)
 
 
 def test_what_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     path.write_bytes(b"my diary, keep it" * 100)
-    error = refusal(lambda: Meta.open(url_of(path)))
+    error = refusal(lambda: Meta.open(url_of(path), "line"))
     assert (type(error), error.code) == (Refused, "meta.unusable")
     assert path.read_bytes() == b"my diary, keep it" * 100
 
@@ -151,14 +150,14 @@ def test_what_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> Non
 def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "meta.db", tmp_path):
-        error = refusal(lambda path=path: Meta.open(url_of(path)))
+        error = refusal(lambda path=path: Meta.open(url_of(path), "line"))
         assert (type(error), error.code) == (Refused, "meta.unusable")
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="Linux tells who holds a lock")
 def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
-    with Meta.open(url_of(path), busy_timeout_s=0.1) as meta:
+    with Meta.open(url_of(path), "line", busy_timeout_s=0.1) as meta:
         lease = meta.acquire_lease("shop", "line", "one", 60)
         script = (
             "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE');"
@@ -176,7 +175,7 @@ def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> 
 
 def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
-    with Meta.open(url_of(path), busy_timeout_s=0.1) as meta:
+    with Meta.open(url_of(path), "line", busy_timeout_s=0.1) as meta:
         lease = meta.acquire_lease("shop", "line", "one", 60)
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
@@ -192,7 +191,7 @@ def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(t
 def test_a_full_disk_makes_the_commit_of_a_batch_retry_later_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     many = manifest(0, tables={f"shop.t{number}": 1 for number in range(300)})
-    with Meta.open(url_of(path)) as meta:
+    with Meta.open(url_of(path), "line") as meta:
         lease = meta.acquire_lease("shop", "line", "one", 60)
         full = _with_page_limit(meta)
         error = refusal(lambda: meta.commit_batch(lease, many))
@@ -224,7 +223,7 @@ def _with_page_limit(meta: Meta) -> Callable[[], None]:
 
 def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) -> None:
     """Airflow forks its tasks."""
-    with Meta.open(url_of(tmp_path / "meta.db")) as meta:
+    with Meta.open(url_of(tmp_path / "meta.db"), "line") as meta:
         meta.acquire_lease("shop", "line", "parent", 60)
         child = os.fork()
         if child == 0:
@@ -247,7 +246,7 @@ def _open_files() -> Iterator[str]:
 def test_a_connection_stays_open_between_transactions_and_none_after_the_end(tmp_path: Path) -> None:
     """The last one to close a file writes its log into it, which takes longer than most transactions."""
     log = tmp_path / "meta.db-wal"
-    with Meta.open(url_of(tmp_path / "meta.db")) as meta:
+    with Meta.open(url_of(tmp_path / "meta.db"), "line") as meta:
         meta.acquire_lease("shop", "line", "one", 60)
         assert log.exists()
     assert not log.exists()
@@ -259,9 +258,9 @@ def test_an_opening_in_the_same_process_leaves_the_locks_of_a_connection_that_is
     that this one still writes to, and the database is damaged."""
     path = tmp_path / "meta.db"
     log = tmp_path / "meta.db-wal"
-    with Meta.open(url_of(path)) as meta:
+    with Meta.open(url_of(path), "line") as meta:
         meta.checkpoint("shop")
-        with Meta.open(url_of(path)):
+        with Meta.open(url_of(path), "line"):
             pass
         before = log.stat().st_ino
         visit = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT 1 FROM lease'); c.close()"
@@ -272,7 +271,7 @@ def test_an_opening_in_the_same_process_leaves_the_locks_of_a_connection_that_is
 
 def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
-    with Meta.open(url_of(path)) as meta:
+    with Meta.open(url_of(path), "line") as meta:
         meta.acquire_lease("shop", "line", "one", 60)
         saved = tmp_path / "saved.db"
         with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(saved)) as new:
@@ -287,7 +286,7 @@ def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path
 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
-    assert migrate.head() == "0022"
+    assert migrate.head() == "0001"
     config = Config()
     config.set_main_option("script_location", "cdc_core.meta:migrations")
     by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]

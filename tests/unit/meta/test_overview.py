@@ -75,11 +75,11 @@ def test_who_only_looks_makes_no_database(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "meta.db"
     for _ in range(2):
         with pytest.raises(Refused) as refused:
-            Meta.open(f"sqlite:///{file}", create=False)
+            Meta.open(f"sqlite:///{file}", "line", create=False)
         assert refused.value.code == "meta.absent"
         assert not (tmp_path / "deep").exists()
     file.parent.mkdir()
     file.touch()
     with pytest.raises(Refused):
-        Meta.open(f"sqlite:///{file}", create=False)
+        Meta.open(f"sqlite:///{file}", "line", create=False)
     assert file.stat().st_size == 0

@@ -1,0 +1,148 @@
+"""What an application notices when a table takes the place of another one: a pure function of two definitions.
+
+Some of it changes what the same statement writes, and no error tells: that stops a cutover. Everything else is for
+people, who know what the application does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.create import Existing, same_literal
+from cdc_core.target.definition import LITERAL, ColumnDefinition, IndexDefinition, TableDefinition
+
+MAKE = (
+    "an application that needs it fails there, or writes other rows: make the tables as it needs them (`lockstep ddl`; "
+    "foreign keys and triggers by hand), before it is switched"
+)
+_SORTED = "the same query finds, sorts and joins other rows: give the columns the former collation, or test that"
+_SEARCHED = "queries that use it read the whole table: add it (`lockstep ddl`) before the application is switched"
+_MOVE = "{}, and no error would tell: ALTER TABLE ... MODIFY COLUMN ... {}, then begin again"
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """what: of the new table. stops: no cutover leads there."""
+
+    what: str
+    remedy: str = MAKE
+    stops: bool = False
+
+
+def noticed(former: Existing, made: Existing) -> Iterator[Noticed]:
+    """former: the table that the application leaves. made: one that it comes to."""
+    old, new = former.definition, made.definition
+    yield from _order(old, new)
+    for column in old.columns:
+        there = new.by_name.get(column.name.lower())
+        if there is not None:
+            yield from _column(column, there)
+            if column.default and not there.default:
+                yield Noticed(f"{column.name} has no default")
+            was, now = former.literals.get(column.name), made.literals.get(there.name)
+            literal = column.default == there.default == LITERAL and was is not None and now is not None
+            if literal and not same_literal(str(was), str(now), column.type):
+                yield Noticed(f"{column.name} has the default {now!r}, and had {was!r}")
+    yield from _collations(old, new)
+    yield from _keys(old, new)
+    for what, mine, theirs in (
+        ("CHECK constraints", old.checks, new.checks),
+        ("foreign keys", old.foreign_keys, new.foreign_keys),
+        ("triggers", of_people(old.triggers), of_people(new.triggers)),
+    ):
+        if len(mine) > len(theirs):
+            yield Noticed(f"it has {len(theirs) or 'none'} of the {what} {', '.join(mine)}")
+
+
+def of_people(triggers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in triggers if not name.startswith("_lockstep_"))
+
+
+def _order(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
+    """By `SELECT *`, and by an INSERT that names no columns."""
+    here = [one.name.lower() for one in old.columns if not one.invisible and one.name != VERSION_COLUMN]
+    there = [one.name.lower() for one in new.columns if not one.invisible]
+    both = [name for name in here if name in there], [name for name in there if name in here]
+    moved = next(((was, now) for was, now in zip(*both, strict=True) if was != now), None)
+    if moved is not None:
+        yield Noticed(
+            f"its columns are in another order: {moved[1]} is where {moved[0]} was",
+            _MOVE.format("an INSERT that names no columns would write the values to others", "AFTER ..."),
+            stops=True,
+        )
+    if set(here) != set(there):
+        others = ", ".join(sorted(set(here) ^ set(there)))
+        yield Noticed(f"it shows other columns: {others}", "an INSERT that names no columns fails: name them")
+
+
+def _column(column: ColumnDefinition, there: ColumnDefinition) -> Iterator[Noticed]:
+    for lacks, what in (
+        (column.counted and not there.counted, "AUTO_INCREMENT"),
+        (column.refreshed and not there.refreshed, "set ON UPDATE"),
+        (column.generated and not there.generated, "generated"),
+    ):
+        if lacks:
+            yield Noticed(f"{column.name} is not {what}")
+    labels = there.type.labels
+    if any(label in labels and labels.index(label) != at for at, label in enumerate(column.type.labels)):
+        yield Noticed(
+            f"{column.name} has its labels in another order",
+            _MOVE.format("what uses their numbers, such as ORDER BY, would mean others", "with the former order"),
+            stops=True,
+        )
+    if not set(column.type.labels) <= set(labels):
+        yield Noticed(f"{column.name} lacks the labels {', '.join(sorted(set(column.type.labels) - set(labels)))}")
+
+
+def _collations(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for column in old.columns:
+        there = new.by_name.get(column.name.lower())
+        if there is not None and column.type.collation and _sorted_by(old, column) != _sorted_by(new, there):
+            found.setdefault((_sorted_by(old, column), _sorted_by(new, there)), []).append(column.name)
+    for (was, now), names in found.items():
+        yield Noticed(f"the collation of {', '.join(names)} is {now or 'none'}, and was {was}", _SORTED)
+
+
+def _sorted_by(table: TableDefinition, column: ColumnDefinition) -> str:
+    """MariaDB's collations with the names of MySQL's compare otherwise."""
+    name = re.sub("^utf8_", "utf8mb3_", column.type.collation)
+    return f"{name} of MariaDB" if table.mariadb and "_0900_" in name else name
+
+
+def _keys(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
+    mine, theirs = dict(_unique(old)), dict(_unique(new))
+    for name, parts in mine.items():
+        if not any(one <= parts for one in theirs.values()):
+            yield Noticed(f"it has no unique key like {name}")
+    for name, parts in theirs.items():
+        if not any(one <= parts for one in mine.values()):
+            yield Noticed(f"it has the unique key {name}", "writes that the old table took fail there: drop it")
+    indexes = [_searched(one) for one in new.indexes if not one.hidden]
+    for one in old.indexes:
+        kind, columns = _searched(one)
+        if not (one.unique or one.hidden) and not any(
+            kind == its_kind and columns == theirs[: len(columns)] for its_kind, theirs in indexes
+        ):
+            yield Noticed(f"it has no index like {one.name}", _SEARCHED)
+
+
+Part = tuple[str, int | None, str]
+
+
+def _unique(table: TableDefinition) -> Iterator[tuple[str, frozenset[Part]]]:
+    """Name and parts of each unique key."""
+    for one in table.indexes:
+        if one.unique:
+            yield one.name, frozenset(_parts(one))
+
+
+def _searched(index: IndexDefinition) -> tuple[str, tuple[Part, ...]]:
+    return index.kind if index.kind in ("FULLTEXT", "SPATIAL") else "", _parts(index)
+
+
+def _parts(index: IndexDefinition) -> tuple[Part, ...]:
+    return tuple((part.column.lower(), part.prefix, part.expression.text) for part in index.parts)

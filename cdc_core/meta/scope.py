@@ -1,0 +1,51 @@
+"""Every statement concerns the rows of one pipeline: the one that its transaction is for.
+
+Pipelines that share a meta database may have equal names for everything else: sources, targets, tables, batches. So
+every table begins its key with `pipeline`, and no query has to name it. What is asked for, changed or deleted is
+narrowed down here, in subqueries too; what is inserted gets its pipeline here. The tables in which two pipelines meet
+are exempt (SHARED): their queries name the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Delete, FromClause, Select, Table, Update
+from sqlalchemy.sql import util, visitors
+
+OPTION = "lockstep_pipeline"
+COLUMN = "pipeline"
+SHARED = "lockstep_shared"
+"""In the `info` of a table that is exempt."""
+
+
+def pipeline_of(connection: Connection) -> str:
+    """The pipeline that a transaction is for."""
+    return str(connection.get_execution_options()[OPTION])
+
+
+def own_pipeline(context: Any) -> str:
+    """The value of `pipeline` in a row that is inserted: the default of the column."""
+    return str(context.execution_options[OPTION])
+
+
+def narrowed(connection: Connection, statement: Any, many: Any, one: Any, _options: Any) -> tuple[Any, Any, Any]:
+    """A listener to `before_execute`."""
+    pipeline = connection.get_execution_options().get(OPTION)
+    if pipeline is None or not isinstance(statement, Select | Update | Delete):
+        return statement, many, one
+
+    def narrow(part: Any) -> None:
+        for table in _tables(part):
+            part._where_criteria += (table.c[COLUMN] == pipeline,)
+
+    return visitors.cloned_traverse(statement, {}, dict.fromkeys(("select", "update", "delete"), narrow)), many, one
+
+
+def _tables(part: Select[Any] | Update | Delete) -> Iterator[Table]:
+    places: Sequence[FromClause] = part.get_final_froms() if isinstance(part, Select) else [part.table]
+    for each in places:
+        for table in util.find_tables(each, include_joins=True):
+            if isinstance(table, Table) and COLUMN in table.c and SHARED not in table.info:
+                yield table

@@ -1,0 +1,28 @@
+"""What a collation is on the kind of server that has it.
+
+MariaDB takes names of MySQL's collations of Unicode 9 as aliases of its own, which are of Unicode 14 and treat other
+characters as equal. Lockstep calls such a collation by MariaDB's own name: then equal names mean equal comparisons.
+"""
+
+from __future__ import annotations
+
+import re
+
+LANGUAGES = {
+    "de_pb": "german2", "is": "icelandic", "lv": "latvian", "ro": "romanian", "sl": "slovenian", "pl": "polish",
+    "et": "estonian", "es": "spanish", "sv": "swedish", "tr": "turkish", "cs": "czech", "da": "danish",
+    "lt": "lithuanian", "sk": "slovak", "es_trad": "spanish2", "la": "roman", "eo": "esperanto", "hu": "hungarian",
+    "hr": "croatian", "vi": "vietnamese",
+}  # fmt: skip
+"""MySQL's names of languages in collations of Unicode 9, and MariaDB's in those of Unicode 14."""
+UNICODE_9 = re.compile(r"^utf8mb4_(?:(\w+?)_)?0900_(ai_ci|as_ci|as_cs|bin)$")
+
+
+def own_name(collation: str, *, mariadb: bool) -> str:
+    """The server's own name of a collation; "" for ""."""
+    match = UNICODE_9.match(collation) if mariadb else None
+    if match is None:
+        return collation
+    if match[2] == "bin":
+        return "utf8mb4_bin"  # unlike MySQL's, the alias ignores trailing spaces
+    return "_".join(filter(None, ("utf8mb4_uca1400", LANGUAGES.get(match[1] or ""), "nopad", match[2])))

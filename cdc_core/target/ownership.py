@@ -1,0 +1,138 @@
+"""Whose rows a table of a target has: the stages that were let in are noted beside it (`_lockstep_layout.stages`).
+
+A table may have rows from before the first run of a stage: somebody's own, or those of a stage that is gone, with its
+versions, deleted keys and marks. A row of which the stage knows nothing is in no copy and in no change, so that no run
+would ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what
+its rows are, and takes it once: `replace` empties it, `keep` leaves it as it is. Then the stage is noted, and nobody
+asks again; a stage keeps its name (stage.start) when meta is lost and rebuilt.
+
+A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_core.config import Target
+from cdc_core.connections import SafeConnection, quote, resolve
+from cdc_core.errors import Refused
+from cdc_core.target.fence import fenced, fences_in
+from cdc_core.target.load import altering_session
+from cdc_core.target.placement import Noted, noted_in
+from cdc_core.target.prepare import (
+    CREATE_LAYOUTS,
+    LAYOUTS,
+    MARKS,
+    STAGES_CHARS,
+    TRUNCATES,
+    Ours,
+    ours_beside,
+    tables_locked,
+    tombstones_table,
+    versions_table,
+)
+from cdc_core.target.sharding import ShardTable
+
+_AT_ONCE = 100_000
+"""Rows that one statement removes."""
+_ASKED = 200
+"""Tables that one statement asks for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
+    that meta knows it to have written."""
+
+    pipeline: str
+    stages: frozenset[str]
+    written: frozenset[str] = frozenset()
+
+    def is_in(self, noted: Noted | None) -> bool:
+        return noted is not None and not self.stages.isdisjoint(noted.stages)
+
+    def owns(self, logical: str, noted: Noted | None) -> bool:
+        return logical in self.written or self.is_in(noted)
+
+
+def holding(connection: SafeConnection, database: str, tables: Sequence[str], there: Ours) -> set[str]:
+    """Those that have rows, or something that Lockstep has left beside them. there: what ours_beside says."""
+    found: set[str] = set()
+    with connection.cursor() as cursor:
+        for at in range(0, len(tables), _ASKED):
+            asked = [
+                f"SELECT {number} WHERE EXISTS(SELECT 1 FROM {place}{where})"
+                for number, table in enumerate(tables[at : at + _ASKED], at)
+                for place, where in _left(database, table, there).items()
+            ]
+            cursor.execute(" UNION ALL ".join(asked))
+            found |= {tables[number] for (number,) in cursor.fetchall()}
+    return found
+
+
+def _left(database: str, table: str, there: Ours) -> dict[str, str]:
+    """The table and those beside it: where rows of it are, and which."""
+    beside = [name for name in (tombstones_table(table), versions_table(table)) if name in there]
+    of_it = f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
+    shared = [name for name in (TRUNCATES, MARKS) if name in there]
+    places: Mapping[str, str] = {table: "", **dict.fromkeys(beside, ""), **dict.fromkeys(shared, of_it)}
+    return {quote(database, name): where for name, where in places.items()}
+
+
+def not_its_own(target: str, table: str) -> Refused:
+    return Refused(
+        "The table has rows, or versions and deleted keys of rows, that this stage has not written: what the source "
+        "does not have would stay there for ever, and no run would know of it.",
+        where=table,
+        code="target.existing",
+        remedy=f"nothing was written. Say what they are, with `existing` in targets.{target} of the pipeline file: "
+        "replace, and the first run empties such tables before it writes what was copied; or keep, and they stay until "
+        "the source changes them",
+    )
+
+
+def take(
+    target: Target,
+    tables: Collection[tuple[str, ShardTable]],
+    writer: Writer,
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """Notes that the writer was let in to tables, which come with their logical names; first empties those that it has
+    never written, if the target says `replace`. Safe to repeat, and with others that do it at the same time. Raises
+    Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
+    for number, reference in enumerate(target.connections):
+        mine = [(logical, place) for logical, place in tables if place.connection == number]
+        if not mine:
+            continue
+        with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
+            for database in dict.fromkeys(place.database for _, place in mine):
+                cursor.execute(CREATE_LAYOUTS.format(database=quote(database)))
+            for logical, place in mine:
+                replace = target.existing == "replace" and logical not in writer.written
+                with tables_locked(cursor, [place.name]):
+                    _take(connection, cursor, place, writer, replace=replace)
+
+
+def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Writer, *, replace: bool) -> None:
+    """Under the table's lock."""
+    noted = noted_in(cursor, place.database).get(place.table)
+    if writer.is_in(noted):
+        return  # another run has taken it meanwhile, and may have written to it
+    fence = fences_in(cursor, place.database).get(place.table)
+    if fence is not None and fence.keeps_out(writer.pipeline):
+        raise fenced(place.name, fence.note)
+    if replace:
+        left = _left(place.database, place.table, ours_beside(connection, place.database, [place.table]))
+        for name, where in left.items():
+            removed = _AT_ONCE
+            while removed == _AT_ONCE:
+                removed = cursor.execute(f"DELETE FROM {name}{where} LIMIT {_AT_ONCE}")
+    stages = " ".join([*sorted(writer.stages), *(noted.stages if noted else ())])
+    if len(stages) > STAGES_CHARS:
+        stages = stages[:STAGES_CHARS].rpartition(" ")[0]
+    cursor.execute(
+        f"REPLACE INTO {quote(place.database, LAYOUTS)} (table_name, placement, stages) VALUES (%s, %s, %s)",
+        (place.table, place.placement, stages),
+    )
