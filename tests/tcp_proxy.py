@@ -26,6 +26,7 @@ class TcpProxy:
         self._ended = threading.Event()
         self._still = threading.Event()
         self._slow_s = 0.0
+        self._piece_bytes = 500
         self._bent = 0
         self._cut_after = 0
         self._cut_once = False
@@ -82,9 +83,9 @@ class TcpProxy:
             pairs, self._pairs = self._pairs, []
         self._old += [one for pair in pairs for one in pair]
 
-    def slow(self, pause_s: float) -> None:
-        """A small piece at a time, and a pause after it."""
-        self._slow_s = pause_s
+    def slow(self, pause_s: float, piece_bytes: int = 500) -> None:
+        """A piece at a time, and a pause after it."""
+        self._slow_s, self._piece_bytes = pause_s, piece_bytes
 
     def bend(self, times: int) -> None:
         """The next pieces from the server arrive with bytes changed."""
@@ -126,7 +127,7 @@ class TcpProxy:
                     self._ended.wait(0.02)
                     continue
                 for one in select.select([client, server], [], [], 0.05)[0]:
-                    data = one.recv(500 if self._slow_s else 1 << 16)
+                    data = one.recv(self._piece_bytes if self._slow_s else 1 << 16)
                     if not data:
                         raise OSError
                     with self._lock:

@@ -98,6 +98,7 @@ ack_position = _table(
     Column("surveyed_captured", long_text()),
     Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
     Column("purged_seq", BigInteger(), nullable=False, server_default="0"),  # what begins before it is purged
+    Column("read_ahead", long_text()),  # of the log after the position: statements, and between which places, JSON
     comment="up to where a source is staged, durably",
 )
 
@@ -302,6 +303,7 @@ apply_ledger = _table(
     _needed("shards", long_text()),
     _needed("closed_us", BigInteger()),
     Column("spans", long_text()),  # by source, the first and the last batch, JSON
+    _needed("set_aside", BigInteger()),  # rows that the target rejected, as long as it lacks them
     ForeignKeyConstraint(["pipeline", "run_id"], ["run.pipeline", "run.run_id"], name="apply_ledger_run"),
     comment="the account of one table and target in a run; shards: counts per shard, JSON",
 )

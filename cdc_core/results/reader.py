@@ -90,7 +90,7 @@ def read_columns(
     selection: list[values.Selected] = []
 
     def typed(found: Sequence[ColumnDefinition]) -> Buffer:
-        selection.extend(values.selected(Column(one.name, type_of(one))) for one in found)
+        selection[:] = [values.selected(Column(one.name, type_of(one))) for one in found]
         return Buffer(len(found), rows, size_bytes)
 
     empty = True

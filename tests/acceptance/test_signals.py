@@ -1,0 +1,221 @@
+"""A command that is told to end, at any moment behind a slow link: it ends, keeps what is complete, and its next try
+begins at once. The log is read once, however often reading is interrupted."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.meta import Meta
+from tests.tcp_proxy import TcpProxy
+
+PIPELINE = """
+pipeline: shop
+sources: [{{name: shop, connection: env:SOURCE, server_id: 5093, start: {start}}}]
+tables: {{include: ['{name}\\..*']}}
+routes: [{{match: '.*[.](.*)', to: '\\1'}}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - name: shards
+    connections: [env:TARGET]
+    on_missing_table: create
+    tables: {{orders: {{database: "{name}", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
+snapshot: {{mode: initial, chunk_mib: 1}}
+limits: {{lease_s: 600}}
+"""
+HANGS_S = 30
+"""A process that has not ended by then after SIGTERM is a defect; containers are killed."""
+TRANSACTIONS = 24
+TRANSACTION_BYTES = 200_000
+PATIENCE_S = 120
+
+
+class Place:
+    """A pipeline from a source to a target, both behind links that can be slow."""
+
+    def __init__(self, lockstep: Any, source: Any, target: Any, links: tuple[TcpProxy, TcpProxy]) -> None:
+        self.lockstep, self.source, self.target = lockstep, source, target
+        self.links = links
+        self.name = f"told_{uuid.uuid4().hex[:8]}"
+        self.folder = Path(lockstep.directory)
+        lockstep.environ |= {
+            name: server.url.replace(f":{server.port}", f":{link.port}")
+            for name, server, link in zip(("SOURCE", "TARGET"), (source, target), links, strict=True)
+        }
+
+    def begin(self, start: str) -> None:
+        text = PIPELINE.format(name=self.name, folder=self.folder, start=start)
+        (self.folder / "shop.yaml").write_text(text)
+
+    def execute(self, *statements: str) -> Any:
+        with self.source.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return cursor.fetchall()
+
+    def log_bytes(self) -> int:
+        return sum(int(row[1]) for row in self.execute("SHOW BINARY LOGS"))
+
+    def slow(self, slow: bool) -> None:
+        for link in self.links:
+            link.slow(0.05 if slow else 0.0, 32 << 10)
+
+    @contextmanager
+    def process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+        with subprocess.Popen(
+            self.lockstep.command(*arguments, "--json"), cwd=self.folder, env=self.lockstep.environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def told(self, arguments: tuple[str, ...], until: Callable[[], bool]) -> None:
+        """A command is told to end when this is true, unless it has ended before."""
+        with self.process(*arguments) as process:
+            give_up_s = time.monotonic() + PATIENCE_S
+            while process.poll() is None and not until():
+                assert time.monotonic() < give_up_s
+                time.sleep(0.02)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=HANGS_S)
+        assert process.returncode in (0, 143, -signal.SIGTERM), (out + err).decode()
+
+    def position(self) -> Any:
+        with Meta.open(f"sqlite:///{self.folder}/meta.db", "shop") as meta:
+            found = meta.checkpoint("shop")
+        return found and found.position
+
+    def rows(self, of: str) -> list[tuple[Any, ...]]:
+        server, tables = (self.source, ["orders"]) if of == "source" else (self.target, ["orders_0", "orders_1"])
+        with server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
+            found: list[tuple[Any, ...]] = []
+            for table in tables:
+                cursor.execute(f"SELECT id, n, MD5(t) FROM {table}")
+                found += cursor.fetchall()
+            return sorted(found)
+
+
+@pytest.fixture
+def place(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[Place]:
+    with TcpProxy(mariadb.port) as one, TcpProxy(mariadb_target.port) as other:
+        made = Place(lockstep, mariadb, mariadb_target, (one, other))
+        for server in (mariadb, mariadb_target):
+            with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+                cursor.execute(f"CREATE DATABASE {made.name}")
+        made.execute("CREATE TABLE orders (id INT PRIMARY KEY, n INT, t LONGTEXT)")
+        try:
+            yield made
+        finally:
+            for server in (mariadb, mariadb_target):
+                with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+                    cursor.execute(f"DROP DATABASE {made.name}")
+
+
+def change(place: Place, transactions: int, size_bytes: int) -> None:
+    place.execute(*(
+        f"INSERT INTO orders SELECT COALESCE(MAX(id), 0) + 1, {number}, REPEAT(MD5(RAND()), {size_bytes // 32}) "
+        "FROM orders" for number in range(transactions)
+    ))  # fmt: skip
+
+
+@pytest.fixture(params=["FULL", pytest.param("NO_LOG", marks=pytest.mark.matrix)])
+def metadata(request: Any, place: Place) -> Iterator[str]:
+    place.execute(f"SET GLOBAL binlog_row_metadata = {request.param}")
+    yield request.param
+    place.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+@pytest.mark.timeout(600)
+def test_each_try_reads_on_and_the_log_is_read_once(place: Place, metadata: str) -> None:
+    """Tables that existed before, tables that are new, and a backlog that no single try reads to its end. Where the log
+    does not name columns, it is read ahead once, too, before the position moves."""
+    place.execute("FLUSH BINARY LOGS")
+    file = place.execute("SHOW BINARY LOGS")[-1][0]
+    place.begin(f"{{position: {{file: {file}, offset: 4}}}}")
+    change(place, TRANSACTIONS // 2, TRANSACTION_BYTES)
+    place.execute("CREATE TABLE later (id INT PRIMARY KEY)", "INSERT INTO later VALUES (1)")
+    change(place, TRANSACTIONS // 2, TRANSACTION_BYTES)
+    backlog = int(place.execute("SHOW BINARY LOGS")[-1][1])
+    place.slow(True)
+    link, reached = place.links[0], [0]
+    while reached[-1] < backlog:
+        before = link.passed
+        place.told(("extract", "shop.yaml"), lambda: link.passed > before + 6 * TRANSACTION_BYTES)  # noqa: B023
+        reached.append(place.position().offset)
+        assert len(reached) < 20, reached
+    assert len(reached) > 2, "no try was interrupted"
+    if metadata == "FULL":
+        assert sorted(set(reached)) == reached, "a try has not moved the position"
+    times = 1 if metadata == "FULL" else 2
+    assert link.passed < times * backlog + len(reached) * 3 * TRANSACTION_BYTES
+    place.slow(False)
+    place.lockstep("run", "shop.yaml")
+    assert place.rows("source") == place.rows("target")
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "extract": ("extract", "shop.yaml"),
+    "follow": ("extract", "shop.yaml", "--follow"),
+    "snapshot": ("snapshot", "shop.yaml"),
+    "run": ("run", "shop.yaml"),
+    "every": ("run", "shop.yaml", "--every", "1s"),
+    "verify": ("verify", "shop.yaml"),
+    "repair": ("repair", "shop.yaml"),
+    "stage verify": ("stage", "verify", "shop.yaml", "--deep"),
+    "stage export": ("stage", "export", "shop.yaml", "orders", "-o", "exported.parquet", "--force"),
+}
+AGAIN = {"follow": "extract", "every": "run"}
+"""The next try of a command that would not end by itself."""
+ENDS_AS = {"verify": 4}
+MOMENTS = [
+    *((name, 1) for name in ("extract", "snapshot", "run")),
+    *(
+        pytest.param(name, seed, marks=pytest.mark.matrix)
+        for seed in range(2, 7)
+        for name in COMMANDS
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "seed"), MOMENTS)
+@pytest.mark.usefixtures("real_drivers")
+@pytest.mark.timeout(400)
+def test_a_command_that_is_told_to_end_at_any_moment_ends_and_its_next_try_begins_at_once(
+    place: Place, command: str, seed: int
+) -> None:
+    place.begin("latest")
+    change(place, 20, 100_000)
+    if command in ("verify", "repair", "stage verify", "stage export"):
+        place.lockstep("run", "shop.yaml")
+        damage(place)
+        place.lockstep("verify", "shop.yaml", code=4)
+    elif command != "snapshot":
+        place.lockstep("extract", "shop.yaml")
+    change(place, 20, 100_000)
+    place.slow(True)
+    moment_s = time.monotonic() + random.Random(f"{command} {seed}").uniform(1.5, 12.0)
+    place.told(COMMANDS[command], lambda: time.monotonic() > moment_s)
+    place.slow(False)
+    place.lockstep(*COMMANDS[AGAIN.get(command, command)], code=ENDS_AS.get(command, 0))
+    place.lockstep("repair", "shop.yaml", code=None)
+    place.lockstep("run", "shop.yaml")
+    assert place.rows("source") == place.rows("target")
+
+
+def damage(place: Place) -> None:
+    """A row that the target has lost."""
+    with place.target.connect(place.name, autocommit=True) as connection, connection.cursor() as cursor:
+        for table in ("orders_0", "orders_1"):
+            cursor.execute(f"DELETE FROM {table} WHERE id = 5")
