@@ -15,5 +15,5 @@ def informing(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.warning("%s cannot be told (%s: %s); nothing else depends on it", what, type(error).__name__, error)
+        log.warning("%s is unknown (%s: %s); nothing else depends on it", what, type(error).__name__, error)
         log.debug("%s", what, exc_info=True)
