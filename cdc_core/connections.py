@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -20,6 +21,7 @@ from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.reference import variable_of
 from cdc_core.mysql_client import SafeConnection, identity_in
 from cdc_core.server_errors import explained, one_line, shown
+from cdc_core.session import READING, Settings, apply
 from cdc_core.tls import is_loopback
 
 __all__ = [
@@ -67,7 +69,7 @@ class Server:
     password: str = field(repr=False)
     tls: tls.Tls = field(default=tls.Tls(tls.TlsMode.DISABLED), repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
-    identity: str = ""
+    identity: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
@@ -174,21 +176,17 @@ def _wrong_option(name: str, where: str) -> UsageError:
     )
 
 
-_SESSION = (
-    "SET time_zone = '+00:00' /*!80030 , show_gipk_in_create_table_and_information_schema = ON */"  # for MySQL alone
-)
-"""The primary key that MySQL has generated for a table is logged, whether it is shown or not."""
+def connect(server: Server, *, where: str, settings: Settings = READING, **options: Any) -> SafeConnection:
+    """An open connection: utf8mb4, autocommit, with these settings, also when it connects again. `options` are
+    SafeConnection's; the URL's own time-outs go before them.
 
-
-def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
-    """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are SafeConnection's; the URL's own
-    time-outs go before them.
-
-    Raises what server_errors.explained makes of the server's errors, what SafeConnection raises, and for another server
-    than the address says also what require_one_server raises.
+    Raises what server_errors.explained makes of the server's errors, what SafeConnection raises, Refused
+    (connection.answer) for a session that does not keep its settings, and for another server than the address says also
+    what require_one_server raises.
     """
     try:
-        return open_connection(server, where=where, **{"init_command": _SESSION, **options})
+        set_up = sensible(where)(partial(apply, settings=settings, where=where))
+        return open_connection(server, where=where, set_up=set_up, **options)
     except RetryLater:  # of another server
         require_one_server(server, where=where)
         raise
@@ -197,7 +195,7 @@ def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
 
 
 def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnection:
-    """As `connect`, without its session's time zone, and with PyMySQL's errors."""
+    """As `connect`, with the server's own settings, and with PyMySQL's errors."""
     settings: dict[str, Any] = {
         "host": server.host,
         "port": server.port,

@@ -78,6 +78,8 @@ class SafeConnection(pymysql.Connection):
     tls:                 see `tls.Tls`.
     where:               of errors.
     statement_timeout_s: how long one statement may take with all of its answer; None: as long as bytes keep coming.
+    set_up:              called after each login, also when it connects again: what the server's init_connect has set
+                         is past by then.
     identity:            the only server that it may lead to, whenever it connects (server_identity); "" for any.
     options:             PyMySQL's; none of ssl_*.
     Raises, besides PyMySQL's errors: UsageError (connection.tls) for TLS files that cannot be used; Refused
@@ -100,9 +102,11 @@ class SafeConnection(pymysql.Connection):
     server_capabilities: int
 
     def __init__(
-        self, *, tls: Tls, where: str, statement_timeout_s: float | None = None, identity: str = "", **options: Any
-    ) -> None:
+        self, *, tls: Tls, where: str, statement_timeout_s: float | None = None, identity: str = "",
+        set_up: Callable[[SafeConnection], None] = lambda connection: None, **options: Any,
+    ) -> None:  # fmt: skip
         self._tls = tls
+        self._set_up = set_up
         self._where = where
         self.identity = identity
         self._statement_timeout_s = statement_timeout_s
@@ -143,6 +147,10 @@ class SafeConnection(pymysql.Connection):
         self._incoming.deadline_s = time.monotonic() + LOGIN_FACTOR * self.connect_timeout
         try:
             super().connect(sock or self._socket())
+            self._set_up(self)
+        except BaseException:
+            self._force_close()
+            raise
         finally:
             self._incoming.deadline_s = None
         if self.identity and (found := self.server_identity()) != self.identity:

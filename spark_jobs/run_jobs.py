@@ -91,8 +91,13 @@ def run_job(job: str, arguments: Sequence[str]) -> int:
             from spark_jobs.quality import main
         case "probe":
             from spark_jobs.probe import main
+        case "load":
+            import_jobs()
+            import spark_jobs.suite_runner  # noqa: F401
+
+            return 0
         case _:
-            raise ValueError(f"Spark has jobs for merge, filter, write, quality and probe; this one is {job!r}.")
+            raise ValueError(f"Spark has jobs for merge, filter, write, quality, load and probe; this one is {job!r}.")
     return main(arguments)
 
 

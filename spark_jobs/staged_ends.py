@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.position import TIMELINE_SHIFT, Position, place_of
+from cdc_core.model.position import Position, above, place_of
 from cdc_core.stage.manifest import newest
 from cdc_core.stage.objects import ObjectStore
 
@@ -37,7 +37,7 @@ class StagedEnds:
                     code="target.ahead",
                     remedy="if another stage feeds the table from the same log, stage more of it and run again. If the "
                     "log was reset, or the stage started over after a failover: every change would count as older than "
-                    f"these rows. Set `timeline: {(seq >> TIMELINE_SHIFT) + 1}` for the source, then `lockstep extract "
+                    f"these rows. Set `timeline: {above(seq)}` for the source, then `lockstep extract "
                     f"PIPELINE --source {source} --abandon {end.file}:{end.offset}`, and run: all tables are copied "
                     "again",
                 )

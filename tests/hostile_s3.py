@@ -251,8 +251,11 @@ CHANGES: dict[str, Callable[[Answer], Answer]] = {
     "whole": lambda answer: replace(answer, status=200) if answer.status == 206 else answer,
     "more": lambda answer: answer.with_body(answer.body + b"more") if answer.status in (200, 206) else answer,
 }
-LATE: dict[str, Callable[[Answer], Answer]] = {"no such upload": lambda _: made(404, _error("NoSuchUpload"))}
-"""What a server truly answers that is asked again, since its first answer was lost."""
+LATE: dict[str, Callable[[Answer], Answer]] = {
+    "no such upload": lambda _: made(404, _error("NoSuchUpload")),
+    "wants checksums": lambda _: made(400, _error("InvalidRequest")),
+}
+"""What a server truly answers that is asked again, since its first answer was lost; and where objects have locks."""
 SENT = ("truncated", "too long", "no length", "drip", "drip head", "silence")
 LISTINGS = ("page twice", "page left out", "ends early", "listed twice", "other keys", "no sizes")
 HARMS = (*LOST, *MADE_UP, *CHANGES, *SENT, *LISTINGS)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
+from cdc_core import session
 from cdc_core.config import ONE_TABLE, Target, parse
 from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.errors import combined
@@ -21,7 +22,7 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
 from cdc_core.model.version import ORIGIN_BYTES
 from cdc_core.target.facts import TableFacts, table_facts, table_problems
-from cdc_core.target.load import Layout, LoadFile, Unfit, set_session
+from cdc_core.target.load import Layout, LoadFile, Unfit
 from cdc_core.target.parts import write_rows
 from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.write import ShardWrite, Transact, write_shard
@@ -172,7 +173,7 @@ def target_table(
         cursor.execute("SET sql_mode = ''")
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
-        set_session(cursor)
+        session.apply(connection, session.WRITING, where="test")
         found = table_facts(connection, database, ["t"])["t"]
         facts = prepare(connection, replace(found, key=tuple(key), beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)

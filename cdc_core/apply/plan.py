@@ -104,9 +104,9 @@ def require_registered(known: RunRow | None, plan: RunPlan) -> None:
 
 def check_run_id(run_id: str) -> None:
     """Raises UsageError (plan.run_id)."""
-    if not 0 < len(run_id) <= _RUN_ID_CHARS:
+    if not (0 < len(run_id) <= _RUN_ID_CHARS and run_id.isascii()):
         raise UsageError(
-            f"A run id has 1 to {_RUN_ID_CHARS} characters, not {len(run_id)}.",
+            f"A run id has 1 to {_RUN_ID_CHARS} ASCII characters, not {len(run_id)}.",
             where=run_id[:80],
             code="plan.run_id",
             remedy="give the run a shorter id",

@@ -104,6 +104,11 @@ class SparkApplication:
     def _printed(self) -> int:
         return self._output.stat().st_size if self._output.exists() else 0
 
+    @property
+    def warm(self) -> bool:
+        """Whether a driver has done a job, so that the next one begins at once."""
+        return self._driver is not None and self._driver.has_run
+
     def forget_output(self, above: int) -> None:
         """Empties the file of the output, between two jobs, if it has more bytes."""
         if self._printed() > above:

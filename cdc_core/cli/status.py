@@ -49,12 +49,12 @@ def status(
       lockstep status shop --all
       lockstep status shop --json
 
-    Reads only the meta database, neither source nor target. Problems come first: the last error of an extract, a plan
-    or a run that has not succeeded since; copies that somebody has paused while tables wait for them; a source or
-    target that is late by the schedule; a source that was never extracted, or that will purge its log soon. The exit
-    code is the class of the first of them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused,
-    late or was never extracted. Of many notes and tables only some are shown, with a count of the others, unless you
-    pass --all; --json always has all.
+    Reads only the meta database, neither source nor target. Problems come first: rows that differ, or that a target
+    rejected and lacks; the last error of an extract, a plan or a run that has not succeeded since; copies that somebody
+    has paused while tables wait for them; a source or target that is late by the schedule; a source that was never
+    extracted, or that will purge its log soon. Each ends with its cause. The exit code is the class of the first of
+    them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused, late or was never extracted. Of
+    many notes and tables only some are shown, with a count of the others, unless you pass --all; --json always has all.
     """
     from cdc_core.meta import Meta
 
@@ -81,10 +81,15 @@ def status(
 
 def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     """The problems of a pipeline, the worst first."""
+    from cdc_core.cli.cutover_status import left_alone
     from cdc_core.meta.health import problems
 
     sources = [one.name for one in pipeline.sources]
-    return problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets])
+    left = [left_alone(one, stops=pipeline.cutover.stop_with is not None) for one in found.cutovers]
+    return (
+        *filter(None, left),
+        *problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets]),
+    )
 
 
 def problem_document(one: Problem) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.proof import Prover, Since
+from cdc_core.cutover.undoing import unless_it_fails
 from cdc_core.cutover.work import Work
 from cdc_core.errors import RetryLater
 
@@ -31,6 +32,7 @@ def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since],
         quick = quick + 1 if took_s <= work.options.max_lag_s else 0
         if quick < QUICK_RUNS and time.monotonic() >= end_s:
             raise _too_slow(work, f"the last one took {took_s:.1f} s")
+    unless_it_fails(work, "what the last run needs could not be loaded beforehand", work.hands.warm_up, None)
     found = dict(since)
     for _ in range(_ROUNDS):
         began_s = time.monotonic()

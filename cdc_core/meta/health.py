@@ -14,7 +14,7 @@ from itertools import islice, takewhile
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import verifications
 from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
-from cdc_core.meta.rows import CopyState, SourceStatus, Status
+from cdc_core.meta.rows import CopyState, SetAside, SourceStatus, Status
 from cdc_core.meta.states import RunState
 from cdc_core.model.coverage import lacks
 from cdc_core.windows import Windows, from_us, to_us
@@ -65,11 +65,13 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
     return (
         *_unclosed(status),
         *_differing(status, targets),
+        *_set_aside(status),
         *_failed(status, sources, targets),
         *_paused(status),
         *_never(status, sources),
         *_late(status, windows, targets),
         *_purged_soon(status),
+        *_copied(status, targets),
         *_noted(status),
     )
 
@@ -138,6 +140,33 @@ def _differing(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
                 "docs/verification.md has the causes",
                 code="verify.differs", exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
                 since_us=to_us(datetime.fromisoformat(one.evidence[mode]["ended"])),
+            )  # fmt: skip
+
+
+def _set_aside(status: Status) -> Iterator[Problem]:
+    """Rows that targets rejected and lack, by the run that set them aside."""
+    by_run: dict[tuple[str, str], list[SetAside]] = {}
+    for one in status.set_aside:
+        by_run.setdefault((one.target, one.run_id), []).append(one)
+    for (target, run_id), found in by_run.items():
+        rows = sum(one.rows for one in found)
+        yield Problem(
+            Level.FAILED, f"target {target}", f"{target} lacks {counted(rows, 'row')} of "
+            f"{', '.join(one.table for one in found)} that it rejected: the run {run_id} set them aside.",
+            where=run_id, code="target.row_error", since_us=found[0].since_us,
+            remedy="correct the rows at the source; or let the target take them, then `lockstep run "
+            f"{status.pipeline} --requeue {run_id} --target {target}`. The stage has the rows and reasons in runs/",
+            exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
+        )  # fmt: skip
+
+
+def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
+    for one in status.targets:
+        if one.copied_rows and one.target in targets:
+            yield Problem(
+                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'row')} that were copied wait for the "
+                f"next run: {one.target} does not have them yet.",
+                remedy="the DAG's next run applies them when its interval has ended; `lockstep run` does it now",
             )  # fmt: skip
 
 

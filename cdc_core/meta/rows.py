@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.meta.states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
+
+if TYPE_CHECKING:
+    from cdc_core.meta.cutovers import Cutover
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +309,8 @@ class SourceStatus:
     rows: int
     size_bytes: int
     notes: tuple[str, ...]
-    """Distinct notes of its latest batches, newest first."""
+    """Distinct notes of its latest batches, newest first: of those that some target has not consumed, and of those in
+    which a table began to lack what it still lacks."""
     retention_s: int = 0
     """How long the server keeps its log, as of the last extract; 0: for ever, or unknown."""
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
@@ -336,6 +340,8 @@ class TargetStatus:
     last_error: str | None
     oldest_window_us: int | None = None
     """Start of the oldest window with a batch that the target has not consumed."""
+    copied_rows: int = 0
+    """Rows of copies that are staged and that no run has taken for this target yet."""
 
     @property
     def waiting(self) -> StateCount:
@@ -356,6 +362,17 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Rows of a table that its target rejected in a run, and lacks. since_us: when the run's ledger was closed."""
+
+    run_id: str
+    target: str
+    table: str
+    rows: int
+    since_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `lockstep status` shows for a pipeline."""
 
@@ -369,5 +386,8 @@ class Status:
     ledgers: tuple[LedgerRow, ...]
     failures: tuple[Failure, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    cutovers: tuple[Cutover, ...] = ()
+    """The latest ones from and to it, if no process is at them."""
     holding: frozenset[str] = frozenset()
     """Runs that have batches which one of the pipeline's targets has not committed."""
+    set_aside: tuple[SetAside, ...] = ()

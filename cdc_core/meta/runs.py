@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, 
 from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import failures, layouts, tables, writes
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, Renewals, RunRow
+from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, Renewals, RunRow, SetAside
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -268,16 +268,51 @@ def close(
                     "shards": json.dumps([asdict(one) for one in shards if one.table == entry.table]),
                     "closed_us": now,
                     "spans": json.dumps(spans.get(entry.table, {})),
+                    "set_aside": sum(one.quarantined for one in shards if one.table == entry.table),
                 }
                 for entry in entries
             ],
         )
+    _settle_repeated(connection, run_id, target, spans)
     writes.keep(connection, target, run_id, shards, lost=lost, renewed=renewed)
     open_records = exists().where(_record.c.run_id == run_id, _record.c.state.in_(UNCONSUMED))
     known = find(connection, run_id, lock=True)
     if known is not None and not connection.execute(select(open_records)).scalar_one():
         _move_run(connection, known, RunState.COMMITTED, now, last_error=None)
     return moved
+
+
+def set_aside(connection: Connection, target: str | None = None) -> tuple[SetAside, ...]:
+    """See Meta.set_aside."""
+    query = select(_ledger).where(_ledger.c.set_aside > 0).order_by(_ledger.c.closed_us, _ledger.c.table_name)
+    return tuple(
+        SetAside(row.run_id, row.target, row.table_name, row.set_aside, row.closed_us)
+        for row in connection.execute(query if target is None else query.where(_ledger.c.target == target))
+    )
+
+
+def settle(connection: Connection, target: str, run_id: str | None, table: str | None, before_us: int | None) -> None:
+    """See Meta.settle."""
+    mine = (_ledger.c.target == target) & (_ledger.c.set_aside > 0)
+    for column, value in ((_ledger.c.run_id, run_id), (_ledger.c.table_name, table)):
+        mine = mine if value is None else mine & (column == value)
+    if before_us is not None:
+        mine &= _ledger.c.closed_us < before_us
+    connection.execute(update(_ledger).where(mine).values(set_aside=0))
+
+
+def _settle_repeated(
+    connection: Connection, run_id: str, target: str, spans: Mapping[str, Mapping[str, tuple[str, str]]]
+) -> None:
+    """Rows set aside from batches that this run has taken again: its own ledger says which are lacking now."""
+    query = select(_ledger).where(_ledger.c.target == target, _ledger.c.set_aside > 0, _ledger.c.run_id != run_id)
+    for row in connection.execute(query).all():
+        taken, former = spans.get(row.table_name, {}), json.loads(row.spans or "{}")
+        whole = [taken[one] for one in former if one in taken]
+        if len(whole) == len(former) and all(
+            first <= begin and end <= last for (first, last), (begin, end) in zip(whole, former.values(), strict=True)
+        ):
+            settle(connection, target, row.run_id, row.table_name, None)
 
 
 def purge(connection: Connection, targets: Sequence[str], batch_ids: Sequence[str]) -> int:

@@ -305,6 +305,7 @@ apply_ledger = _table(
     _needed("shards", long_text()),
     _needed("closed_us", BigInteger()),
     Column("spans", long_text()),  # by source, the first and the last batch, JSON
+    _needed("set_aside", BigInteger()),  # rows that the target rejected, as long as it lacks them
     ForeignKeyConstraint(["pipeline", "run_id"], ["run.pipeline", "run.run_id"], name="apply_ledger_run"),
     comment="the account of one table and target in a run; shards: counts per shard, JSON",
 )

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, true
 
-from cdc_core.meta import batches, copies, failures, leases, runs, tables, verifications
+from cdc_core.meta import batches, copies, cutovers, failures, leases, runs, tables, verifications
 from cdc_core.meta.copies import copier_of
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import (
@@ -131,7 +131,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
     now = now_us(connection)
     failed = failures.find(connection, pipeline)
     sources = tuple(
-        _source_status(connection, source, now, failed)
+        _source_status(connection, source, now, failed, targets)
         for source in connection.execute(
             select(_ack.c.source).where(_ack.c.pipeline == pipeline).order_by(_ack.c.source)
         ).scalars()
@@ -165,11 +165,15 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         ledgers=() if latest is None else runs.ledger(connection, latest),
         failures=failed,
         verifications=verifications.find(connection, pipeline),
+        cutovers=cutovers.standing(connection, pipeline),
         holding=frozenset(holding),
+        set_aside=runs.set_aside(connection),
     )
 
 
-def _source_status(connection: Connection, source: str, now: int, failed: Sequence[Failure]) -> SourceStatus:
+def _source_status(
+    connection: Connection, source: str, now: int, failed: Sequence[Failure], targets: Sequence[str]
+) -> SourceStatus:
     row = connection.execute(select(_ack).where(_ack.c.source == source)).one()
     holder, copier = leases.find(connection, source), leases.find(connection, copier_of(source))
     covered = batches.coverage(connection, source).tables
@@ -182,12 +186,16 @@ def _source_status(connection: Connection, source: str, now: int, failed: Sequen
             func.coalesce(func.sum(_batch.c.size_bytes), 0),
         ).where(_batch.c.source == source, ~exists().where(gone))
     ).one()
-    latest = connection.execute(
-        select(_batch.c.notes)
+    lacking = or_(*(_lacks(target) for target in targets)) if targets else true()
+    noted = connection.execute(
+        select(_batch.c.notes, _batch.c.begin_seq, _batch.c.end_seq, lacking.label("lacking"))
         .where(_batch.c.source == source, _batch.c.notes != "[]")
         .order_by(_batch.c.begin_seq.desc())
         .limit(_RECENT)
-    ).scalars()
+    ).all()
+    # What is lacking, and since when.
+    open_seqs = [one.seq for one in covered.values() if not one.whole]
+    latest = [row.notes for row in noted if row.lacking or any(row.begin_seq <= seq < row.end_seq for seq in open_seqs)]
     checkpoint = batches.checkpoint_of(row)
     reader = holder.holder if holder is not None and holder.expires_us > now and holder.holder else None
     ring = RingDepth() if holder is None else leases.ring_of(holder)
@@ -233,10 +241,17 @@ def _target_status(connection: Connection, pipeline: str, target: str) -> Target
         .order_by(_record.c.updated_us.desc())
         .limit(1)
     ).scalar_one_or_none()
+    copied = connection.execute(
+        select(func.coalesce(func.sum(_batch.c.row_count), 0)).where(
+            _batch.c.begin_seq == _batch.c.end_seq,
+            ~exists().where(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id),
+        )
+    ).scalar_one()
     return TargetStatus(
         target,
         StateCount(int(pending[0]), int(pending[1])),
         {RecordState(row[0]): StateCount(int(row[1]), int(row[2])) for row in by_state},
         last_error,
         oldest,
+        int(copied),
     )

@@ -1,7 +1,8 @@
 """Positions in a source's binlog, and the order keys made from them.
 
 An order key is a pure function of the log: `timeline << 53 | file number << 33 | offset`. It fits a signed
-64-bit integer: 10 bits of timeline, 20 bits of file number, 33 bits of offset (8 GiB).
+64-bit integer: 10 bits of timeline, 20 bits of file number, 33 bits of offset (8 GiB). A file number of more bits
+carries into the timeline's, so that the next timeline begins above all that the former one has reached (`above`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FILE_BITS = 20
 OFFSET_BITS = 33
 TIMELINE_SHIFT = FILE_BITS + OFFSET_BITS
 MAX_TIMELINE = (1 << TIMELINE_BITS) - 1
-MAX_FILE_NUMBER = (1 << FILE_BITS) - 1
+_FILES = (1 << FILE_BITS) - 1
 MAX_OFFSET = (1 << OFFSET_BITS) - 1
 FIRST_OFFSET = 4
 """Offset of the first event of a binlog file, after its 4 magic bytes."""
@@ -27,7 +28,7 @@ FIRST_OFFSET = 4
 def file_number(file: str) -> int:
     """The number in a binlog file's name: `binlog.000042` -> 42.
 
-    Raises UsageError for a name without a numeric extension, DataAtRisk above 2^20 - 1.
+    Raises UsageError for a name without a numeric extension.
     """
     base, dot, digits = file.rpartition(".")
     if not dot or not base or not (digits.isascii() and digits.isdigit()):
@@ -36,27 +37,32 @@ def file_number(file: str) -> int:
             code="position.file_name",
             remedy="use a name that SHOW BINARY LOGS prints",
         )
-    number = int(digits)
-    if number > MAX_FILE_NUMBER:
-        raise DataAtRisk(
-            f"Binlog file number {number} is above {MAX_FILE_NUMBER}, the largest an order key can hold.",
-            where=file,
-            code="position.file_number",
-            remedy="restart the source's binlog numbering (RESET BINARY LOGS), then let `lockstep extract --abandon` "
-            "continue in the new log",
-        )
-    return number
+    return int(digits)
 
 
 def order_key(timeline: int, number: int, offset: int) -> int:
     """`_cdc_seq` of a transaction whose first event starts at `offset` of binlog file `number`."""
-    return timeline << TIMELINE_SHIFT | number << OFFSET_BITS | offset
+    return begin_of(timeline) + (number << OFFSET_BITS | offset)
+
+
+def begin_of(timeline: int) -> int:
+    """The order key below all of a timeline, and above all of those before it."""
+    return timeline << TIMELINE_SHIFT
+
+
+def above(seq: int) -> int:
+    """The first timeline whose order keys are all above one."""
+    return (seq >> TIMELINE_SHIFT) + 1
 
 
 def place_of(seq: int) -> str:
-    """An order key in words, for people: it does not hold the name of the file."""
-    number, offset = seq >> OFFSET_BITS & MAX_FILE_NUMBER, seq & MAX_OFFSET
-    return f"timeline {seq >> TIMELINE_SHIFT}, file {number}, offset {offset}"
+    """An order key in words, for people: it does not hold the name of the file, and file numbers start over at 2^20."""
+    timeline, number, offset = _parts(seq)
+    return f"timeline {timeline}, file {number}, offset {offset}"
+
+
+def _parts(seq: int) -> tuple[int, int, int]:
+    return seq >> TIMELINE_SHIFT, seq >> OFFSET_BITS & _FILES, seq & MAX_OFFSET
 
 
 def seq_of_name(name: str) -> int:
@@ -82,9 +88,9 @@ class Position:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "number", file_number(self.file))
-        if not 0 <= self.timeline <= MAX_TIMELINE:
+        if not 0 <= self.timeline + (self.number >> FILE_BITS) <= MAX_TIMELINE:
             raise DataAtRisk(
-                f"Timeline {self.timeline} is outside 0..{MAX_TIMELINE}.",
+                f"Timeline {self.timeline} with file number {self.number} is outside 0..{MAX_TIMELINE}.",
                 where=self.file,
                 code="position.timeline",
                 remedy="start the pipeline again under another source name: its tables are copied again",
@@ -106,7 +112,8 @@ class Position:
     @property
     def name(self) -> str:
         """Sorts as text in stream order; the name of the manifest of a batch that begins here."""
-        return f"{self.timeline:04d}-{self.number:07d}-{self.offset:010d}"
+        timeline, number, offset = _parts(self.seq)
+        return f"{timeline:04d}-{number:07d}-{offset:010d}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Position) and self.seq == other.seq and self.file == other.file

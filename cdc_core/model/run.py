@@ -164,6 +164,11 @@ def quality_folder(root: str, target: str) -> str:
     return f"{root}/quality/target={target}"
 
 
+def quarantine_folder(root: str, target: str) -> str:
+    """The rows that a target rejected. root: the folder of the plan."""
+    return f"{root}/rejected/quarantine/target={target}"
+
+
 def quality_report(folder: str) -> str:
     """The report in a quality folder. It is written last: without it, no verdict in the folder counts."""
     return f"{folder}/report.html"
@@ -226,7 +231,7 @@ class RunPlan:
         return f"{self.root}/rejected/target={target}"
 
     def quarantine_folder(self, target: str) -> str:
-        return f"{self.root}/rejected/quarantine/target={target}"
+        return quarantine_folder(self.root, target)
 
     def written_folder(self, target: str) -> str:
         return f"{self.root}/written/target={target}"

@@ -11,6 +11,5 @@ on a connection of ours, and make no Python object per row.
 """
 
 from cdc_core.results.reader import TableReader, read_columns
-from cdc_core.results.session import prepare_for_keys, prepare_session
 
-__all__ = ["TableReader", "prepare_for_keys", "prepare_session", "read_columns"]
+__all__ = ["TableReader", "read_columns"]

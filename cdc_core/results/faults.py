@@ -45,8 +45,21 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     )
 
 
-def definition_changed(how: str, *, where: str) -> RetryLater:
-    return RetryLater(
+class UnlikeDefinition(RetryLater):
+    """The server announces other columns than the table's definition has. It will always do so if the definition, read
+    again, is the same: then the reader raises `refusal` instead."""
+
+    def refusal(self) -> Refused:
+        return Refused(
+            f"{self.what.rstrip('.')}, and reading the definition again does not change that.",
+            where=self.where,
+            code="schema.unsupported_type",
+            remedy="exclude the table (tables.exclude), or change the column's type on the source",
+        )
+
+
+def definition_changed(how: str, *, where: str, kind: type[RetryLater] = RetryLater) -> RetryLater:
+    return kind(
         f"The table is not defined as it was when its definition was read: {how}.",
         where=where,
         code="results.definition_changed",

@@ -20,7 +20,6 @@ from cdc_core.results import values
 from cdc_core.results.answer import Buffer, Located
 from cdc_core.results.definitions import ColumnDefinition, type_of
 from cdc_core.results.faults import translating
-from cdc_core.results.session import prepare_session
 from cdc_core.results.statement import read_rows
 
 BATCH_ROWS = 1 << 16
@@ -30,12 +29,12 @@ _LITERAL_FIELD = next(field for field in BOOKKEEPING if field.name == LITERAL)
 
 
 class TableReader:
-    """Reads rows of one table definition on a connection that the caller opened, and uses for other statements too.
+    """Reads rows of one table definition on a connection of connections.connect, which the caller uses for other
+    statements too.
 
     select_list: expressions for all columns of the definition, in their order.
     arrow:       the schema of the batches: `row_field` of each column, then `_cdc_literal`.
-    The constructor sets the session once (prepare_session). Raises Refused (schema.unsupported_type, binlog.charset)
-    for a column that cannot be read exactly, and as `batches`.
+    Raises Refused (schema.unsupported_type, binlog.charset) for a column that cannot be read exactly.
     """
 
     def __init__(self, connection: SafeConnection, schema: TableSchema) -> None:
@@ -45,7 +44,6 @@ class TableReader:
         self.select_list = ", ".join(one.expression for one in self._selected)
         self.arrow = pa.schema([*(row_field(column) for column in schema.columns), _LITERAL_FIELD])
         self._buffer: Buffer | None = None
-        prepare_session(connection, where=self._where)
 
     def batches(self, tail: str, *, rows: int = BATCH_ROWS, size_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
         """The rows of `SELECT <select_list> <tail>`, in the order in which the server sends them.
@@ -85,14 +83,14 @@ def read_columns(
 ) -> Iterator[pa.RecordBatch]:
     """The result of any query, with the types that its own columns say; then `_cdc_literal`, as TableReader.batches.
 
-    Call prepare_session for the connection before. A result without rows is one empty batch, for its schema. Texts come
+    The connection is one of connections.connect. A result without rows is one empty batch, for its schema. Texts come
     in UTF-8, whatever their character set; ENUM and SET as text. Raises as TableReader.batches, and Refused
     (schema.unsupported_type).
     """
     selection: list[values.Selected] = []
 
     def typed(found: Sequence[ColumnDefinition]) -> Buffer:
-        selection.extend(values.selected(Column(one.name, type_of(one))) for one in found)
+        selection[:] = [values.selected(Column(one.name, type_of(one))) for one in found]
         return Buffer(len(found), rows, size_bytes)
 
     empty = True

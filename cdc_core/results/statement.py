@@ -34,18 +34,24 @@ NewBuffer = Callable[[Sequence[ColumnDefinition]], Buffer]
 def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where: str) -> Generator[Located]:
     """The rows of a SELECT, each batch valid until the next one is asked for.
 
+    prepare: called with the columns as PREPARE announces them, and again if EXECUTE announces others.
     Raises what `prepare` raises, RetryLater (results.malformed, results.definition_changed) and PyMySQL's errors.
     """
-    number, columns = _prepared(connection, sql, where)
+    number, announced = _prepared(connection, sql, where)
+    try:
+        memory = prepare(announced)
+    except BaseException:
+        connection._execute_command(_CLOSE, struct.pack("<I", number))
+        raise
     connection.begin_answer(_EXECUTE, struct.pack("<IBI", number, 0, 1))
     finished = False
     try:
         buffer = Buffer(1, 1, 1 << 16)
         answer = Answer(connection, buffer, where)
         found = _definitions(answer, where)
-        if len(found) != columns:
-            raise definition_changed(f"{columns} columns were announced, and {len(found)} came", where=where)
-        answer.continue_in(prepare(found))
+        if len(found) != len(announced):
+            raise definition_changed(f"{len(announced)} columns were announced, and {len(found)} came", where=where)
+        answer.continue_in(memory if found == announced else prepare(found))
         forms = np.array([one.form for one in found], np.int8)
         ended = False
         while not ended:
@@ -67,17 +73,18 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
             connection.abandon_answer()
 
 
-def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, int]:
-    """The statement's number, and how many columns it has."""
+def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, list[ColumnDefinition]]:
+    """The statement's number, and its columns."""
     connection._execute_command(_PREPARE, sql.encode())
     first = connection._read_packet().get_all_data()
     if len(first) < 12 or first[0] != _OK:
         connection.abandon_answer()
         raise malformed(f"{len(first)} bytes in answer to PREPARE", where=where)
     number, columns, parameters = struct.unpack_from("<IHH", first, 1)
-    for group in (parameters, columns):
-        for _ in range(group + 1 if group else 0):
-            connection._read_packet()
+    packets = [
+        [connection._read_packet().get_all_data() for _ in range(group + 1 if group else 0)][:group]
+        for group in (parameters, columns)
+    ]
     if parameters or not columns:
         connection._execute_command(_CLOSE, struct.pack("<I", number))
         raise defect(
@@ -85,7 +92,11 @@ def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, in
             where=where,
             code="results.question",
         )
-    return number, columns
+    try:
+        return number, [definitions.parse(packet) for packet in packets[1]]
+    except ValueError as error:
+        connection.abandon_answer()
+        raise malformed(f"a column's definition: {error}", where=where) from None
 
 
 def _definitions(answer: Answer, where: str) -> list[ColumnDefinition]:

@@ -26,7 +26,7 @@ from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, T
 from cdc_core.results import numbers
 from cdc_core.results.answer import Located
 from cdc_core.results.definitions import STRINGS, ColumnDefinition
-from cdc_core.results.faults import definition_changed, malformed
+from cdc_core.results.faults import UnlikeDefinition, definition_changed, malformed
 from cdc_core.results.rows import Bytes, Ints, Longs
 
 _CODES: dict[str, frozenset[TypeCode]] = {
@@ -37,11 +37,11 @@ _CODES: dict[str, frozenset[TypeCode]] = {
     "bit": frozenset({TypeCode.BIT}), "year": frozenset({TypeCode.YEAR}),
     "date": frozenset({TypeCode.DATE, TypeCode.NEWDATE}), "datetime": frozenset({TypeCode.DATETIME}),
     "timestamp": frozenset({TypeCode.TIMESTAMP}), "time": frozenset({TypeCode.TIME}),
-    "json": frozenset({TypeCode.JSON}), "vector": frozenset({TypeCode.VECTOR}),
+    "json": frozenset({TypeCode.JSON}), "vector": frozenset({TypeCode.VECTOR, TypeCode.VAR_STRING}),
     **dict.fromkeys(GEOMETRY_BASES, frozenset({TypeCode.GEOMETRY})),
 }  # fmt: skip
 _INTEGERS = frozenset().union(*(_CODES[base] for base in INTEGER_BYTES))
-"""MariaDB makes a number as narrow as it finds enough."""
+"""MariaDB makes a number as narrow as it finds enough. It announces a VECTOR as a binary string."""
 _UTF8 = ColumnType("longtext", charset="utf8mb4")
 _NUMBER = ColumnType("bigint", unsigned=True)
 
@@ -78,13 +78,15 @@ def selected(column: Column) -> Selected:
 
 
 def require_same(selection: Sequence[Selected], found: Sequence[ColumnDefinition], *, where: str) -> None:
-    """Raises RetryLater (results.definition_changed) if the server announces another type than the table had."""
+    """Raises UnlikeDefinition (results.definition_changed) if the server announces another type than the table had."""
     if len(selection) != len(found):
-        raise definition_changed(f"it has {len(found)} columns, not {len(selection)}", where=where)
+        how = f"it has {len(found)} columns, not {len(selection)}"
+        raise definition_changed(how, where=where, kind=UnlikeDefinition)
     for one, definition in zip(selection, found, strict=True):
         difference = _difference(one, definition)
         if difference:
-            raise definition_changed(f"column {one.column.name!r} has {difference}", where=where)
+            how = f"column {one.column.name!r} has {difference}"
+            raise definition_changed(how, where=where, kind=UnlikeDefinition)
 
 
 def _difference(one: Selected, definition: ColumnDefinition) -> str:
@@ -100,7 +102,9 @@ def _difference(one: Selected, definition: ColumnDefinition) -> str:
         return f"{definition.decimals} fractional digits, not {kind.fsp}"
     if base == "decimal" and definition.decimals != (kind.scale or 0):
         return f"{definition.decimals} digits after the point, not {kind.scale}"
-    if base in BINARY_BASES and definition.charset != charsets.BINARY:
+    if (base in BINARY_BASES or (code == TypeCode.VAR_STRING and base == "vector")) and (
+        definition.charset != charsets.BINARY
+    ):
         return f"character set {definition.charset}"
     own = one.column.type.charset
     if base in TEXT_BASES and own and {definition.charset, own} not in _SAME and definition.charset != own:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import answers, is_mariadb, quote
+from cdc_core.connections import answers, quote
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot.keys import Key, after, literals, numbered, ordered, selected, up_to
 from cdc_core.source.facts import as_text, explained, query
@@ -42,9 +42,6 @@ class TableSize:
 
 @answers("source")
 def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
-    if not is_mariadb(connection):
-        # MySQL keeps what it has once answered for a day, whatever was written since.
-        query(connection, "SET SESSION information_schema_stats_expiry = 0")
     rows = query(connection, _ESTIMATE, (schema.database, schema.table))
     if not rows:
         return TableSize(0, 0)

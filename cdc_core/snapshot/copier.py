@@ -32,7 +32,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader
-from cdc_core.results.faults import is_altered
+from cdc_core.results.faults import UnlikeDefinition, is_altered
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -271,6 +271,8 @@ class _Reader:
         except BaseException as error:
             # A statement about a column or a table that is gone fails; by now there may be one of that name again.
             former = former or table.copy
+            if isinstance(error, UnlikeDefinition) and former is not None and self._is_still(former.schema):
+                error = error.refusal()
             if (
                 isinstance(error, LockstepError)
                 and former is not None
@@ -281,13 +283,16 @@ class _Reader:
             if planned is not None:
                 with suppress(LockstepError):  # the error itself is what counts
                     table.failed(planned, error)
-            raise
+            raise error
         if table.copy is not None:
             self._progressed(table.copy)
 
+    def _is_still(self, former: TableSchema) -> bool:
+        return table_schema(self._sessions.tables.control, former.database, former.table) == former
+
     def _redefined(self, former: TableSchema) -> bool:
         try:
-            return table_schema(self._sessions.tables.control, former.database, former.table) != former
+            return not self._is_still(former)
         except (LockstepError, pymysql.err.MySQLError):  # the first error says more
             return False
 

@@ -19,7 +19,7 @@ from cdc_core.extract import hosts
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.results import TableReader, prepare_session
+from cdc_core.results import TableReader
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -121,7 +121,6 @@ def _sampled(
 ) -> float:
     """Bytes per second, of those that the server stores: read, and written to files that are thrown away."""
     warm()
-    prepare_session(reader)
     rows = max(1, SAMPLE_BYTES // size.row_bytes)
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""The sessions with which tables of a source are read, set so that values come as they are stored."""
+"""The sessions with which tables of a source are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.connections import SafeConnection, Server
-from cdc_core.results import prepare_for_keys
 from cdc_core.snapshot.standby import Standby
 
 
@@ -28,7 +27,6 @@ def open_pair(opened: ExitStack, config: Source, address: Server) -> Pair:
             address, where=config.name, read_timeout=config.read_timeout_s, statement_timeout_s=None
         )
         opened.callback(one.close)
-        prepare_for_keys(one)
         made.append(one)
     return Pair(*made)
 

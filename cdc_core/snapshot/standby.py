@@ -108,7 +108,6 @@ def standby_view(
     reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater
     (snapshot.standby_behind, source.connection_lost).
     """
-    run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
     if server.mariadb:
         await_prepared(control)

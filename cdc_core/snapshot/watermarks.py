@@ -84,14 +84,13 @@ def read_view(
 ) -> Iterator[View]:
     """A view of the table for the statements of `reader`.
 
-    control: another session at the same server. It asks all questions: what asks may connect again, and the reader's
-             settings and view would be lost.
+    reader, control: two sessions of connections.connect. control asks all questions: what asks may connect again, and
+             the reader's view would be lost.
     staged:  the end of what is staged of the log of this server.
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
     Raises RetryLater (snapshot.not_visible, snapshot.prepared, snapshot.locked, source.connection_lost), Refused
     (source.missing_grant).
     """
-    run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     kind = engine_of(control, schema)
     transactional = is_transactional(kind)
     if exact:

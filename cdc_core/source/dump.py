@@ -32,10 +32,10 @@ _STEADY = 32 << 10
 _MOMENT_S = 0.001
 _COM_BINLOG_DUMP = 0x12
 _SEND_ANNOTATE_ROWS = 0x02
-# A reader that waits for the ring must not be dropped by the server, which gives up after net_write_timeout.
-_SESSION = (
-    "SET time_zone = '+00:00', net_write_timeout = 3600, @master_binlog_checksum = 'CRC32', "
-    "@source_binlog_checksum = 'CRC32', @source_heartbeat_period = {heartbeat_ns}"
+# Each event has a checksum, and a heartbeat comes when there is none.
+_STREAM = (
+    "SET @master_binlog_checksum = 'CRC32', @source_binlog_checksum = 'CRC32', "
+    "@source_heartbeat_period = {heartbeat_ns}"
 )
 
 
@@ -86,14 +86,13 @@ class LogReader:
         self._unread = known is not None
 
     def _open(self, server: connections.Server, server_id: int, heartbeat_s: float, host: str) -> pymysql.Connection:
-        session = _SESSION.format(heartbeat_ns=int(heartbeat_s * 1e9))
+        asked = _STREAM.format(heartbeat_ns=int(heartbeat_s * 1e9))
         opened: list[pymysql.Connection] = []
 
         def connect(**_: object) -> pymysql.Connection:
-            connection = connections.connect(
-                server, where=self._source, init_command=session, read_timeout=self._read_timeout_s
-            )
+            connection = connections.connect(server, where=self._source, read_timeout=self._read_timeout_s)
             opened.append(connection)
+            connection.query(asked)
             if connections.is_mariadb(connection):
                 _ask_for_annotations(connection)
             if host:

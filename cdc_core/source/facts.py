@@ -29,6 +29,9 @@ PARSE_ERROR = 1064
 _REPLICA_STATUS = ("SHOW ALL SLAVES STATUS", "SHOW REPLICA STATUS", "SHOW SLAVE STATUS")
 """MariaDB knows the others too, and means by them the connection without a name alone."""
 
+_OWN = "SET GLOBAL binlog_expire_logs_seconds"
+_MANAGED = "CALL mysql.rds_set_configuration('binlog retention hours', …)"
+
 Rows = tuple[tuple[Any, ...], ...]
 
 
@@ -56,7 +59,8 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever.
+    """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever. retained_by: what
+    sets it.
 
     lower_case: it compares names of tables and databases in lower case.
     clock_us: the server's clock when asked. is_replica: None where the account may not know.
@@ -81,6 +85,7 @@ class ServerFacts:
     grants: Grants
     replicas: tuple[Replica, ...]
     lower_case: bool = False
+    retained_by: str = _OWN
     gtid_strict: bool = True
     """MariaDB: whether the numbers of a domain's transactions grow in this server's log (gtid_strict_mode)."""
 
@@ -169,6 +174,15 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+def _managed_retention_s(connection: pymysql.Connection) -> int | None:
+    """A server of Amazon RDS purges its log by a setting of its own, whatever the server's variable says: without one,
+    as soon as its replicas and backups have it. None elsewhere, and where the account may not ask."""
+    with suppress(pymysql.err.ProgrammingError, pymysql.err.OperationalError, Refused):
+        rows = query(connection, "SELECT value FROM mysql.rds_configuration WHERE name = 'binlog retention hours'")
+        return int(as_text(rows[0][0])) * 3600 if rows and rows[0][0] is not None else 1
+    return None
+
+
 @answers("source")
 @_understood
 def facts(connection: pymysql.Connection) -> ServerFacts:
@@ -181,6 +195,7 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     retention_s = int(float(value.get("binlog_expire_logs_seconds") or 0))
     if not retention_s:
         retention_s = int(float(value.get("expire_logs_days") or 0) * 86_400)
+    managed_s = _managed_retention_s(connection)
     return ServerFacts(
         version=version,
         flavor="mariadb" if mariadb else "mysql",
@@ -191,7 +206,8 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         row_image=value.get("binlog_row_image", "FULL").upper(),
         row_metadata=value.get("binlog_row_metadata", "").upper(),
         checksum=value.get("binlog_checksum", "").upper(),
-        retention_s=retention_s,
+        retention_s=retention_s if managed_s is None else managed_s,
+        retained_by=_OWN if managed_s is None else _MANAGED,
         gtid_mode=value.get("gtid_mode", "").upper(),
         logs_replicated=value.get("log_replica_updates", value.get("log_slave_updates", "ON")).upper() in ("ON", "1"),
         is_replica=_is_replica(connection),

@@ -18,7 +18,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
-from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.position import Checkpoint, Position, above
 from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import (
     ServerFacts,
@@ -109,7 +109,7 @@ def _under_next_timeline(source: Source, found: Checkpoint, stored: Checkpoint) 
 
 
 def _next_timeline(source: Source, stored: Checkpoint) -> int:
-    return max(stored.position.timeline + 1, source.timeline)
+    return max(above(stored.position.seq), source.timeline)
 
 
 def _by_gtid(

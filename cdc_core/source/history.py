@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
-from cdc_core.model.position import TIMELINE_SHIFT, Position
+from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
 from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
@@ -95,7 +95,9 @@ class History:
 
     def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
         """Takes the current definitions, where reading begins."""
-        self._wait([schema for schema in schemas if self._unknown(_name(schema), point.seq)], point)
+        self._wait(
+            [schema for schema in schemas if self._unknown(_name(schema), point.seq, point.after.timeline)], point
+        )
 
     def _wait(self, schemas: Sequence[TableSchema], point: LogPoint) -> None:
         """The server has just said this, and what a point begins is the last that is known of the tables."""
@@ -119,7 +121,7 @@ class History:
 
     def _count(self, name: Table, seq: int) -> None:
         one = self._answers.pop(name)
-        if self._unknown(name, seq):
+        if self._unknown(name, seq, one.until.timeline):
             last = self._last(name, seq)
             # Where the log names columns, it is enough to record that the table exists.
             kept = one.schema if self.early else TableSchema(*name, ())
@@ -142,7 +144,7 @@ class History:
         server has another definition that no statement of the log explains.
         """
         self._need(name, point)
-        known = self._as_of(name, point.seq)
+        known = self._as_of(name, point.seq, point.after.timeline)
         now = self._ask(*name)
         if known is not None:
             for _, error in self.unexplained([] if now is None else [now], point):
@@ -169,7 +171,7 @@ class History:
         name = _name(schema)
         self._need(name, point)
         last = self._last(name, point.seq)
-        known = last.defaults if last is not None and _in_one_log(last.seq, point.seq) else None
+        known = last.defaults if last is not None and _in_one_log(last.seq, point.after.timeline) else None
         now = self._ask_defaults(schema)
         defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
@@ -187,14 +189,19 @@ class History:
             raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
         return known
 
-    def saw(self, name: Table, point: LogPoint) -> None:
-        """Records that a row of the table was logged at a point, where the log itself names the columns."""
-        last = self._last(name, point.seq)
-        if last is None or last.gone:
-            self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
-        elif last.rowless:
-            schema = self._as_of(name, point.seq) or TableSchema(*name, ())
-            self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
+    def saw(self, schema: TableSchema, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
+        definition that it follows."""
+        name = _name(schema)
+        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        if last is None or last.gone or last.rowless or (not self.early and known != schema):
+            defaults = last.defaults if last is not None and last.rowless and known is not None else None
+            kept = known or TableSchema(*name, ()) if self.early else schema
+            self._learn(DefinedSince(point.seq, kept, defaults))
+
+    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition just before a point; None where it is not certain."""
+        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
 
     def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
         """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
@@ -207,7 +214,7 @@ class History:
         if last.gone:
             return True
         # The log of another server may repeat what was read from the previous one.
-        return not guarded and _in_one_log(last.seq, point.seq)
+        return not guarded and _in_one_log(last.seq, point.after.timeline)
 
     def existed(self, name: Table, point: LogPoint) -> bool:
         """Whether a table of that name is known to exist just before a point."""
@@ -238,7 +245,7 @@ class History:
         found = []
         for schema in now:
             name = _name(schema)
-            known = self._as_of(name, point.seq)
+            known = self._as_of(name, point.seq, point.after.timeline)
             if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
             # MariaDB may show what a statement does before the log has it: read the log again after the server.
@@ -287,9 +294,9 @@ class History:
     def _redefined_after(self, name: Table, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
-    def _unknown(self, name: Table, seq: int) -> bool:
+    def _unknown(self, name: Table, seq: int, timeline: int) -> bool:
         if self.early:
-            return self._as_of(name, seq) is None
+            return self._as_of(name, seq, timeline) is None
         last = self._last(name, seq)
         return last is None or last.gone
 
@@ -313,10 +320,10 @@ class History:
         known = [one for one in self._sorted(name) if one.seq <= seq]
         return known[-1] if known else None
 
-    def _as_of(self, name: Table, seq: int) -> TableSchema | None:
-        """The last one before `seq` on this timeline: another server has another log."""
+    def _as_of(self, name: Table, seq: int, timeline: int) -> TableSchema | None:
+        """The last one up to an order key on its timeline: another server has another log."""
         last = self._last(name, seq)
-        if last is None or not _in_one_log(last.seq, seq) or not last.schema.columns:
+        if last is None or not _in_one_log(last.seq, timeline) or not last.schema.columns:
             return None
         return last.schema
 
@@ -339,9 +346,9 @@ class Change:
     renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
 
 
-def _in_one_log(one: int, other: int) -> bool:
-    """Whether two order keys are on one timeline."""
-    return one >> TIMELINE_SHIFT == other >> TIMELINE_SHIFT
+def _in_one_log(seq: int, timeline: int) -> bool:
+    """Whether an order key, of no later place than one on a timeline, is on it too."""
+    return seq >= begin_of(timeline)
 
 
 def _same(one: TableSchema, other: TableSchema | None) -> bool:

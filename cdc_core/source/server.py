@@ -173,7 +173,7 @@ def advise_retention(server: ServerFacts) -> Advice | None:
     return Advice(
         f"The server keeps its log for only {server.retention_s / 3600:.1f} hours: a pipeline that is stopped for "
         "longer must copy all tables again",
-        "SET GLOBAL binlog_expire_logs_seconds to days, not hours",
+        f"{server.retained_by}: days, not hours",
     )
 
 
@@ -204,7 +204,7 @@ def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Ch
         return Advice(
             f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
             f"{server.retention_s / 3600:.1f} h",
-            "Extract soon, or SET GLOBAL binlog_expire_logs_seconds higher",
+            f"Extract soon, and keep the log longer: {server.retained_by}",
         )
     if len(files) > 1 and files[0].name == stored.position.file and stored.server in ("", server.identity):
         return Advice(

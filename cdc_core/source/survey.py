@@ -10,7 +10,7 @@ have to wait longer is not proven empty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,14 @@ from typing import Any
 import pymysql
 from pymysql.constants import ER
 
-from cdc_core.connections import answers, quote
+from cdc_core.connections import answers, is_mariadb, quote
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import NOT_VISIBLE, Name, read_definitions
 from cdc_core.source.facts import Grants, ServerFacts, as_text, now_us, query
+from cdc_core.words import some_of
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +148,6 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
 
 @answers("source")
 def _listed(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> list[_Listed]:
-    if query(connection, "SHOW VARIABLES LIKE 'information_schema_stats_expiry'"):
-        query(connection, "SET SESSION information_schema_stats_expiry = 0")  # MySQL keeps estimates for a day
     found = []
     for row in query(connection, _TABLES):
         database, table, kind, engine = (as_text(part or "") for part in row[:4])
@@ -202,10 +201,11 @@ def survey_tables(
     return Survey(tables, frozenset(empty), grants.has("SELECT"), end_of_log(), at_us)
 
 
-def rows_before(table: FoundTable) -> str:
-    """What a pipeline that begins now would miss of a table that has rows."""
-    rows = f"~{table.rows:,} row{'s' if table.rows != 1 else ''}" if table.rows else "rows"
-    return f"{rows} of {table.name} from before the start are not captured"
+def rows_before(tables: Sequence[FoundTable]) -> str:
+    """What the log lacks for a pipeline that begins now: rows of these tables."""
+    rows = sum(one.rows or 0 for one in tables)
+    names = some_of([one.name for one in tables], 3, "tables")
+    return f"{f'~{rows:,} ' if rows else ''}rows of {names} from before the start are not in the log"
 
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
@@ -226,14 +226,9 @@ def proven_empty(connection: pymysql.Connection[Any], database: str, table: str)
 @contextmanager
 def _impatient(connection: pymysql.Connection[Any]) -> Iterator[None]:
     """A session whose statements give up after a second of waiting, or of scanning deleted rows."""
-    variables = {"innodb_lock_wait_timeout": "1"}
-    for name, value in (("max_execution_time", "1000"), ("max_statement_time", "1")):  # MySQL's, MariaDB's
-        if query(connection, f"SHOW VARIABLES LIKE '{name}'"):
-            variables[name] = value
-    for name, value in variables.items():
-        query(connection, f"SET SESSION {name} = {value}")
+    limit, second = ("max_statement_time", 1) if is_mariadb(connection) else ("max_execution_time", 1000)
+    query(connection, f"SET SESSION innodb_lock_wait_timeout = 1, {limit} = {second}")
     try:
         yield
     finally:
-        for name in variables:
-            query(connection, f"SET SESSION {name} = DEFAULT")
+        query(connection, f"SET SESSION innodb_lock_wait_timeout = DEFAULT, {limit} = 0")

@@ -48,6 +48,11 @@ _DENIED = frozenset(
     {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403", "Forbidden",
      "AuthorizationHeaderMalformed", "AllAccessDisabled", "AccountProblem"}
 )  # fmt: skip
+_PASSING = frozenset(
+    {"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "OperationAborted",
+     "BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
+)  # fmt: skip
+"""Errors of a request that say that it may go through when it is sent again."""
 
 
 class S3Store:
@@ -295,8 +300,18 @@ class S3Store:
                 f"The server refused the credentials or the action ({code}): {text}",
                 where=f"{self.uri} {path}",
                 code="stage.denied",
-                remedy="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they may get, put, list and "
-                "delete in the bucket",
+                remedy="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, that they may get, put, list and delete in "
+                "the bucket, and that no rule of the bucket forbids it: a policy that demands encryption by a header "
+                "(set the bucket's default encryption instead), or an object lock",
+            )
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if 400 <= status < 500 and status not in (408, 409, 429) and code not in _PASSING and not code.isdigit():
+            return Refused(
+                f"The bucket does not take the request ({code}): {text}",
+                where=f"{self.uri} {path}",
+                code="stage.refused",
+                remedy="change the rule of the bucket that the message is about, or use another bucket: Lockstep sends "
+                "none of the checksums of its own that a bucket with an object lock demands",
             )
         return RetryLater(
             f"The server answered {code}: {text}",

@@ -27,8 +27,7 @@ def columns_of(
             cursor.execute(sql)
             found = cursor.fetchall()
         return [pa.array([row[at] for row in found], kind) for at, kind in enumerate(kinds)]
-    from cdc_core.results import prepare_session, read_columns
+    from cdc_core.results import read_columns
 
-    prepare_session(connection, where=where)
     table = pa.Table.from_batches(list(read_columns(connection, sql, where=where)))
     return [table.column(at).combine_chunks().cast(kind) for at, kind in enumerate(kinds)]

@@ -23,6 +23,7 @@ from cdc_core.connections import SafeConnection, Server, connect, is_mariadb, re
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.session import WRITING
 from cdc_core.target.facts import (
     DatabaseGrants,
     TableFacts,
@@ -37,9 +38,9 @@ from cdc_core.target.facts import (
 from cdc_core.target.faults import translating
 from cdc_core.target.fence import Fence, fenced, fences_in
 from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
-from cdc_core.target.keys import coarser_columns
+from cdc_core.target.keys import BYTEWISE, coarser_columns, spelled_apart_in
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
-from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
+from cdc_core.target.load import Layout, altering_session, documents_of, open_session
 from cdc_core.target.ownership import Writer, holding, not_its_own
 from cdc_core.target.placement import Noted, misplaced, noted_in
 from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
@@ -169,7 +170,7 @@ def checked_destination(
     rule = _as_spelled(rule, schemas)
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
-        _require_shard_key(rule.sharding, target.name, logical, schemas)
+        _require_shard_key(rule.sharding, target.name, logical, schemas, key)
     demands = _Demands(
         target, logical, tuple(schemas), key, rule, ready, writing, partial, shared, pipeline, let_in, owner
     )
@@ -211,8 +212,10 @@ def _loaded(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...
     return tuple(dict.fromkeys(name for schema in schemas for name in loaded_columns(facts, schema)))
 
 
-def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema]) -> None:
-    """Raises Refused (target.shard_key), and what sharding.shard_function raises."""
+def _require_shard_key(
+    sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema], key: Sequence[str]
+) -> None:
+    """Raises Refused (target.shard_key), and what sharding.shard_function raises. key: of the rows."""
     if any(sharding.key not in _names(schema) for schema in schemas):
         raise Refused(
             f"The shard key {sharding.key!r} is not a column of every source table of {logical!r}.",
@@ -222,6 +225,19 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
         )
     if sharding.function == "python":
         shard_function(sharding)
+        return
+    for schema in schemas:
+        kind = schema.column(sharding.key).type
+        shards_of(pa.array([], kind.arrow), sharding)  # it refuses a type that the function does not take
+        if sharding.key in key and spelled_apart_in(kind):
+            raise Refused(
+                f"The shard key {sharding.key!r} of {logical!r} is compared in {kind.collation}, and "
+                f"{sharding.function} tells its values apart by their bytes: rows with one key would be in two shards.",
+                where=f"targets.{target}.tables",
+                code="target.shard_key",
+                remedy=f"shard by another column; or give it, on the source, {BYTEWISE}; or set function: python, with "
+                "a function that gives such keys one shard",
+            )
 
 
 def prepared_destinations(target: Target, destinations: Sequence[Destination], survey: Survey) -> list[Destination]:
@@ -345,9 +361,7 @@ class Survey:
         try:
             with translating(where), sensible(reference):
                 if number not in self._connections:
-                    self._connections[number] = connect(server, where=reference)
-                    with self._connections[number].cursor() as cursor:
-                        set_session(cursor)
+                    self._connections[number] = connect(server, where=reference, settings=WRITING)
                     if self._loading:
                         require_server(self._connections[number], where=where)
                 yield server

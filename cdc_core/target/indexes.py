@@ -141,7 +141,7 @@ def _written(due: Sequence[DueIndex]) -> str:
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
     """Drops the indexes that may wait, if Lockstep has made the table and it is empty; whether it did. The caller has
-    the table's lock, and the session the settings of load.SESSION.
+    the table's lock, and the session the settings of session.WRITING.
 
     If the server refuses to drop them, they stay. Raises PyMySQL's errors, after which they may be due.
     """

@@ -43,6 +43,14 @@ def spelled_apart(facts: TableFacts, key: Sequence[str]) -> bool:
     return any(facts.by_name[name.lower()].type.base not in _ONE_SPELLING for name in key)
 
 
+def spelled_apart_in(kind: ColumnType) -> bool:
+    """Whether texts of the type may be equal without being the same bytes. A CHAR has no spaces at its end."""
+    bytewise = not kind.collation or (
+        kind.collation.endswith("_bin") and (kind.base == "char" or not _pads(kind.collation))
+    )
+    return kind.base in TEXT_BASES and not bytewise
+
+
 def padded_apart(facts: TableFacts, widths: Mapping[str, tuple[int, int]]) -> bool:
     """Whether loaded keys may have become equal because a BINARY column pads them: their own column was widened.
 
@@ -206,10 +214,10 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
     )
 
 
-APART = (
-    "the source's collation, or one that compares bytes and trailing spaces (utf8mb4_0900_bin on MySQL, "
-    "utf8mb4_nopad_bin on MariaDB)"
+BYTEWISE = (
+    "a collation that compares bytes and trailing spaces (utf8mb4_0900_bin on MySQL, utf8mb4_nopad_bin on MariaDB)"
 )
+APART = f"the source's collation, or {BYTEWISE}"
 
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:

@@ -33,6 +33,7 @@ from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
 from cdc_core.server_errors import Kind, kind_of, number_of
+from cdc_core.session import WRITING, set_if_possible
 from cdc_core.target import server_words
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
@@ -79,75 +80,7 @@ class RowState(IntEnum):
 IS_WRITTEN = f"_l._o = '{MergedOp.UPSERT}' AND _l._s <> {RowState.STALE}"
 """SQL: whether the loaded row `_l` is an upsert that goes to the table."""
 
-_VARIABLES = (
-    # Exact values: the target takes what the source could hold, and nothing is silently cut (STRICT).
-    "sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
-    "time_zone = '+00:00'",
-    # Parents and children arrive in transactions of their own; the source has checked them.
-    "foreign_key_checks = 0",
-    "unique_checks = 1",
-    "innodb_lock_wait_timeout = 30",
-    # For the metadata lock of a table that is being altered; the default is a year.
-    "lock_wait_timeout = 60",
-    # Some of the warnings about a value that was changed are notes.
-    "sql_notes = 1",
-    # `_n` counts the lines of the file.
-    "auto_increment_increment = 1",
-    "auto_increment_offset = 1",
-    # So that `_n IS NULL` finds the rows without a match in a LEFT JOIN, not the last row inserted.
-    "sql_auto_is_null = 0",
-    "sql_safe_updates = 0",
-    "sql_select_limit = 18446744073709551615",
-    "sql_big_selects = 1",
-    # COMMIT must not end the connection (RELEASE), nor begin another transaction (CHAIN).
-    "completion_type = 0",
-    # The rows that warnings are about are found by the text `at row N`.
-    "lc_messages = 'en_US'",
-)
-OWN_WRITES = "@lockstep_writes"
-"""Set in each session that writes to a target: the gates of a table that an application has left let it pass."""
-SESSION = (
-    f"SET {OWN_WRITES} = 1",
-    # `init_connect` or the server's defaults may have changed the connection's charset and collation.
-    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
-    # No gap locks: shards of one database share the tombstone table. A named lock keeps Lockstep's own runs apart.
-    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION TRANSACTION READ WRITE",
-    f"SET SESSION {', '.join(_VARIABLES)}",
-)
-"""The settings of each session at a target, so that nothing depends on the server's own. None needs a privilege."""
-
-_SESSION_WHERE_KNOWN = (
-    # With it off, null in a TIMESTAMP NOT NULL becomes the current time.
-    "SET SESSION explicit_defaults_for_timestamp = 1",
-    "SET SESSION check_constraint_checks = 1",
-    "SET SESSION max_statement_time = 0",
-    # With another one, the name of the file that LOAD DATA LOCAL asks for is converted, and is not ours any more.
-    "SET SESSION character_set_filesystem = binary",
-    # MariaDB: an algorithm that a statement does not allow is an error.
-    "SET SESSION alter_algorithm = 'DEFAULT'",
-)
-_NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
-"""No such variable, no privilege, global only, read only."""
-
-
 _ALTER_S = 86_400.0
-
-
-def set_session(cursor: Any) -> None:
-    """Applies SESSION, and sets the variables that only some servers have or let an account set."""
-    for statement in SESSION:
-        cursor.execute(statement)
-    for statement in _SESSION_WHERE_KNOWN:
-        _set_if_possible(cursor, statement)
-
-
-def _set_if_possible(cursor: Any, statement: str) -> None:
-    try:
-        cursor.execute(statement)
-    except pymysql.err.MySQLError as error:
-        if number_of(error) not in _NOT_SETTABLE:
-            raise
 
 
 IDLE_S = 900
@@ -157,10 +90,11 @@ long as it is (servers wait for 8 hours). A write whose session has ended begins
 
 @sensible("target")
 def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
-    """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
+    """A connection for bulk work in a database, autocommit on, with the settings of WRITING."""
     connection = connect(
         server,
         where=where,
+        settings=WRITING,
         local_infile=True,
         read_timeout=SILENCE_S,
         write_timeout=SILENCE_S,
@@ -169,7 +103,6 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
     try:
         connection.select_db(database)
         with connection.cursor() as cursor:
-            set_session(cursor)
             cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
     except BaseException:
         connection.close()
@@ -179,7 +112,7 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
 
 @contextmanager
 def altering_session(server: Server, reference: str) -> Iterator[SafeConnection]:
-    """A connection for statements that create or alter tables, which may take a day, with the settings of SESSION.
+    """A connection for statements that create or alter tables, which may take a day, with the settings of WRITING.
 
     reference: as the pipeline file names the server. Raises what connections.connect raises, and what target.faults
     makes of the servers' errors.
@@ -187,10 +120,10 @@ def altering_session(server: Server, reference: str) -> Iterator[SafeConnection]
     with (
         translating(f"{reference} ({server})"),
         sensible(reference),
-        connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection,
+        connect(
+            server, where=reference, settings=WRITING, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S
+        ) as connection,
     ):
-        with connection.cursor() as cursor:
-            set_session(cursor)
         yield connection
 
 
@@ -415,7 +348,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     """
     file.add_deletes()
     if tolerant:
-        _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
+        set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     loaded = send(cursor, facts, file, into=TEMPORARY, kept=("_k", "_o", "@_v", "_a", "_p", "_j"), version="_v")
     unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
     for number, name in file.no_text.items():

@@ -57,6 +57,7 @@ _NEWEST = "_lockstep_newest"
 _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
 """Types that a primary key takes only by a prefix; MariaDB has unique keys over whole values."""
 
+# Where pages have 4 KiB, a key has at most 768 bytes.
 _CREATE_TRUNCATES = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
@@ -67,7 +68,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
 """
 _CREATE_LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
-  run_id VARCHAR(250) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  run_id VARCHAR(250) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   logical VARCHAR(128) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   written BIGINT NOT NULL,
@@ -136,7 +137,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
 def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableFacts]) -> list[TableFacts]:
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
-    The connection has the settings of load.set_session: key columns are copied as the table has them, zero dates too.
+    The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
     Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
     the first table that cannot be prepared; those after it may have been left as they were.
     """

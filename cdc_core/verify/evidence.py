@@ -55,6 +55,7 @@ def keep(job: Job, found: Verified) -> str:
         job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
         if document["equal"] is True and found.all_tables:
             job.meta.succeeded(job.pipeline.pipeline, REPAIR, job.target.name)  # nothing is left to repair
+            job.meta.settle(job.target.name, before_us=found.started_us)  # nothing that was set aside is lacking
     return path
 
 

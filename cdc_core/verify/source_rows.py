@@ -27,7 +27,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
 from cdc_core.results import TableReader
-from cdc_core.results.faults import translating
+from cdc_core.results.faults import UnlikeDefinition, translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import end_of_chunk, from_table, greatest, size_of
@@ -249,6 +249,9 @@ class SourceTables:
 
     def _wait(self) -> None:
         """Until a chunk may be read. Raises RetryLater (verify.paused), Refused (snapshot.throttle)."""
+        if not self._reader.open:  # an error has closed it amid the rows of another table
+            with translating(self.name):
+                self._reader.connect()
         while True:
             pause = self._meta.copies_paused(self.name)
             if pause is not None:
@@ -282,7 +285,7 @@ class SourceTables:
         last: pa.RecordBatch | None = None
         began_s = time.monotonic()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
-            for batch in reader.batches(f"{from_table(schema)} {tail}"):
+            for batch in self._batches(reader, schema, tail):
                 last = batch.slice(batch.num_rows - 1)
                 count += batch.num_rows
                 size_bytes += batch.nbytes
@@ -299,6 +302,14 @@ class SourceTables:
                 )
         self._pace(schema).read(count, size_bytes, time.monotonic() - began_s)
         return Read(count, view.low, high_of(self._control, view))
+
+    def _batches(self, reader: TableReader, schema: TableSchema, tail: str) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader.batches(f"{from_table(schema)} {tail}")
+        except UnlikeDefinition as error:
+            if table_schema(self._control, schema.database, schema.table) == schema:
+                raise error.refusal() from None
+            raise
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pymysql
 from cdc_core.config import Target
 from cdc_core.connections import SafeConnection, connect, quote, resolve
 from cdc_core.model.schema import TEXT_BASES, Column, TableSchema
-from cdc_core.results import TableReader, prepare_for_keys
+from cdc_core.results import TableReader
 from cdc_core.results.faults import translated, translating
 from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.snapshot.chunks import from_table
@@ -56,13 +56,7 @@ def condition(shape: Shape, shard: Shard, keys: Sequence[str]) -> str:
 
 def session(shard: Shard) -> SafeConnection:
     """A connection to the shard's server, to read rows."""
-    opened = connect(shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S)
-    try:
-        prepare_for_keys(opened, where=shard.table.name)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
+    return connect(shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S)
 
 
 def tables_with_rows(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cdc_core import connections
 from cdc_core.connections import connect, parse_url
+from cdc_core.source.facts import query
+from cdc_core.target.faults import translating
 from cdc_core.target.load import open_session
 from examples.sandbox.tls import CERTIFICATE, KEY, write_certificate
 from tests.hostile_server import FakeServer, Login, packet
+from tests.integration.source_origin import Origin
 from tests.refusals import refusal
 
 PASSWORD = "Pa55-w0rd-of-the-account"
@@ -91,7 +98,7 @@ def test_the_hostile_server_would_see_a_password_that_is_sent(certificate: Path)
     with FakeServer(
         Login("caching_sha2_password", more=(b"\x04",), tls=(certificate / CERTIFICATE, certificate / KEY))
     ) as server:
-        connect(url(server, AWAY, "&ssl_mode=REQUIRED"), where="x").close()
+        refusal(lambda: connect(url(server, AWAY, "&ssl_mode=REQUIRED"), where="x"))  # it answers no question
         assert server.knows(PASSWORD)
     with FakeServer(Login("caching_sha2_password", more=(b"\x04", b"\x03"))) as server:
         refusal(lambda: connect(url(server), where="x"))
@@ -182,3 +189,64 @@ def test_no_file_is_sent_that_was_not_offered(tmp_path: Path, bulk: bool) -> Non
         )
         assert error.code == "connection.file_request"
         assert b"the content" not in server.received
+
+
+OWN = "IDENTIFIED BY 'right' "
+KEPT_OUT: dict[str, tuple[str, Sequence[str], str, str]] = {
+    "expired": (OWN + "PASSWORD EXPIRE", (), "connection.denied", "has expired|change the account's password"),
+    "locked": (OWN + "ACCOUNT LOCK", (), "connection.denied", "ACCOUNT UNLOCK"),
+    "at its limit": (OWN + "WITH MAX_USER_CONNECTIONS 1", (), "connection.unreachable", "the account's limit"),
+    "without a session": (OWN, ("SET GLOBAL init_connect = 'nonsense'",), "connection.state", "init_connect"),
+    "blocked": (OWN + "{blocked}", ("{limit}",), "connection.denied", "correct the password in the connection first"),
+}
+"""What is said of an account, what is set, the code and a part of the remedy."""
+RESTORED = ("SET GLOBAL init_connect = ''",)
+
+
+@pytest.mark.parametrize("case", KEPT_OUT)
+def test_an_account_that_the_server_keeps_out_is_told_why_and_tried_again_only_if_that_passes(
+    origin: Origin, case: str
+) -> None:
+    account, settings, code, remedy = KEPT_OUT[case]
+    blocked = "" if origin.mariadb else "FAILED_LOGIN_ATTEMPTS 1 PASSWORD_LOCK_TIME 1"
+    limit = "SET GLOBAL max_password_errors = 1" if origin.mariadb else "DO 0"
+    user = f"u{origin.name[-8:]}"
+    with ExitStack() as restored:
+        for statement in (*RESTORED, "SET GLOBAL max_password_errors = DEFAULT" if origin.mariadb else "DO 0"):
+            restored.callback(origin.execute_on_server, statement)
+        origin.execute_on_server(
+            f"CREATE USER {user}@'%' {account.format(blocked=blocked)}", *(one.format(limit=limit) for one in settings)
+        )
+        restored.callback(origin.execute_on_server, f"DROP USER {user}@'%'")
+        right = origin.address(user, "right")
+        if case == "at its limit":
+            restored.enter_context(connect(right, where="source shop"))
+        if case == "blocked":
+            for _ in range(2):
+                assert refusal(lambda: connect(replace(right, password="wrong"), where="source shop")).exit_code == 3
+        error = refusal(lambda: query(connect(right, where="source shop"), "SELECT 1"))
+        assert error.code == code, error
+        assert re.search(remedy, error.remedy), error
+        assert error.retriable is (case == "at its limit")
+
+
+def test_a_password_that_is_replaced_while_a_table_is_read_is_a_refused_login(origin: Origin) -> None:
+    user = f"u{origin.name[-8:]}"
+    origin.execute_on_server(f"CREATE USER {user}@'%' {OWN}")
+    with connect(origin.address(user, "right"), where="source shop") as session:
+        origin.execute_on_server(f"ALTER USER {user}@'%' IDENTIFIED BY 'new'", f"KILL {session.thread_id()}")
+        error = refusal(lambda: query(session, "SELECT 1"))
+    origin.execute_on_server(f"DROP USER {user}@'%'")
+    assert (error.code, error.exit_code) == ("connection.denied", 3), error
+
+
+@pytest.mark.parametrize("any_server", ["mysql9"], indirect=True)
+def test_a_schema_that_somebody_made_read_only_is_refused_until_he_ends_it(origin: Origin) -> None:
+    origin.execute("CREATE TABLE t (id INT)")
+    origin.execute_on_server(f"ALTER SCHEMA {origin.name} READ ONLY = 1")
+    try:
+        error = refusal(lambda: translating("here")(origin.execute)("INSERT INTO t VALUES (1)"))
+        assert (error.code, error.exit_code) == ("connection.state", 3)
+        assert "READ ONLY = 0" in error.remedy
+    finally:
+        origin.execute_on_server(f"ALTER SCHEMA {origin.name} READ ONLY = 0")

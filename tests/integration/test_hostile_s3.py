@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import s3_wire
@@ -293,6 +293,13 @@ def test_an_upload_that_is_gone_is_worth_a_retry(made: Bucket) -> None:
     outcome = attempt(made, "large", 1, "no such upload")
     assert isinstance(outcome.watched.error, RetryLater)
     assert outcome.watched.error.code == "stage.answer"
+
+
+@pytest.mark.parametrize(("harm", "code"), [("wants checksums", "stage.refused"), ("denied", "stage.denied")])
+def test_a_rule_of_the_bucket_that_no_retry_changes_is_refused(made: Bucket, harm: str, code: str) -> None:
+    error = attempt(made, "large", 0, harm).watched.error
+    assert isinstance(error, Refused)
+    assert error.code == code
 
 
 @pytest.mark.parametrize("harm", LISTINGS)

@@ -20,12 +20,12 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
-from cdc_core.model.position import FIRST_OFFSET, Checkpoint
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, seq_of_name
 from cdc_core.source.dump import LogReader
 from cdc_core.source.facts import gtid_executed
 from cdc_core.source.start import find_start
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -133,9 +133,9 @@ class Line:
         self.store = open_store(self.pipeline.stage.uri)
         self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
-    def extractor(self, sql: SqlServer, *, port: int = 0) -> Extractor:
+    def extractor(self, sql: SqlServer, *, port: int = 0, abandon: tuple[str, int] | None = None) -> Extractor:
         url = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
-        return Extractor(self.pipeline, "shop", meta=self.meta, environ={"A": url})
+        return Extractor(self.pipeline, "shop", meta=self.meta, environ={"A": url}, abandon=abandon)
 
     def drain(self, sql: SqlServer) -> None:
         with self.extractor(sql) as extractor:
@@ -456,3 +456,38 @@ def test_a_second_server_with_the_same_id_is_refused(tmp_path: Path) -> None:
         line.drain(first.sql)
         line.assert_refuses(second.sql)
         assert line.ids() == [11, 12]
+
+
+def test_file_numbers_above_twenty_bits_run_on_and_the_next_timeline_is_later_than_all_of_them(
+    log: Log, line: Line
+) -> None:
+    """A table that is made again is another one, on whichever side of the limit each of the two was made."""
+    limit, word = 1 << 20, "RESET MASTER TO" if log.kind == "mariadb" else "RESET BINARY LOGS AND GTIDS TO"
+    log.run(f"DROP DATABASE {log.name}", f"{word} {limit - 2}", database=False)
+    log.create()
+    for number in range(4):
+        log.insert(*range(number * 10, number * 10 + 5))
+        line.drain(log.sql)
+        log.run(f"DELETE FROM t WHERE id = {number * 10}", "FLUSH BINARY LOGS")
+    line.drain(log.sql)
+    assert line.ids() == log.ids() == [id for n in range(0, 40, 10) for id in range(n + 1, n + 5)]
+    log.run("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, v LONGTEXT)")
+    log.insert(7)
+    with pytest.raises(DataAtRisk, match="the rows of an earlier table of that name are still staged"):
+        line.drain(log.sql)
+    before = line.checkpoint().position
+    assert (before.timeline, before.number >= limit + 2) == (0, True)
+    batches = list(manifests.chain(line.store, "shop"))
+    places = [one.begin.position for one in batches]
+    assert sorted(places, key=lambda one: one.name) == sorted(places) == places
+    assert [seq_of_name(one.name) for one in places] == [one.seq for one in places]
+
+    log.run(word.removesuffix(" TO"))
+    with line.extractor(log.sql, abandon=(before.file, before.offset)) as extractor:
+        extractor.drain()
+    log.run("DELETE FROM t WHERE id = 7", "INSERT INTO t VALUES (8, 'x')")
+    line.drain(log.sql)
+    after = line.checkpoint().position
+    assert (after.timeline, after.number, after > before) == (2, 1, True)
+    history = changes(line.store, list(manifests.chain(line.store, "shop")), "t").sort_by([("_cdc_seq", "ascending")])
+    assert history.select(["id", "_cdc_op"]).to_pylist()[-2:] == [{"id": 7, "_cdc_op": "d"}, {"id": 8, "_cdc_op": "c"}]

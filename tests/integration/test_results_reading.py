@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core import connections
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
-from cdc_core.results import TableReader, prepare_session, read_columns
+from cdc_core.results import TableReader, read_columns
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.test_results_types import opened, read, require_equal, streamed
 from tests.tcp_proxy import TcpProxy
@@ -122,7 +122,6 @@ def test_the_types_of_a_query_are_its_own(server: SqlServer, database: str) -> N
         f"INSERT INTO {database}.t VALUES (18446744073709551615, 'Äé', 1.5, 'ä'), (2, NULL, -2.25, NULL)",
     )
     connection = opened(server)
-    prepare_session(connection)
     sql = (
         "SELECT id, l, e, d AS m, SUM(d) OVER () AS s, COUNT(*) OVER () AS n, NULL AS z, d / 3 AS q, "
         "MAX(d) OVER () AS h, 'é' AS t, CAST('2024-02-29 01:02:03.5' AS DATETIME(1)) AS at, X'FF00' AS x "

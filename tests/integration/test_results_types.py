@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core import connections
+from cdc_core import connections, session
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows import decode_rows
@@ -28,7 +28,8 @@ from tests.unit.binlog.reading import events_since, known_schema, mark, row_grou
 def opened(server: SqlServer, *settings: str, **options: Any) -> connections.SafeConnection:
     made = connections.connect(connections.parse_url(server.url, where="reader"), where="reader", **options)
     for setting in settings:
-        made.query(f"SET SESSION {setting}")
+        made.query(f"SET SESSION {setting}")  # as an init_connect may have done before
+    session.apply(made, session.READING, where="reader")
     return made
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pymysql
 import pytest
@@ -25,6 +25,7 @@ from cdc_core.extract.extractor import recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.model.schema import TableSchema
+from cdc_core.results import values
 from cdc_core.sink import Capture
 from cdc_core.snapshot import copier, pace, table_chunks, watermarks
 from cdc_core.snapshot import throttle as throttle_module
@@ -1205,3 +1206,27 @@ def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_i
     assert line.chain[-1].copied
     line.drain()
     assert {line.coverage[table] for table in TABLES} == {How.COPIED}
+
+
+@ONE_SERVER
+def test_a_table_that_is_never_sent_as_its_definition_says_is_refused_alone(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt later would find the same. All readers go on with the other tables, by the same sessions."""
+    monkeypatch.setitem(cast(Any, values._CODES), "year", frozenset())
+    first = make_line()
+    tables = ("t1", "t2", "t3", "t4")
+    for name in tables:
+        first.origin.execute(
+            f"CREATE TABLE {name} (id INT PRIMARY KEY, v {'YEAR' if name in ('t1', 't3') else 'INT'})",
+            f"INSERT INTO {name} VALUES (1, 2001)",
+        )
+    line = make_line()
+    line.drain()
+    refused = read(line, list(tables))
+    assert {name.partition(".")[2]: error.code for name, error in refused.items()} == {
+        "t1": "schema.unsupported_type", "t3": "schema.unsupported_type",
+    }  # fmt: skip
+    stage(line)
+    for name in ("t2", "t4"):
+        assert in_stage(line, name) == at_source(line, name)

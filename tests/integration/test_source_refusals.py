@@ -417,6 +417,21 @@ def test_a_looking_for_the_start_does_not_end_a_running_stream(origin: Origin) -
     assert [row["id"] for b in blocks for part in b.tables for row in part.rows.to_pylist()] == [2]
 
 
+@pytest.mark.parametrize(
+    ("hours", "said"), [("NULL", "for only 0.0 hours"), ("'5'", "for only 5.0 hours"), ("'72'", "")]
+)
+@pytest.mark.parametrize("any_server", ["mysql9"], indirect=True)
+def test_a_managed_server_keeps_its_log_by_its_own_setting(origin: Origin, hours: str, said: str) -> None:
+    origin.execute_on_server("CREATE TABLE mysql.rds_configuration (name VARCHAR(99), value VARCHAR(99))")
+    try:
+        origin.execute_on_server(f"INSERT INTO mysql.rds_configuration VALUES ('binlog retention hours', {hours})")
+        advice = server.advise_retention(server.facts(origin.control))
+    finally:
+        origin.execute_on_server("DROP TABLE mysql.rds_configuration")
+    assert (advice.what if advice else "").find(said) >= 0
+    assert advice is None if not said else "mysql.rds_set_configuration" in advice.remedy
+
+
 def test_a_stored_position_of_another_server_is_refused(origin: Origin) -> None:
     stored = Checkpoint(origin.end().position, server="server_id=424242")
     error_of(DataAtRisk, "source.other_server", lambda: find_start(origin.source(), origin.control, stored))

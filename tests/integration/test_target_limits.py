@@ -22,6 +22,7 @@ from cdc_core.config import Target
 from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, parts_of
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target import fence, indexes, prepare
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.faults import translating
 from spark_jobs.failures import carried, found
@@ -155,6 +156,21 @@ def test_as_wide_as_a_table_can_be_it_is_taken(place: Place) -> None:
     for store in ("row", "table"):
         for ready in (False, True):
             assert place.opened(columns, definition(columns), store=store, ready=ready)
+
+
+def test_a_server_with_pages_of_4_kib_takes_the_keys_of_our_own_tables(place: Place) -> None:
+    place.opened(ID, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", ready=True)
+    for create in (indexes._CREATE, fence._CREATE, prepare._CREATE_MARKS, prepare._CREATE_LAYOUTS):
+        place.query(create.format(database=place.name))
+    keys = place.query(
+        "SELECT s.TABLE_NAME, s.INDEX_NAME, SUM(COALESCE(c.CHARACTER_OCTET_LENGTH, 8)) "
+        "FROM information_schema.STATISTICS s "
+        "JOIN information_schema.COLUMNS c USING (TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME) "
+        f"WHERE s.TABLE_SCHEMA = '{place.name}' GROUP BY 1, 2"
+    )
+    ours = {table for table, _, _ in keys} - {"t"}
+    assert {prepare.TRUNCATES, prepare.LEDGER, prepare.MARKS, prepare.LAYOUTS, indexes.INDEXES, fence.FENCES} <= ours
+    assert [key for key in keys if key[2] > 768] == []
 
 
 def winners(*ids: int, seq: int = 1, op: str = "u") -> list[Winner]:

@@ -11,8 +11,10 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import Target, TargetTable
+from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.session import READING, WRITING, Setting
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.load import open_session
@@ -44,7 +46,20 @@ HOSTILE = {
     "group_concat_max_len": "4",
     "big_tables": "1",
     "autocommit": "0",
+    "max_sort_length": "64",
+    "sort_buffer_size": "32768",
+    "wait_timeout": "5",
+    "div_precision_increment": "0",
+    "default_week_format": "3",
+    "lc_time_names": "'de_DE'",
+    "system_versioning_asof": "'2001-01-01 00:00:00'",
+    "sql_if_exists": "1",
+    "old_mode": "''",
 }
+INIT_CONNECT = (
+    "\"SET autocommit = 0, sql_select_limit = 3, max_sort_length = 64, time_zone = '+09:00', "
+    "sql_mode = 'PAD_CHAR_TO_FULL_LENGTH'; SET NAMES latin1; SET SESSION TRANSACTION READ ONLY; START TRANSACTION\""
+)
 
 
 @contextmanager
@@ -61,7 +76,8 @@ def with_globals(server: Any, values: dict[str, str]) -> Iterator[set[str]]:
         finally:
             for name, value in old.items():
                 text = {"ON": "1", "OFF": "0"}.get(value, value)
-                cursor.execute(f"SET GLOBAL {name} = {text if text.isdigit() else repr(text)}")
+                bare = text.isdigit() or text == "DEFAULT"
+                cursor.execute(f"SET GLOBAL {name} = {text if bare else repr(text)}")
 
 
 @pytest.fixture(params=("mariadb_target", "mysql9"))
@@ -174,6 +190,28 @@ def test_null_never_becomes_the_present_time_on_mysql(mysql9: Any) -> None:
         with with_globals(mysql9, {"explicit_defaults_for_timestamp": "0"}), pytest.raises(DataAtRisk):
             table.write([Winner("u", {"id": 1, "ts": None}, (1, 1, 0, "one"))])
         assert table.rows("id") == []
+
+
+@pytest.mark.parametrize("settings", [READING, WRITING], ids=["reading", "writing"])
+def test_a_session_has_its_settings_whatever_the_server_and_its_init_connect_say(server: Any, settings: Any) -> None:
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE USER IF NOT EXISTS lean IDENTIFIED BY 'x'")
+        with with_globals(server, {**HOSTILE, "init_connect": INIT_CONNECT}):
+            lean = replace(parse_url(server.url, where="test"), user="lean", password="x")
+            with connect(lean, where="test", settings=settings) as session, session.cursor() as asked:
+                for _ in range(2):
+                    asked.execute("SELECT @@max_sort_length, @@sql_select_limit, @@time_zone, @@autocommit, 'ä'")
+                    assert asked.fetchone() == (262144, 2**64 - 1, "+00:00", 1, "ä")
+                    session.close()
+                    session.ping(reconnect=True)
+        cursor.execute("DROP USER lean")
+
+
+def test_a_session_that_does_not_keep_a_setting_is_refused(server: Any) -> None:
+    with pytest.raises(Refused) as caught:
+        connect(parse_url(server.url, where="test"), where="test", settings=(Setting("max_sort_length", 1 << 40),))
+    assert caught.value.code == "connection.answer"
+    assert "max_sort_length = 8388608" in str(caught.value)
 
 
 def test_a_session_has_the_settings_that_writes_rely_on(server: Any) -> None:

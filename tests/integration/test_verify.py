@@ -308,6 +308,25 @@ def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verifie
     assert run.verify("number")["number"].found == {Wrong.TARGET: 11}
 
 
+@FIRST_MYSQL
+def test_a_table_whose_rows_have_no_shard_is_told_apart_from_those_after_it(verified: Callable[..., Verified]) -> None:
+    rule = ", sharding: {key: at, function: hash, databases: 1, tables: 2}"
+    run = verified(rule, table="{table}_{t}")
+    run.source("CREATE TABLE apart (id INT PRIMARY KEY, at INT)", "INSERT INTO apart VALUES (1, 1), (2, 5)")
+    run.source("CREATE TABLE all_dates (id INT PRIMARY KEY, at DATETIME)", "INSERT INTO all_dates VALUES (1, NOW())")
+    for table in ("apart", "all_dates"):
+        run.target(*(f"CREATE TABLE {table}_{n} LIKE {run.line.origin.name}.{table}" for n in range(2)))
+    run.drain()
+    for n in range(2):
+        run.target(f"INSERT INTO apart_{n} SELECT * FROM {run.line.origin.name}.apart WHERE CRC32(at) % 2 = {n}")
+    run.consumed()
+    found = run.verify("all_dates", "apart")
+    assert found["all_dates"].error is not None
+    assert found["all_dates"].error.code == "target.shard_key"
+    assert found["apart"].error is None
+    assert found["apart"].equal
+
+
 @FIRST_MARIADB
 def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) -> None:
     run = verified(", sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")

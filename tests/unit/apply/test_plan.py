@@ -473,6 +473,7 @@ def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_pat
     [
         ({"run_id": ""}, "plan.run_id"),
         ({"run_id": "x" * 251}, "plan.run_id"),
+        ({"run_id": "größe"}, "plan.run_id"),
         ({"run_id": "r", "window": (WINDOW[1], WINDOW[0])}, "plan.window"),
         ({"run_id": "r", "window": (WINDOW[0], WINDOW[0])}, "plan.window"),
         ({"run_id": "r", "targets": ["nobody"]}, "plan.unknown_target"),

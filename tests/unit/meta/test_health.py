@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from cdc_core.cli.cutover_status import way_back_document
 from cdc_core.cli.status import status_document
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta import Cutover, TableCopy, copier_of
+from cdc_core.meta import Cutover, PlannedRun, TableCopy, copier_of
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
+from cdc_core.model.run import RunPlan, WriteCounts
 from cdc_core.model.schema import TableSchema
 from cdc_core.windows import Windows
-from tests.made_batches import HOUR_US, START_US, covered, manifest
+from tests.made_batches import HOUR_US, START_US, covered, manifest, position
 from tests.unit.apply.made_line import Line
 
 SCHEDULES = ("*/7 * * * *", "0 * * * *", "30 2 * * 1")
@@ -243,6 +245,73 @@ def test_rows_that_a_verification_found_to_differ_are_said_until_they_are_repair
     assert said() == ["5 rows differ from the source."]
     ended("ordered", 5, {})
     assert said() == []
+
+
+def rejecting(line: Line, run_id: str, rows: int, **options: object) -> RunPlan:
+    """A run whose target rejects rows of each table."""
+    run = line.plan(run_id, **options)
+    tables = run.merge_set(run.target("t").merge_set).tables
+    line.apply(run, written=[WriteCounts(one.table, "0", one.rows - rows, 0, 0, quarantined=rows) for one in tables])
+    line.commit(run)
+    return run
+
+
+def test_rows_that_a_target_rejected_are_said_first_until_they_were_taken_or_found_there(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    first = rejecting(line, "first", 2)
+    assert seen(line) == [("failed", "target.row_error")]
+    status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+    (one,) = problems(status, HOURLY, ["shop"], ["t"])
+    assert (one.exit_code, one.where, "--requeue first" in one.remedy) == (4, "first", True)
+    assert "2 rows of shop.orders" in one.what
+    line.stage(manifest(1), until_us=START_US + HOUR_US)
+    rejecting(line, "second", 1)
+    assert [one.where for one in problems(line.meta.status("line"), HOURLY, ["shop"], []) if one.code] == [
+        "first", "second"
+    ]  # fmt: skip
+
+    # A replay of the first run's batches says itself what is lacking of them.
+    repeated = replace(first, run_id="again", replay=True)
+    line.store.put(repeated.path, repeated.to_bytes())
+    line.meta.claim(PlannedRun("again", "line", None, repeated.path, repeated.digest, replays=True), ())
+    line.apply(repeated)
+    line.commit(repeated)
+    assert [one.run_id for one in line.meta.set_aside("t")] == ["second"]
+    line.meta.settle("t", before_us=1)
+    assert [one.run_id for one in line.meta.set_aside("t")] == ["second"]
+    line.meta.settle("t", before_us=line.meta.now_us() + 1)
+    assert seen(line) == []
+
+
+def test_copied_rows_that_wait_for_a_run_are_noted_until_one_has_taken_them(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.done("first")
+    assert seen(line) == []
+    copied = manifest(1, end=1)
+    at, paths = copied.begin.position, tuple(part.path for part in copied.parts)
+    chunk = CopiedChunk(1, "shop.orders", (), (), START_US, at, at, 10, paths)
+    line.stage(replace(copied, chunks=(chunk,)))
+    assert seen(line) == [("noted", "target t")]
+    line.done("second")
+    assert seen(line) == []
+
+
+def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything_since_then(line: Line) -> None:
+    def notes() -> tuple[str, ...]:
+        return line.meta.status("line", ["t"]).sources[0].notes
+
+    line.stage(manifest(0, notes=("a table was dropped",)), until_us=START_US + HOUR_US)
+    assert notes() == ("a table was dropped",)
+    line.done("first")
+    assert notes() == ()
+    begin = manifest(1).begin.position
+    changed = TableCoverage(How.UNLOGGED, begin.seq, 0, str(begin))
+    line.stage(replace(manifest(1, notes=("needs a copy",)), coverage={"shop.orders": changed}))
+    line.done("second")
+    assert notes() == ("needs a copy",)
+    copied = TableCoverage(How.COPIED, position(2).seq, 0, str(position(2)))
+    line.stage(replace(manifest(2), coverage={"shop.orders": copied}))
+    assert notes() == ()
 
 
 def test_rows_that_differ_come_before_errors_that_may_pass(line: Line) -> None:

@@ -14,10 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import RetryLater
-from cdc_core.results import definitions, numbers, rows, statement
-from cdc_core.results.answer import Answer, Buffer
+from cdc_core.model.schema import Column, ColumnType
+from cdc_core.results import definitions, numbers, rows, statement, values
+from cdc_core.results.answer import Answer, Buffer, Located
 from cdc_core.results.definitions import ColumnDefinition, type_of
+from cdc_core.results.faults import UnlikeDefinition
 
 _PROPERTY = settings(max_examples=300)
 FORMS = (4, 1, rows.SIZED, rows.MOMENT, rows.DURATION, 8)
@@ -263,3 +266,16 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_vector_that_is_announced_as_a_binary_string_is_the_one_of_the_log() -> None:
+    """As MariaDB does. As text it is something else."""
+    one = values.selected(Column("v", ColumnType("vector", length=2)))
+    binary, text = (ColumnDefinition("v", TypeCode.VAR_STRING, False, collation, 8, 0) for collation in (63, 46))
+    values.require_same([one], [binary], where="d.t")
+    with pytest.raises(UnlikeDefinition):
+        values.require_same([one], [text], where="d.t")
+    raw = np.frombuffer(np.array([1.5, -2], "<f4").tobytes(), np.uint8)
+    located = Located(raw, np.array([[0, 0]]), np.array([[8, -1]], np.int32))
+    array, literals = values.decode(one, located, 0, "d.t")
+    assert (array.to_pylist(), array.type, literals) == ([[1.5, -2.0], None], one.column.type.arrow, None)

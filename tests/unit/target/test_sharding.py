@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.config import Sharding, Target
-from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.target.destination import open_destination
 from cdc_core.target.sharding import shard_tables, shards_of
 from spark_jobs.columns import spark_type
 
@@ -201,6 +203,47 @@ def test_each_database_may_have_a_server_of_its_own() -> None:
     sharding = {"key": "id", "databases": 2, "tables": 1}
     target = _target(2, database="db{d}", table="{table}", sharding=sharding)
     assert [one.connection for one in shard_tables(target, "shop.orders")] == [0, 1]
+
+
+EXACT = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin")
+
+
+@pytest.mark.parametrize("function", ["hash", "range", "python"])
+@pytest.mark.parametrize(
+    ("kind", "apart"),
+    [
+        *((f"varchar(9) {one}", True) for one in ("utf8mb4_0900_ai_ci", "utf8mb4_bin", "utf8mb4_uca1400_nopad_as_cs")),
+        ("char(36) ascii_general_ci", True), ("char(36) ascii_bin", False), ("enum('a','b') utf8mb4_0900_ai_ci", False),
+        *((f"varchar(9) {one}", False) for one in EXACT), ("varbinary(9)", False),
+    ],
+)  # fmt: skip
+def test_a_shard_key_that_joins_what_its_function_keeps_apart_is_refused(kind: str, apart: bool, function: str) -> None:
+    """Before any server is asked. Outside of the row's key, another spelling moves the row as another value does."""
+    declared, _, collation = kind.partition(" ")
+    column = parse_column_type(declared, charset=collation.partition("_")[0], collation=collation)
+    if function == "range" and column.base == "varbinary":
+        return
+    more = {
+        "range": {"bounds": ["m"], "tables": 2},
+        "python": {"python": f"{__name__}:by_last_digit"},
+        "hash": {"tables": 2},
+    }
+    sharding = {"key": "k", "function": function, **more[function]}
+    target = _target(database="db", table="{table}_{t}", sharding=sharding)
+    for key in (1, None):
+        columns = (Column("id", ColumnType("int"), False, 1 if key is None else None), Column("k", column, False, key))
+        with pytest.raises(LockstepError) as caught:
+            open_destination(target, "shop.t", [TableSchema("shop", "t", columns)], ready=False, environ={})
+        refused = apart and key is not None and function != "python"
+        assert caught.value.code == ("target.shard_key" if refused else "connection.unset")
+
+
+def test_a_shard_key_whose_type_its_function_does_not_take_is_refused_before_a_row_has_it() -> None:
+    target = _target(database="db", table="{table}_{t}", sharding={"key": "at", "function": "hash", "tables": 2})
+    schema = TableSchema("shop", "t", (Column("at", ColumnType("datetime"), False, 1),))
+    with pytest.raises(Refused, match="hash takes only integers") as caught:
+        open_destination(target, "shop.t", [schema], ready=False, environ={})
+    assert caught.value.code == "target.shard_key"
 
 
 def test_connections_that_fit_no_database_are_refused() -> None:
