@@ -54,6 +54,11 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     return Lease(source, pipeline, holder, epoch, expires_us, identity)
 
 
+def is_held(connection: Connection, pipeline: str, source: str) -> bool:
+    row = connection.execute(select(_lease).where(_of(pipeline, source))).one_or_none()
+    return row is not None and bool(row.holder) and row.expires_us > now_us(connection)
+
+
 def identity(connection: Connection, source: str) -> str:
     """Lease.identity of the source; "" where nobody ever had a lease of it."""
     mine = _of(pipeline_of(connection), source)

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.leaving import at_the_last
+from cdc_core.leaving import at_the_last, unwound
 from cdc_core.meta import (
     batches,
     copies,
@@ -79,7 +79,6 @@ class Meta:
         self._database = database
         self._holds: dict[tuple[str, str], str] = {}
         """Leases, with their holders."""
-        self._stay = at_the_last(self._give_back)
 
     @classmethod
     def open(
@@ -130,7 +129,7 @@ class Meta:
 
     def close(self) -> None:
         """Leases that are still held, because a signal came when they were taken, are given back."""
-        self._stay()
+        unwound(self._give_back)
         self._give_back()
         self._database.close()
 
@@ -143,6 +142,7 @@ class Meta:
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
         """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
+        at_the_last(self._give_back)
         named = pipeline, source
         before = self._holds.get(named)
         self._holds[named] = holder  # a signal may come once it is taken and before we know
@@ -360,6 +360,14 @@ class Meta:
         """The definitions that meta knows of those asked for."""
         return self._database.read(lambda c: batches.schemas(c, schema_ids))
 
+    def read_ahead(self, source: str) -> str:
+        """What of the source's log was read ahead, as it was kept; "" for nothing."""
+        return self._database.read(lambda c: batches.read_ahead(c, source))
+
+    def keep_read_ahead(self, lease: Lease, kept: str) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.keep_read_ahead(c, lease, kept))
+
     def history(self, source: str) -> tuple[DefinedSince, ...]:
         """What the source's tables were, where its log does not say it, in the order of the log."""
         return self._database.read(lambda c: batches.history(c, source))
@@ -559,10 +567,14 @@ class Meta:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.of(pipeline).write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
-    def doubt(self, lease: Lease, pipeline: str, target: str, why: str, differing: Mapping[str, int]) -> None:
-        """What verifications that have begun before now say does not count. why: for people. differing: by logical
-        table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
-        self._database.of(pipeline).write(lambda c: verifications.doubt(c, lease, pipeline, target, why, differing))
+    def doubt(
+        self, lease: Lease, pipeline: str, target: str, mode: str, why: str, differing: Mapping[str, int]
+    ) -> None:
+        """What verifications that have begun before now say does not count. mode: under which it is kept. why: for
+        people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        self._database.of(pipeline).write(
+            lambda c: verifications.doubt(c, lease, pipeline, target, mode, why, differing)
+        )
 
     def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
