@@ -490,6 +490,10 @@ class Meta:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
         return self._database.write(lambda c: runs.seed(c, target, batches))
 
+    def seeded(self, target: str) -> bool:
+        """Whether `seed` has counted batches for the target."""
+        return self._database.read(lambda c: runs.seeded(c, target))
+
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
         """Runs that were committed before a time."""
         return self._database.of(pipeline).read(lambda c: runs.finished(c, pipeline, before_us))
