@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.model.version import ORIGIN_BYTES
@@ -67,7 +68,7 @@ def coarser(source: ColumnType, target: ColumnType) -> bool:
     if target.base not in _COLLATED or source.base not in _COLLATED:
         return False
     ours, theirs = _plain(source.collation), _plain(target.collation)
-    if ours == theirs or (not _pads(theirs) and theirs.endswith("_bin")):
+    if (ours == theirs and target.collation != UNCERTAIN) or (not _pads(theirs) and theirs.endswith("_bin")):
         return False
     return not (theirs.endswith("_bin") and _pads(ours))
 
