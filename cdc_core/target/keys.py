@@ -218,7 +218,7 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
 BYTEWISE = (
     "a collation that compares bytes and trailing spaces (utf8mb4_0900_bin on MySQL, utf8mb4_nopad_bin on MariaDB)"
 )
-APART = f"the source's collation, or {BYTEWISE}"
+APART = f"the source's collation, if both servers are MySQL or both MariaDB, or {BYTEWISE}"
 
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
