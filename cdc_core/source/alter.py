@@ -138,8 +138,10 @@ def _to_blackhole(read: Reader) -> bool:
 
 
 def _add(read: Reader) -> str:
-    if read.peek().word in ("SYSTEM", "PERIOD") and read.peek(1).word in ("VERSIONING", "FOR"):
+    if read.take("SYSTEM", "VERSIONING") or read.take("PERIOD", "FOR", "SYSTEM_TIME"):
         return "system versioning was added"
+    if read.take("PERIOD", "FOR"):
+        return "a period was added, whose columns may have lost NULL to a zero date"
     read.take("COLUMN")
     read.take("IF", "NOT", "EXISTS")
     if read.take_sign("("):

@@ -16,7 +16,7 @@ It must keep true that a definition or a default is never given for a position u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
@@ -25,7 +25,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
-from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement
 
@@ -53,8 +53,8 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in log order. ask: returns a table's current definition. ahead: the log from
-    a position to its current end. end: its current end. ask_defaults: returns a table's current defaults
+    """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
+    now. ask_defaults: returns a table's current defaults
     (defaults.column_defaults).
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
@@ -65,7 +65,7 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        ahead: Callable[[Position], Generator[Stretch]],
+        ahead: LogAhead,
         end: Callable[[], Position],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:

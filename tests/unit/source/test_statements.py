@@ -119,6 +119,13 @@ def test_clauses_that_change_rows_or_are_not_known_are_unlogged_changes(clause: 
     assert classify(f"ALTER TABLE t {clause}".encode(), "db").unlogged != ""
 
 
+@pytest.mark.parametrize(("period", "versioned"), [("SYSTEM_TIME", True), ("stay", False)])
+def test_a_period_of_the_applications_time_is_not_taken_for_system_versioning(period: str, versioned: bool) -> None:
+    why = classify(f"ALTER TABLE t ADD PERIOD FOR {period} (s, e)".encode(), "db").unlogged
+    assert why
+    assert ("system versioning" in why) is versioned
+
+
 @pytest.mark.parametrize(
     ("sql", "names"),
     [
