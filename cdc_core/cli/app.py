@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.exceptions import TyperException
 
+from cdc_core.account import settled
 from cdc_core.cli import (
     airflow,
     check,
@@ -36,7 +38,7 @@ from cdc_core.cli import (
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
-from cdc_core.leaving import at_the_last, leave_on_signals
+from cdc_core.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
     name="lockstep",
@@ -130,9 +132,13 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
     collect_seldom()
+    os.environ.update(settled(os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what was done must not fail because of how it is told
     leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
-    unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
+    at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))
     try:
         # --debug may follow the command, to which it does not belong.
         sys.argv[1:] = sorted(sys.argv[1:], key=lambda one: one != "--debug")
@@ -150,7 +156,7 @@ def main() -> None:
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
-    unwound()
+    unwound(last)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
     if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end

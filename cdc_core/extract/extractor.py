@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -249,6 +250,8 @@ class Extractor:
                 policy=policy,
                 isolated=left_out,
                 history=self._meta.history(source.name),
+                ahead=self._meta.read_ahead(source.name),
+                keep_ahead=partial(self._meta.keep_read_ahead, self._lease),
                 limits=pipeline.limits,
                 undone=self._undone,
                 accept=pending,
