@@ -19,7 +19,7 @@ from typing import Protocol
 
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
-from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
+from cdc_core.apply.commit import CommitSummary, commit, mark_applied, require_gates_closed, taken_over
 from cdc_core.apply.jobs import SparkJob, environ_for, is_remote, job_of, spark_job
 from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
@@ -148,6 +148,12 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
                 except LockstepError as error:
                     log.error("run %s: target %s: %s", run_id, one.target, error)
                     errors.append(error)
+    for one in plan.targets:
+        if one.target not in failed:
+            try:
+                require_gates_closed(context.meta, context.pipeline, one.target, context.environ)
+            except LockstepError as error:
+                errors.append(error)
     if errors:
         raise errors[0]
     return RunResult(

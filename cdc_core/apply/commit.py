@@ -19,6 +19,7 @@ from cdc_core.apply.set_aside import forget_replaced
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import LedgerRow, Meta, Renewals
+from cdc_core.meta.failures import GATES
 from cdc_core.model.run import (
     Counts,
     FilterCounts,
@@ -31,6 +32,8 @@ from cdc_core.model.run import (
     quality_report,
 )
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.target.gates import Table, lost_gates
+from cdc_core.target.sharding import shard_tables
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +141,22 @@ def commit(
     summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
+
+
+def require_gates_closed(meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None) -> None:
+    """Nobody writes to tables that a cutover has led the application away from, and that this pipeline carries its
+    changes back to. Raises DataAtRisk (cutover.gates_gone), which is kept until they are closed again."""
+    rules, places = pipeline.target(target), dict[str, list[Table]]()
+    for logical in meta.last_writes(target):
+        if rules.table(logical) is not None:
+            for place in shard_tables(rules, logical):
+                places.setdefault(rules.connections[place.connection], []).append((place.database, place.table))
+    error = lost_gates(places, environ)
+    if error is None:
+        meta.succeeded(pipeline.pipeline, GATES, target)
+        return
+    meta.failed(pipeline.pipeline, GATES, target, error)
+    raise error
 
 
 def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[LedgerEntry], list[WriteCounts]]:

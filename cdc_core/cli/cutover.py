@@ -28,7 +28,7 @@ from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.verify import extract_on, one_target
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.states import State
-from cdc_core.errors import RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError
 from cdc_core.windows import age_us, parse_moment, to_us
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan(
     from cdc_core.cli.cutover_status import expected_stop
     from cdc_core.cutover.preparing import findings_of, known, require_hooks
     from cdc_core.cutover.proof import Since, prover
-    from cdc_core.cutover.readiness import GATES_S, failed
+    from cdc_core.cutover.readiness import failed
     from cdc_core.cutover.work import tables_of
 
     output = CliOutput(as_json)
@@ -81,8 +81,7 @@ def plan(
             fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
         findings = [one for one in findings_of(work, tables) if one.status != "ok"]
         before = known(work)
-        gates_s = max(map(len, tables.sources.values()), default=0) * GATES_S
-        stop_s, stop = expected_stop(work.meta.latest_cutover(work.pipeline.pipeline), gates_s)
+        stop_s, stop = expected_stop(work.meta.latest_cutover(work.pipeline.pipeline))
     documents = [(fed[name], one.document) for name, one in before.evidence.items()]
     ended = [
         str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= tables_fed else None
@@ -299,8 +298,11 @@ def status(
     \b
       lockstep cutover status shop
 
-    Reads only the meta database.
+    Reads the meta database, and asks the servers that the application has left whether writes there are still refused.
+    Exit code 4: a person must act, because writes fail that nobody is about to let pass, or pass that should fail.
     """
+    from cdc_core.cli.cutover_status import left_alone
+    from cdc_core.cli.status import problem_document, problem_lines
     from cdc_core.meta import Meta
 
     output = CliOutput(as_json)
@@ -310,7 +312,28 @@ def status(
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        _shown(output, meta, found, parsed.cutover)
+        alone = found.cutover_id in {one.cutover_id for one in meta.status(parsed.pipeline).cutovers}
+        left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
+        lost = _lost(output, found)
+        more = {} if left is None else {"problem": problem_document(left)}
+        said = [problem_lines(left)] if left is not None else [Text(str(lost))] if lost is not None else []
+        _shown(output, meta, found, parsed.cutover, more if lost is None else error_document(lost), *said)
+    if left is not None or lost is not None:
+        raise typer.Exit(DataAtRisk.exit_code)
+
+
+def _lost(output: CliOutput, found: Cutover) -> DataAtRisk | None:
+    """What is wrong with the gates of a cutover that has switched."""
+    from cdc_core.cutover.work import read
+    from cdc_core.target.gates import lost_gates
+
+    if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
+        return None
+    try:
+        return lost_gates(read(found.details["tables"]).sources, os.environ)
+    except LockstepError as error:
+        output.note(f"nobody knows whether writes to the old tables are refused: {error}")
+        return None
 
 
 def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
@@ -319,10 +342,18 @@ def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
         output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
 
 
-def _shown(output: CliOutput, meta: Meta, found: Cutover, options: config.Cutover) -> None:
+def _shown(
+    output: CliOutput,
+    meta: Meta,
+    found: Cutover,
+    options: config.Cutover,
+    more: Mapping[str, Any] | None = None,
+    *said: Text,
+) -> None:
+    """more, said: what else the answer has, as a document and for people."""
     from cdc_core.cli.cutover_status import clock_line, cutover_document
 
-    document = cutover_document(meta, found, options)
+    document = cutover_document(meta, found, options) | dict(more or {})
     rows = [(one["state"], one["at"]) for one in document["steps"]]
     lines = [
         f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
@@ -333,7 +364,7 @@ def _shown(output: CliOutput, meta: Meta, found: Cutover, options: config.Cutove
         document["way_back"]["said"] if document["way_back"] else "",
     ]
     title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
-    output.answer(document, table(title, ("state", "at (UTC)"), rows), *map(Text, filter(None, lines)))
+    output.answer(document, table(title, ("state", "at (UTC)"), rows), *said, *map(Text, filter(None, lines)))
 
 
 @contextmanager

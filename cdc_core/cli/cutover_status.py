@@ -8,10 +8,12 @@ from typing import Any
 
 from cdc_core import config
 from cdc_core.cli.output import duration, moment
+from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.states import HELD, OPEN, State
+from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Cutover, Meta, Status
 from cdc_core.meta.failures import RUN
-from cdc_core.meta.health import standing
+from cdc_core.meta.health import Level, Problem, standing
 from cdc_core.verify.modes import Mode, found_since
 from cdc_core.windows import age_us, parse_moment, to_us
 from cdc_core.words import counted
@@ -48,6 +50,34 @@ def cutover_document(meta: Meta, found: Cutover, options: config.Cutover) -> dic
         "last_error": found.error or None,
         "way_back": way_back_document(meta, found, options.evidence) if state in _SWITCHED else None,
     }
+
+
+def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
+    """What a person must end: a cutover that no process is at, and that keeps an application from something.
+
+    stops: whether the application was told to stop (cutover.stop_with).
+    """
+    state, answer, pipeline = State(found.state), found.details.get("answer"), found.pipeline
+    armed = bool(found.details.get("arming"))
+    since_us = (found.at_us(State.ARMED) or found.at_us(State.PROVED)) if armed else found.at_us(State.STOPPED)
+    resume, asked = f"`lockstep cutover resume {pipeline}`", state is State.SWITCHING
+    if state is State.SWITCHED or (asked and answer == Answer.SWITCHED):
+        what, code = "the application is switched, and the way back is not let in", "cutover.unchecked"
+        remedy = f"{resume} finishes it"
+    elif asked and answer != Answer.NOT_SWITCHED:
+        what, code = "nobody knows whether the application is, and writes to the old tables fail", "cutover.unknown"
+        remedy = f"look where the application writes; then {resume} `--answer switched`, or `--answer not-switched`"
+    elif (asked or state in HELD) and (armed or stops):
+        may = "writes to the old tables may fail" if armed else "the application may still be stopped"
+        what, code = f"the application is not switched, not all is undone, and {may}", "cutover.not_undone"
+        remedy = f"`lockstep cutover abort {pipeline}`, as soon as the servers answer"
+    else:
+        return None
+    return Problem(
+        Level.FAILED, f"cutover {pipeline}", f"No process is at it, and it is {state}: {what}.",
+        where=f"cutover {found.cutover_id}", remedy=remedy, code=code, since_us=since_us or found.updated_us,
+        exit_class=DataAtRisk.exit_class, exit_code=DataAtRisk.exit_code,
+    )  # fmt: skip
 
 
 def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]:
@@ -113,21 +143,18 @@ def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None
     return spent_us / 1e6, doubt
 
 
-def expected_stop(earlier: Cutover | None, gates_s: float) -> tuple[float | None, str]:
+def expected_stop(earlier: Cutover | None) -> tuple[float | None, str]:
     """For how many seconds writes would be stopped, and how that is known, for people.
 
-    earlier: the latest cutover or rehearsal of the pipeline. gates_s: what closing the gates takes, which no rehearsal
-    does.
+    earlier: the latest cutover or rehearsal of the pipeline.
     """
     steps = {} if earlier is None else earlier.details.get("stop_steps_s", {})
     if earlier is None or "ids" not in steps:  # none has come so far
         return None, "how long that takes is not known: rehearse it (lockstep cutover rehearse)"
     measured_s = float(earlier.details["stopped_s"])
     at = moment(earlier.updated_us)
-    if "gates" in steps:
-        return measured_s, f"the last cutover stopped them for {measured_s:.1f} s ({at})"
-    said = f"the last rehearsal stopped them for {measured_s:.1f} s ({at}), and gates take some {gates_s:.1f} s more"
-    return round(measured_s + gates_s, 3), said
+    which = "cutover" if "gates" in steps else "rehearsal"
+    return measured_s, f"the last {which} stopped them for {measured_s:.1f} s ({at})"
 
 
 def clock_line(document: Mapping[str, Any]) -> str:

@@ -81,10 +81,15 @@ def status(
 
 def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
     """The problems of a pipeline, the worst first."""
+    from cdc_core.cli.cutover_status import left_alone
     from cdc_core.meta.health import problems
 
     sources = [one.name for one in pipeline.sources]
-    return problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets])
+    left = [left_alone(one, stops=pipeline.cutover.stop_with is not None) for one in found.cutovers]
+    return (
+        *filter(None, left),
+        *problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets]),
+    )
 
 
 def problem_document(one: Problem) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.evictions import evict
-from cdc_core.cutover.gates import closing, require_not_left
-from cdc_core.cutover.locks import locked, ranks_of
+from cdc_core.cutover.locks import locked
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.preparing import undisturbed
 from cdc_core.cutover.proof import Proof, Prover, Since
@@ -19,10 +18,11 @@ from cdc_core.cutover.readiness import raise_ids, require_ids
 from cdc_core.cutover.states import State
 from cdc_core.cutover.undoing import fenced_in, note
 from cdc_core.cutover.unstaged import StagedTables
-from cdc_core.cutover.work import Tables, Work, message
+from cdc_core.cutover.work import Tables, Work
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Position
 from cdc_core.target.fence import raise_fences
+from cdc_core.target.gates import close_gates, require_gates, require_not_left
 
 _HELD_BEYOND_S = 2.0
 """How much longer than the budget a server keeps the locks of a process that says nothing."""
@@ -42,7 +42,7 @@ def held(
     Raises whatever stops it; the caller undoes what was done."""
     work, options = moving.work, moving.work.options
     raise_ids(tables.pairs, work.environ)  # the application may have used up the headroom during the chase
-    ranks, laps = ranks_of(tables.sources, work.environ), clock.laps
+    laps = clock.laps
     moving.to(State.STOPPED)
     if options.stop_with is not None:
         clock.begin(moving.let_continue)
@@ -53,7 +53,7 @@ def held(
     held_s = options.budget_s + _HELD_BEYOND_S
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
-        tables.sources, patience_s=patience_s, held_s=held_s, ranks=ranks, environ=work.environ,
+        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ,
         taking=clock.release_first, ending=partial(_ended, work, tables),
     ) as locks:  # fmt: skip
         if options.stop_with is None:
@@ -81,12 +81,13 @@ def held(
             return False
         _arm(moving, tables, laps)
         laps.begin("gates")
-        for number, wave in enumerate(locks.waves):
+        clock.require("closing the gates")
+        close_gates(tables.sources, work.pipeline.pipeline, moving.token, work.environ)
+        if not locks.held():
             clock.require("closing the gates")
-            with closing(wave, message(work), moving.token, work.environ) as closed:
-                locks.release(number)
-                closed()
+            raise _slipped(work, "The locks had ended before the gates closed: writes may have been made in between.")
     laps.begin("last look")
+    require_gates(tables.sources, work.environ)
     # The cutover of another pipeline may run beside this one.
     require_not_left(tables.sources, work.environ, but=moving.token)
     slipped = written_since(work, done.reached)

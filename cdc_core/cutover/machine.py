@@ -25,22 +25,30 @@ from cdc_core.cutover import hooks
 from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
 from cdc_core.cutover.clock import Clock
 from cdc_core.cutover.evictions import evict_left_prepared
-from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.cutover.hold import held
 from cdc_core.cutover.hooks import Answer
-from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_its_target, require_no_other, taken_up
 from cdc_core.cutover.old_log import found_in, look_again
 from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, require_unrefuted, undisturbed, verified
 from cdc_core.cutover.proof import prover, reference_of
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import OPEN, State
-from cdc_core.cutover.undoing import fenced_in, hook_variables, note, patiently, undo_left
+from cdc_core.cutover.undoing import (
+    close_lost,
+    fenced_in,
+    hook_variables,
+    note,
+    patiently,
+    tidy,
+    undo_left,
+    unless_it_fails,
+)
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
+from cdc_core.target.gates import Places, gated_tables, lost_gates, make_gates, open_gates, require_gates
 from cdc_core.target.takeover import take_over
 from cdc_core.verify.source_rows import open_sources
 from cdc_core.windows import age_us
@@ -80,6 +88,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
+            require_gates(tables.targets, work.environ)
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
             moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
             for name in raise_ids(tables.pairs, work.environ):
@@ -90,6 +99,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
+                    make_gates(tables.sources, work.environ, patience_s=work.options.patience_s)
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -107,6 +117,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                 if error.code == NOT_CAUGHT_UP:
                     break
     moving.to(State.ROLLED_BACK, error=str(failed))
+    _tidy(moving)
     raise RetryLater(
         f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
         where=work.pipeline.pipeline,
@@ -229,6 +240,15 @@ def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
     return {name: [list(one) for one in tables if ".".join(one) in chosen] for name, tables in places.items()}
 
 
+def _tidy(moving: Moving) -> None:
+    if "tables" in moving.cutover.details:
+        tidy(moving.work, _left_places(moving.cutover))
+
+
+def _left_places(cutover: Cutover) -> Places:
+    return read(cutover.details["tables"]).sources
+
+
 def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> None:
     """called: whether the hook may have been; None: as the state says. Raises DataAtRisk (cutover.slipped_before)."""
     with uninterrupted():
@@ -236,6 +256,7 @@ def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> No
         left = moving.cutover.details.get("left") or {}
         behind = f"; {left['rows']:,} changes were left behind: {left['named']}" if left.get("rows") else ""
         moving.to(State.ROLLED_BACK, error=f"{why}{behind}", arming="", opened={})
+        _tidy(moving)
     if behind:
         raise left_behind(moving.cutover)
 
@@ -257,6 +278,7 @@ def _finished(moving: Moving) -> Cutover:
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH, error=moving.cutover.error)
+        tidy(work, tables.targets)
         found = found_in(moving.cutover)
         if found is not None and work.back:
             moving.to(State.COMPLETE, error=moving.cutover.error)
@@ -290,8 +312,12 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
-    """Continues the cutover that is open, a rehearsal as a rehearsal. answer: what a person knows of the hook. Raises
-    UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
+    knows of the hook. Raises UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    left = work.meta.latest_cutover(work.pipeline.pipeline)
+    over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
+    if left is not None and over and close_lost(work, lease, left):
+        return left
     known = open_cutover(work)
     if answer is None:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
@@ -359,7 +385,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
 
 def complete(work: Work, lease: Lease) -> Cutover:
     """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
-    cutover.not_switched_yet)."""
+    cutover.not_switched_yet), DataAtRisk (cutover.gates_gone)."""
     require_no_other(work)
     moving = Moving(work, lease, open_cutover(work))
     if moving.state is State.SWITCHED:
@@ -371,5 +397,13 @@ def complete(work: Work, lease: Lease) -> Cutover:
             code="cutover.not_switched_yet",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
+    lost = unless_it_fails(
+        work,
+        "whether gates are closed is not known",
+        partial(lost_gates, _left_places(moving.cutover), work.environ),
+        None,
+    )
+    if lost is not None:
+        raise lost
     moving.to(State.COMPLETE)
     return moving.cutover

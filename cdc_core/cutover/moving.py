@@ -12,8 +12,6 @@ from typing import Any
 
 from cdc_core.config import Hook, Pipeline
 from cdc_core.cutover import hooks
-from cdc_core.cutover.gates import require_not_left
-from cdc_core.cutover.locks import Places
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.cutover.undoing import (
     PATIENCE_S,
@@ -31,9 +29,12 @@ from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
 from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
+from cdc_core.meta.cutovers import lease_of
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.sink import Capture
+from cdc_core.target.gates import Places, require_not_left
+from cdc_core.verify.modes import DOUBT
 
 LEASE_S = 10.0
 
@@ -42,8 +43,7 @@ LEASE_S = 10.0
 def cutover_lease(work: Work) -> Iterator[Lease]:
     """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
     (cutover.running)."""
-    # One for both directions: whoever goes back does not meet one who goes there.
-    name = work.pair
+    key, name = lease_of(work.pipeline.pipeline, work.way_back.name)
     taken = RetryLater(
         f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
         where=work.pipeline.pipeline,
@@ -51,7 +51,6 @@ def cutover_lease(work: Work) -> Iterator[Lease]:
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
-    key = "cutover:" + hashlib.sha256(name.encode()).hexdigest()[:16]
     with unhurried(), kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken) as lease:
         yield lease
 
@@ -234,7 +233,7 @@ class Moving:
         why = "since then, a cutover that did not switch had opened the new tables to the application"
         for target in work.targets:
             rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
-            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, why, rows)
+            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, DOUBT, why, rows)
         left = {"rows": sum(found.rows.values()), "named": found.named}
         self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 

@@ -165,7 +165,7 @@ def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
             "indexes are due, which were dropped before its first load",
             "the next run builds them; the cutover does before it begins",
         )
-    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.options.budget_s, work.environ))
+    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.environ))
 
 
 def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:

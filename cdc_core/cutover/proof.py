@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc_core.apply.plan import definitions
@@ -207,7 +207,8 @@ class Prover:
 
 def reference_of(pipeline: Pipeline, source: SourceTables, environ: Mapping[str, str] | None) -> str:
     """How the pipeline names the server that is read: of a primary and its standbys, one."""
-    return next(one for one in pipeline.source(source.name).connections if resolve(one, environ) == source.address)
+    address = replace(source.address, identity="")  # which the server has told
+    return next(one for one in pipeline.source(source.name).connections if resolve(one, environ) == address)
 
 
 def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:

@@ -27,8 +27,6 @@ from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
 from cdc_core.connections import is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
-from cdc_core.cutover.gates import BINLOG_PRIVILEGE, require_not_left
-from cdc_core.cutover.locks import TOGETHER, Places
 from cdc_core.cutover.noticed import Noticed, noticed, of_people
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
@@ -38,6 +36,7 @@ from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.create import Existing
 from cdc_core.target.definition import LITERAL, read_definitions
+from cdc_core.target.gates import BINLOG_PRIVILEGE, Places, require_not_left
 from cdc_core.target.ids import Place, meeting_counters
 from cdc_core.target.load import altering_session
 from cdc_core.target_tables import literals_of
@@ -48,10 +47,6 @@ HEADROOM = 10_000
 _SHARE = 8
 """Of the ids that a column has left, the headroom is this part at most: a TINYINT has few."""
 _SHOWN = 10
-_BESIDE = 20
-"""Sessions that a server has beside those that close gates."""
-GATES_S = 0.006
-"""Of a server, for the three gates of a table (measured on MySQL 9.7 and MariaDB 11.4, with 1,024 tables)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +67,9 @@ def places_of(listed: Iterable[Place]) -> Places:
 
 
 def look(
-    pairs: Sequence[Pair], way_back: Pipeline | None, budget_s: float, environ: Mapping[str, str] | None = None
+    pairs: Sequence[Pair], way_back: Pipeline | None, environ: Mapping[str, str] | None = None
 ) -> tuple[Finding, ...]:
-    """way_back: as it is, or would be written; None: not looked at. budget_s: for how long writes may be stopped."""
+    """way_back: as it is, or would be written; None: not looked at."""
     findings, before = Findings(), dict[str, _Settings]()
     left: dict[tuple[str, str], str] = {}
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
@@ -83,7 +78,6 @@ def look(
             _locks(session, reference, tables, findings)
             _gates(session, reference, tables, findings)
             findings.attempt(reference, partial(require_not_left, {reference: tables}, environ))
-            _many(session, reference, len(tables), "In this cutover", budget_s, findings)
             find_blockers(session, reference, findings)
             _events(session, reference, tables, findings)
             _foreign_keys(session, reference, tables, findings)
@@ -93,7 +87,6 @@ def look(
             left |= _beside(session, tables)
     for reference, tables in places_of(one for pair in pairs for one in pair.new).items() if way_back else ():
         with altering_session(resolve(reference, environ), reference) as session:
-            _many(session, reference, len(tables), "In the cutover back", budget_s, findings)
             _triggers(session, reference, tables, "the new tables", findings)
             _other_settings(before, reference, _settings(session), findings)
             for name in _beside(session, tables):
@@ -172,28 +165,6 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
                     remedy=f"GRANT LOCK TABLES ON {quote(database)}.* TO the account",
                 ),
             )
-
-
-def _many(session: Any, reference: str, tables: int, when: str, budget_s: float, findings: Findings) -> None:
-    """Each wave of tables is locked in a session, and the gates of one wave wait in sessions of their own."""
-    with session.cursor() as cursor:
-        cursor.execute("SELECT @@GLOBAL.max_connections")
-        most = int(cursor.fetchone()[0])
-    needed = -(-tables // TOGETHER) + min(tables, TOGETHER) + _BESIDE
-    if needed > most:
-        findings.warn(
-            reference,
-            f"{when}, {tables:,} tables are closed, which takes {needed} sessions: the server has {most:,} for "
-            "everybody (max_connections)",
-            f"set max_connections to {needed + 100:,} or more",
-        )
-    if tables * GATES_S > budget_s / 2:
-        findings.warn(
-            reference,
-            f"{when}, {tables:,} tables are closed, which takes some {tables * GATES_S:.0f} s of the "
-            f"{budget_s:g} s for which writes may be stopped (cutover.budget_s)",
-            "raise the budget, or move the tables in groups, each by a pipeline of its own",
-        )
 
 
 def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:

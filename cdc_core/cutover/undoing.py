@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 from cdc_core.config import Target
 from cdc_core.cutover import hooks
-from cdc_core.cutover.gates import closing, open_gates
-from cdc_core.cutover.locks import Places, waves
-from cdc_core.cutover.states import LED_AWAY
-from cdc_core.cutover.work import Tables, Work, message, read
+from cdc_core.cutover.states import LED_AWAY, State
+from cdc_core.cutover.work import Tables, Work, read
 from cdc_core.errors import LockstepError, RetryLater
-from cdc_core.meta import Cutover
+from cdc_core.meta import Cutover, Lease
+from cdc_core.meta.failures import GATES
 from cdc_core.target.fence import admit
+from cdc_core.target.gates import Places, close_gates, drop_gates, lost_gates, make_gates, open_gates
 
 T = TypeVar("T")
 LOST = frozenset({"meta.lease_lost", "cutover.moved"})
@@ -77,6 +77,7 @@ def undo_left(work: Work, cutover: Cutover) -> None:
     if "tables" in cutover.details:
         tables, others = read(cutover.details["tables"]), work.meta.cutover_tokens(LED_AWAY)
         _insist(work, cutover, partial(open_gates, tables.sources, work.environ, sparing=others))
+        tidy(work, tables.sources)
         for target in work.targets:
             noted = f"{_NOTE} {cutover.cutover_id} "
             _insist(work, cutover, partial(_admitted, work, target, tables, noted))
@@ -138,10 +139,36 @@ def hook_variables(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
 
 
 def close(work: Work, places: Places, token: str) -> None:
-    """Closes the gates of tables."""
-    for wave in waves(places):
-        with closing(wave, message(work), token, work.environ) as closed:
-            closed()
+    """Closes the gates of tables, which are made first where they are gone, or never were."""
+    make_gates(places, work.environ)
+    close_gates(places, work.pipeline.pipeline, token, work.environ)
+
+
+def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
+    """Closes the gates that a cutover has closed, where these are gone; whether any were. What has compared the tables
+    before does not count. Raises as `close`."""
+    if "tables" not in cutover.details:
+        return False
+    back, tables = cutover.state == State.ROLLED_BACK, read(cutover.details["tables"])
+    places = tables.targets if back else tables.sources
+    if lost_gates(places, work.environ) is None:
+        return False
+    close(work, places, cutover.details.get("arming") or cutover.cutover_id[:8])
+    feeding = work.pipeline if back else work.way_back.preview()
+    meta = work.meta.of(feeding.pipeline)
+    for target in feeding.targets:
+        meta.doubt(lease, feeding.pipeline, target.name, "since then, gates of its tables were gone", {})
+        meta.succeeded(feeding.pipeline, GATES, target.name)
+    work.told(
+        f"gates were closed again: `lockstep verify {feeding.pipeline}` names the rows that were written meanwhile"
+    )
+    return True
+
+
+def tidy(work: Work, places: Places) -> None:
+    """Removes what open gates have left at tables that the application writes to. Where that has to wait for something,
+    they stay: they let all writes pass."""
+    unless_it_fails(work, "open gates stay", partial(drop_gates, places, work.environ), None)
 
 
 def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) -> T:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 from cdc_core import config
 from cdc_core.config import Pipeline, Target
-from cdc_core.cutover.locks import Places
 from cdc_core.cutover.proof import Prover, reference_of
 from cdc_core.cutover.readiness import Pair, places_of
 from cdc_core.meta import Meta
 from cdc_core.model.position import Position
+from cdc_core.target.gates import Places
 from cdc_core.target.sharding import shard_tables
 from cdc_core.verify.job import Job
 
@@ -189,7 +189,3 @@ def read(noted: Mapping[str, Any]) -> Tables:
         return {name: tuple((str(database), str(table)) for database, table in some) for name, some in found.items()}
 
     return Tables(places(noted["sources"]), places(noted["targets"]), tuple(noted["logical"]))
-
-
-def message(work: Work) -> str:
-    return f"moved by Lockstep ({work.pipeline.pipeline}): write to the new tables"

@@ -6,6 +6,7 @@ cutover: a process that was paused and lost it moves nothing. Which moves there 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,25 @@ class Cutover:
     def at_us(self, state: str) -> int | None:
         """When it last came to a state."""
         return next((at for name, at in reversed(self.steps) if name == state), None)
+
+
+def lease_of(pipeline: str, way_back: str) -> tuple[str, str]:
+    """The lease under which the cutovers between two pipelines are moved, and whose it is: one for both directions, so
+    that whoever goes back does not meet one who goes there."""
+    pair = min(pipeline, way_back)
+    return "cutover:" + hashlib.sha256(pair.encode()).hexdigest()[:16], pair
+
+
+def standing(connection: Connection, pipeline: str) -> tuple[Cutover, ...]:
+    """The latest ones from and to a pipeline, if no process is at them."""
+    rows = [latest(connection, pipeline)]
+    query = select(_cutover).where(_cutover.c.way_back == pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
+    rows += [_read(row) for row in connection.execute(query)]
+    found = [one for one in rows if one is not None]
+    if not found:
+        return ()
+    key, pair = lease_of(found[0].pipeline, found[0].way_back)
+    return () if leases.is_held(connection, pair, key) else tuple(found)
 
 
 def latest(connection: Connection, pipeline: str) -> Cutover | None:

@@ -3,7 +3,7 @@
 An error of `extract` is removed when the source's position or watermark moves (batches), one of a run when the run is
 planned again or committed (runs), one of `plan` when a run is planned, one of a copy when that step of the copy has
 succeeded, one of a repair when a repair of the target has ended equal, or a verification has found all of its rows
-equal. Nothing else removes one.
+equal, one of gates when they are closed again. Nothing else removes one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _failure = tables.failure
 
 EXTRACT, PLAN, RUN, COPY, COPY_TABLE, REPAIR = "extract", "plan", "run", "copy", "copy table", "repair"
 """COPY_TABLE: a table that cannot be copied as it is; the others of its source can. REPAIR: of a target."""
+GATES = "gates"
+"""Of a target: they keep an application out that was led away from its tables."""
 _CHARS = 4000
 
 

@@ -54,6 +54,11 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     return Lease(source, pipeline, holder, epoch, expires_us, identity)
 
 
+def is_held(connection: Connection, pipeline: str, source: str) -> bool:
+    row = connection.execute(select(_lease).where(_of(pipeline, source))).one_or_none()
+    return row is not None and bool(row.holder) and row.expires_us > now_us(connection)
+
+
 def identity(connection: Connection, source: str) -> str:
     """Lease.identity of the source; "" where nobody ever had a lease of it."""
     mine = _of(pipeline_of(connection), source)
@@ -93,9 +98,9 @@ def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
-def give_back(connection: Connection, source: str, holder: str) -> None:
+def give_back(connection: Connection, pipeline: str, source: str, holder: str) -> None:
     """As `release`, under any epoch; nothing if another has the lease."""
-    mine = _of(pipeline_of(connection), source) & (_lease.c.holder == holder)
+    mine = _of(pipeline, source) & (_lease.c.holder == holder)
     connection.execute(update(_lease).where(mine).values(holder="", expires_us=0))
 
 

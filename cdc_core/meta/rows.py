@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdc_core.meta.states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
+
+if TYPE_CHECKING:
+    from cdc_core.meta.cutovers import Cutover
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +386,8 @@ class Status:
     ledgers: tuple[LedgerRow, ...]
     failures: tuple[Failure, ...] = ()
     verifications: tuple[Verification, ...] = ()
+    cutovers: tuple[Cutover, ...] = ()
+    """The latest ones from and to it, if no process is at them."""
     holding: frozenset[str] = frozenset()
     """Runs that have batches which one of the pipeline's targets has not committed."""
     set_aside: tuple[SetAside, ...] = ()

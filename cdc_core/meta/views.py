@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, true
 
-from cdc_core.meta import batches, copies, failures, leases, runs, tables, verifications
+from cdc_core.meta import batches, copies, cutovers, failures, leases, runs, tables, verifications
 from cdc_core.meta.copies import copier_of
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import (
@@ -165,6 +165,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         ledgers=() if latest is None else runs.ledger(connection, latest),
         failures=failed,
         verifications=verifications.find(connection, pipeline),
+        cutovers=cutovers.standing(connection, pipeline),
         holding=frozenset(holding),
         set_aside=runs.set_aside(connection),
     )

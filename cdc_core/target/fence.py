@@ -27,7 +27,7 @@ from cdc_core.connections import quote, resolve
 from cdc_core.errors import Refused
 from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import denied, sees_nothing_of
+from cdc_core.target.faults import denied, sees_nothing_of, translating
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -35,17 +35,15 @@ from cdc_core.target.sharding import ShardTable, shard_tables
 FENCES = "_lockstep_fence"
 MAX_NOTE = 200
 
-_ADDED = {
-    name: f"{name} VARCHAR(48) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"
-    for name in ("owner", "passes", "bars")
-}
-"""Columns that an earlier version has not made."""
+_NAME = "VARCHAR(48) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{FENCES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
   note VARCHAR({MAX_NOTE}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
-  {", ".join(_ADDED.values())}
+  owner {_NAME},
+  passes {_NAME},
+  bars {_NAME}
 ) ENGINE=InnoDB COMMENT='Lockstep: tables that it does not write to'
 """
 
@@ -89,6 +87,8 @@ class FencedTable:
 
 
 Told = Callable[[FencedTable], None]
+_translated = translating(f"fences ({FENCES})")
+"""For functions that work with the connections of `alone` and `_by_server`: they raise errors outside of these."""
 
 
 def require_no_fence(cursor: Any, facts: TableFacts, pipeline: str) -> None:
@@ -110,22 +110,23 @@ def fenced(table: str, note: str) -> Refused:
 
 def fences_in(cursor: Any, database: str) -> dict[str, Fence]:
     """The fences in a database, by table."""
+    return _read(cursor, database) or {}
+
+
+def _read(cursor: Any, database: str) -> dict[str, Fence] | None:
+    """None: the table of fences is not there."""
     try:
-        # Of an earlier version, the table lacks the last columns.
-        cursor.execute(f"SELECT * FROM {quote(database, FENCES)}")
+        cursor.execute(f"SELECT table_name, note, owner, passes, bars FROM {quote(database, FENCES)}")
     except pymysql.err.MySQLError as error:
         if denied(error):
             raise sees_nothing_of(cursor, database) from None
         if number_of(error) not in NO_TABLE:
             raise
-        return {}
-    names = [str(one[0]) for one in cursor.description]
-    rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-    return {
-        str(row["table_name"]): Fence(str(row["note"]), *(str(row.get(name, "")) for name in _ADDED)) for row in rows
-    }
+        return None
+    return {str(row[0]): Fence(*map(str, row[1:])) for row in cursor.fetchall()}
 
 
+@_translated
 def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     """The physical tables of the logical ones, and their fences. Raises what connections.connect raises, and what
     target.faults makes of the servers' errors."""
@@ -137,6 +138,7 @@ def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     return found
 
 
+@_translated
 def let_through_by(target: Target, logical: Sequence[str], among: Callable[[ShardTable], bool]) -> set[str]:
     """The single pipelines that fences let through. among: which of the tables. Raises as fences."""
     found: set[str] = set()
@@ -148,6 +150,7 @@ def let_through_by(target: Target, logical: Sequence[str], among: Callable[[Shar
     return found - {"", ALL}
 
 
+@_translated
 def raise_fences(
     target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None, *, owner: str = ""
 ) -> None:
@@ -171,6 +174,7 @@ def raise_fences(
             told(FencedTable(name, place.name, _note(here, place)))
 
 
+@_translated
 def bar(target: Target, logical: Sequence[str], pipeline: str, note: str, owner: str) -> None:
     """Keeps one pipeline out of the tables until `admit` lets it in; other fences around them stay as they are. Safe to
     repeat. Raises as raise_fences."""
@@ -187,6 +191,7 @@ def bar(target: Target, logical: Sequence[str], pipeline: str, note: str, owner:
         )
 
 
+@_translated
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
     """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
     for cursor, database, tables in alone(target, logical):
@@ -198,6 +203,7 @@ def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one
             told(FencedTable(name, place.name, None))
 
 
+@_translated
 def let_through(
     target: Target,
     logical: Sequence[str],
@@ -211,7 +217,6 @@ def let_through(
         here = fences_in(cursor, database)
         up = [place.table for _, place in tables if place.table in here and among(place)]
         if up:
-            _complete(cursor, database)
             marks = ", ".join(["%s"] * len(up))
             cursor.execute(
                 f"UPDATE {quote(database, FENCES)} SET passes = %s, owner = IF(owner = '', %s, owner) "
@@ -220,6 +225,7 @@ def let_through(
             )
 
 
+@_translated
 def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
     """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others, and
     those that bar another pipeline, let it through. noted: only fences with notes that begin so. Safe to repeat. Raises
@@ -228,8 +234,6 @@ def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, 
         here = fences_in(cursor, database)
         up = [(place.table, here[place.table]) for _, place in tables if place.table in here]
         found = [(table, fence) for table, fence in up if fence.note.startswith(noted)]
-        if found:
-            _complete(cursor, database)
         for table, fence in found:
             bars = "" if fence.bars == pipeline else fence.bars
             if fence.owner in ("", owner) and not bars:
@@ -242,17 +246,8 @@ def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, 
 
 
 def _make(cursor: Any, database: str) -> None:
-    cursor.execute(_CREATE.format(database=quote(database)))
-    _complete(cursor, database)
-
-
-def _complete(cursor: Any, database: str) -> None:
-    """Adds columns that an earlier version has not made."""
-    cursor.execute(f"SHOW COLUMNS FROM {quote(database, FENCES)}")
-    there = {str(row[0]) for row in cursor.fetchall()}
-    lacking = [f"ADD COLUMN {column}" for name, column in _ADDED.items() if name not in there]
-    if lacking:
-        cursor.execute(f"ALTER TABLE {quote(database, FENCES)} {', '.join(lacking)}")
+    if _read(cursor, database) is None:  # a statement that finds it waits for a backup, too
+        cursor.execute(_CREATE.format(database=quote(database)))
 
 
 def _note(fences: Mapping[str, Fence], place: ShardTable) -> str | None:

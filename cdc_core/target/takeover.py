@@ -19,6 +19,7 @@ from typing import Any
 from cdc_core.config import Target
 from cdc_core.connections import quote
 from cdc_core.model.version import TAKEN_OVER, VERSION_COLUMN
+from cdc_core.target.faults import translating
 from cdc_core.target.fence import alone
 from cdc_core.target.prepare import TRUNCATES, ours_beside, tombstones_table, versions_table
 
@@ -26,6 +27,7 @@ _AT_ONCE = 100_000
 """Rows that one transaction changes."""
 
 
+@translating("versions that others have left")
 def take_over(target: Target, logical: Sequence[str], sources: Collection[str]) -> None:
     """Lets what other sources than these have left count as older. Safe to repeat, also after half of it was done.
     Raises as fence.raise_fences."""

@@ -542,16 +542,19 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates
             lambda low, high: _upsert_sql(write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}"),
             first=not write.quarantine,
         )
+        if not careful and needs_care(write.facts, file.layout) and _DUPLICATE in map(number_of, found.values()):
+            raise _Collision from None  # which another error of all rows at once has hidden
         if not found:
             # Every part was written, down to single rows. MariaDB refuses several rows by one INSERT (...) SELECT, with
             # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
             log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
             return
         if write.quarantine:
-            raise _UnfitRows(found) from error
-        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found),))
+            raise _UnfitRows({line: reason(one) for line, one in found.items()}) from error
+        line = min(found)
+        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (line,))
         row = cursor.fetchone()
-        raise rejected(write.facts, bytes(row[0]) if row else None, error) from None
+        raise rejected(write.facts, bytes(row[0]) if row else None, found[line]) from None
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str) -> list[str]:
@@ -612,14 +615,17 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     ]
 
 
-def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool) -> dict[int, str]:
-    """Line numbers of the rows that the table rejects, with the reason, by bisection; all of it is undone later.
+def _failing(
+    cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool
+) -> dict[int, pymysql.err.MySQLError]:
+    """Line numbers of the rows that the table rejects, with the error of each alone, by bisection; all of it is undone
+    later.
 
     first: one row is enough.
     """
     cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
     low, high = (int(value) for value in cursor.fetchone())
-    found: dict[int, str] = {}
+    found: dict[int, pymysql.err.MySQLError] = {}
     ranges = [(low, high)]
     while ranges and len(found) <= (0 if first else MAX_UNFIT):
         low, high = ranges.pop()
@@ -631,7 +637,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = reason(error)
+                found[low] = error
             else:
                 ranges += [(middle + 1, high), (low, middle)]
     return found

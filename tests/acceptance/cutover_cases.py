@@ -57,11 +57,11 @@ class _Moment:
 _CUTOVER = "cdc_core.cutover"
 _HOLD = (
     _Moment("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
+    _Moment("chase", "the gates are made", f"{_CUTOVER}.machine", "make_gates", "after"),
     _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "Locks.take", "after"),
     _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before", 3),
     _Moment("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before"),
     _Moment("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after"),
-    _Moment("arm", "a gate is closed", f"{_CUTOVER}.gates", "_create", "after"),
     _Moment("arm", "the gates are closed", f"{_CUTOVER}.hold", "written_since", "before"),
 )
 _SWITCH = (
@@ -87,7 +87,7 @@ _SAMPLE = {
     (THERE, "before the switch command is called", PAUSED),
     (BACK, "the gates of the old tables are opened", COMMAND),
 }
-_LATE = {("a gate is closed", TARGET), ("the gates are closed", TARGET), ("the gates are closed", SOURCE)}
+_LATE = {("the gates are made", TARGET), ("the gates are closed", TARGET), ("the gates are closed", SOURCE)}
 """Nothing needs these servers for a moment then."""
 
 

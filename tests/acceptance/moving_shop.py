@@ -210,7 +210,10 @@ class Shop:
 
     def refuses_late_writes(self) -> None:
         """Whoever has not heard that the application has been led away gets an error where it wrote before."""
-        left_old = self.place_of_application() == "new"
+        self.refuses_late_writes_at("old" if self.place_of_application() == "new" else "new")
+
+    def refuses_late_writes_at(self, left: str) -> None:
+        left_old = left == "old"
         place = f"{self.name}.{{}}" if left_old else f"{self.name}_0.{{}}_0"
         for table in TABLES:
             with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
@@ -288,7 +291,7 @@ def settled(made: Shop, there: bool) -> str:
     pipeline = "shop.yaml" if there else "shop_back.yaml"
     while True:
         assert time.monotonic() < end_s
-        state = json.loads(made.lockstep("cutover", "status", pipeline).out).get("state")
+        state = json.loads(made.lockstep("cutover", "status", pipeline, code=None).out).get("state")
         if state in (None, "ROLLED_BACK", "COMPLETE", "BACK") or (state == "WATCH" and there):
             return str(state)
         if state == "SWITCHING":

@@ -1,7 +1,14 @@
-"""Cutovers at a random moment of which something is killed or paused, one after the other in one shop.
+"""Cutovers at a random moment of which something happens, one after the other in one shop, there and back and there.
 
-The moment is a state of the cutover, and a random time after it came there. What follows is what a person would do:
-resume or abort, and an answer to the question where the application writes.
+    killed or paused    the command, its switch command, or a server, in a state of the cutover and a random time after
+                        it came there
+    a backup            takes its lock then, and keeps it for a while
+    another session     writes to the tables that the application would come to while the switch command runs, which
+                        ends as not switched, or without an answer
+    a dropped trigger   lets another session write to a table that the application has left
+
+What follows is what a person would do: resume or abort, an answer to the question where the application writes, and
+what an error advises. `lockstep cutover status` must end with 4 while a person must act, and with 0 afterwards.
 
 Each cutover has a number, from which all choices come. A file keeps what was seen of each, so that runs add up: the
 next one begins with the next number.
@@ -23,13 +30,18 @@ from pathlib import Path
 from typing import Any, Self
 
 import psycopg
+import pymysql
 
 from cdc_core.cutover.states import OPEN, State
+from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.cutover_cases import COMMAND, META, PAUSED, ROLLED_BACK, SOURCE, SWITCHED, TARGET
-from tests.acceptance.moving_shop import Application, Shop
+from tests.acceptance.moving_shop import TABLES, Application, Shop, execute
 from tests.forked_commands import ForkedCommands, Started
 
 NOTHING, HOOK = "nothing", "the switch command"
+BACKUP, STRANGER, DROPPED = "a backup", "another session", "a dropped trigger"
+STRAY = -1
+"""What another session writes over a row of the application."""
 VICTIMS = (COMMAND, PAUSED, HOOK, SOURCE, TARGET, META)
 STATES = ("PREPARED", "CHASE", "STOPPED", "DRAINED", "PROVED", "ARMED", "SWITCHING", "SWITCHED")
 PATIENCE_S = 300.0
@@ -40,7 +52,10 @@ _LEAKS = ("nanobind:", " - ", "See https://nanobind")
 
 
 _PAIRS = tuple((victim, state) for victim in VICTIMS for state in STATES if victim != HOOK)
-_STRIKES = (*_PAIRS, *[(HOOK, "SWITCHING")] * 3, *[(NOTHING, "")] * 3)
+_STRIKES = (
+    *_PAIRS, *[(HOOK, "SWITCHING")] * 3, *[(NOTHING, "")] * 3, *((BACKUP, state) for state in STATES[1:]),
+    *[(STRANGER, "SWITCHING")] * 6, *[(DROPPED, "")] * 4,
+)  # fmt: skip
 
 
 def strike_of(number: int) -> tuple[str, str]:
@@ -170,14 +185,16 @@ class RandomCutovers:
         self._servers = {SOURCE: made.source, TARGET: made.target, META: meta}
         self._dwelled_s = dwelled_s
         self._chance = random.Random()
+        self._written: dict[str, dict[int, int]] = {}
 
     @property
     def knows_states(self) -> bool:
         return bool(self._dwelled_s)
 
     def one(self, number: int, application: Application) -> Struck:
-        """Leads the application to the other place, or tries to. When it returns, the cutover has ended. number: below
-        0, nothing is struck."""
+        """Leads the application to the other place, or tries to. When it returns, the cutover has ended, and nothing is
+        left that a person would have to do. number: below 0, nothing is struck."""
+        self._written = application.written
         made, began_s = self._made, time.monotonic()
         _until(self._reader.lease_is_free)  # of a process that could not give it back
         self._chance.seed(number)
@@ -185,18 +202,32 @@ class RandomCutovers:
         there = made.place_of_application() == "old"
         pipeline = made.name if there else f"{made.name}_back"
         former = self._reader.cutover(pipeline)
+        answers: tuple[str, ...] = ()
+        if victim == DROPPED and (made.folder / "shop_back.yaml").exists():
+            answers = self._dropped(there)
+        if victim == STRANGER:
+            (made.folder / "answer").write_text(self._chance.choice(("3", "9")))
         log = made.folder / "command.log"
         started = self._commands.start(
             "cutover", "run" if there else "back", "shop.yaml", directory=made.folder,
             environ=made.lockstep.environment, log=log,
         )  # fmt: skip
         try:
-            state, answers = self._struck(started, victim, wanted, pipeline, former)
+            state, more = self._struck(started, victim, wanted, pipeline, former)
+            answers += more
             _until(lambda: started.ended)
         finally:
             started.kill()
         _until(lambda: not any(self._hooks()))  # one that outlives its caller has ended
         answers += self._settled(pipeline)
+        for left in ("answer", "go"):
+            (made.folder / left).unlink(missing_ok=True)
+        if victim == STRANGER and state:
+            if self._chance.random() < 0.5:  # nothing may be proven over what it wrote
+                made.lockstep("cutover", "run" if there else "back", "shop.yaml", code=None)
+                answers += ("again", *self._settled(pipeline))
+            if self._reader.state(pipeline) == State.ROLLED_BACK:
+                answers += self._compared("shop.yaml" if there else "shop_back.yaml")
         place = made.place_of_application()
         if self._reader.state(pipeline) == State.ROLLED_BACK and (place == "new") == there:
             # The command was called after a person had said that nothing was switched: no write gets through where it
@@ -205,6 +236,7 @@ class RandomCutovers:
             _until(lambda: application.refused > refused)
             made.lead("old" if there else "new")
             answers = (*answers, "led back by hand")
+        self._told(0)
         for seen, took_s in self._reader.dwelled_s(pipeline).items():
             self._dwelled_s[seen] = took_s
         # The way back has no state of its own for an application that it leads back: the pipeline there has ended.
@@ -220,7 +252,7 @@ class RandomCutovers:
         self, started: Started, victim: str, wanted: str, pipeline: str, former: tuple[str, str] | None
     ) -> tuple[str, tuple[str, ...]]:
         """The state in which it was struck, and what people said meanwhile."""
-        if victim == NOTHING:
+        if victim in (NOTHING, DROPPED):
             return "", ()
         found: tuple[str, str] | None = None
         while not started.ended:
@@ -231,6 +263,8 @@ class RandomCutovers:
                     break
             near = now is not None and now != former and now[1] in _BEFORE.get(wanted, ())
             time.sleep(_LOOK_S if near else _FAR_S)
+        if victim == STRANGER:
+            return (found[1], self._strays(pipeline)) if found is not None and not started.ended else ("", ())
         self._wait(started, self._chance.uniform(0, self._dwelled_s.get(wanted, 0.1)))
         found = self._reader.cutover(pipeline) or found
         if started.ended or found is None:
@@ -240,6 +274,8 @@ class RandomCutovers:
             self._reader.end_leases(started.pid)
         elif victim == PAUSED:
             return found[1], self._paused(started, pipeline)
+        elif victim == BACKUP:
+            self._backed_up(self._made.source if self._made.place_of_application() == "old" else self._made.target)
         elif victim == HOOK:
             for pid in self._hooks():
                 with suppress(ProcessLookupError):
@@ -273,6 +309,78 @@ class RandomCutovers:
             os.kill(started.pid, signal.SIGCONT)
         return answers
 
+    def _backed_up(self, server: Any) -> None:
+        mariadb = isinstance(server, MariaDb)
+        taken = [f"BACKUP STAGE {stage}" for stage in ("START", "FLUSH", "BLOCK_DDL")]
+        with server.connect(autocommit=True) as session, session.cursor() as cursor:
+            for statement in taken if mariadb else ["LOCK INSTANCE FOR BACKUP"]:
+                cursor.execute(statement)
+            time.sleep(self._chance.uniform(0.5, 6))
+            cursor.execute("BACKUP STAGE END" if mariadb else "UNLOCK INSTANCE")
+
+    def _stray(self, to: str) -> str:
+        """Another session writes over a row of the application that nobody will write any more."""
+        made, table = self._made, self._chance.choice(TABLES)
+        own = [key for key in self._written[table] if key >= 30_000]
+        if not own:
+            return "nothing to write over"
+        key = self._chance.choice(own[:-5] or own)
+        place = f"{made.name}.{table}" if to == "old" else f"{made.name}_{key % 4 // 2}.{table}_{key % 2}"
+        try:
+            execute(made.source if to == "old" else made.target, f"UPDATE {place} SET n = {STRAY} WHERE id = {key}")
+        except pymysql.err.MySQLError as error:
+            return f"stray: {error.args[0]}"
+        return f"stray: {place} {key}"
+
+    def _strays(self, pipeline: str) -> tuple[str, ...]:
+        said = self._stray("old" if pipeline.endswith("_back") else "new")
+        (self._made.folder / "go").touch()
+        return (said,)
+
+    def _dropped(self, there: bool) -> tuple[str, ...]:
+        """A trigger of a table that the application has left; what is told, and what a person does. there: it has left
+        the new tables, if it ever came to them."""
+        made = self._made
+        server, database = (made.target, f"{made.name}_0") if there else (made.source, made.name)
+        way_back, led = ("shop.yaml", "shop_back.yaml") if there else ("shop_back.yaml", "shop.yaml")
+        with server.connect(autocommit=True) as session, session.cursor() as cursor:
+            cursor.execute(
+                "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = %s AND TRIGGER_NAME LIKE "
+                "'%%lockstep_gate%%update'", (database,),
+            )  # fmt: skip
+            names = [str(name) for (name,) in cursor.fetchall()]
+            if not names or (there and self._reader.state(f"{made.name}_back") != State.COMPLETE):
+                return ()
+            cursor.execute(f"DROP TRIGGER {database}.`{self._chance.choice(sorted(names))}`")
+        answers = (self._stray("new" if there else "old"),)
+        for command in self._chance.sample(
+            (["run", way_back], ["cutover", "status", led], ["cutover", "back" if not there else "run", "shop.yaml"]), 2
+        ):
+            done = made.lockstep(*command, code=None)
+            assert (done.code, "cutover.gates_gone" in done.out) == (4, True), (command, done.out, done.err)
+            answers += (f"{' '.join(command)}: gone",)
+        made.lockstep("cutover", "abort", way_back, code=None)
+        made.lockstep("cutover", "resume", led)
+        return (*answers, *self._compared(way_back))
+
+    def _compared(self, file: str) -> tuple[str, ...]:
+        """As errors advise: verified, and repaired where rows differ."""
+        made = self._made
+        made.lockstep("run", file)
+        if made.lockstep("verify", file, code=None).code != 4:
+            return ()
+        made.lockstep("repair", file)
+        made.lockstep("run", file)
+        made.lockstep("verify", file)
+        return (f"repaired {file}",)
+
+    def _told(self, expected: int) -> None:
+        """What `lockstep cutover status` says of whether somebody must act."""
+        for file in ("shop.yaml", "shop_back.yaml"):
+            if (self._made.folder / file).exists():
+                done = self._made.lockstep("cutover", "status", file, code=None)
+                assert done.code == expected, (file, done.code, done.out, done.err)
+
     def _strike(self, server: Any) -> None:
         if self._chance.random() < 0.3:
             os.kill(server.pid, signal.SIGSTOP)
@@ -300,6 +408,9 @@ class RandomCutovers:
         while (state := self._reader.state(pipeline)) in left:
             assert time.monotonic() < end_s, (state, answers)
             _until(self._reader.lease_is_free)
+            if state in (State.SWITCHING, State.SWITCHED):
+                file = "shop_back.yaml" if pipeline.endswith("_back") else "shop.yaml"
+                assert self._made.lockstep("cutover", "status", file, code=None).code == 4, state
             answers = (*answers, self._ended_by_hand(pipeline))
         return answers
 

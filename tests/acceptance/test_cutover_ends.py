@@ -13,9 +13,9 @@ import pymysql
 import pytest
 
 from cdc_core.cutover import hold, machine, moving, readiness
-from cdc_core.cutover.gates import gated_tables, open_gates
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.target.gates import gated_tables, open_gates
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
 from tests.forked_commands import ROOT, ForkedCommands
@@ -283,7 +283,7 @@ def test_a_cutover_back_that_was_killed_is_continued_by_the_same_command(
         struck(made, commands, "cutover", "back", "shop.yaml", module="cdc_core.cutover.moving",
                function="Moving.end_other", when="after", signal="SIGTERM")  # fmt: skip
         assert made.place_of_application() == "old"
-        assert made.cutover("status", "shop_back.yaml")["state"] == "SWITCHED"
+        assert made.cutover("status", "shop_back.yaml", code=4)["state"] == "SWITCHED"
         ended = made.cutover("back", "shop.yaml")
         assert (ended["state"], ended["pipeline"]) == ("COMPLETE", f"{made.name}_back")
         assert made.cutover("back", "shop.yaml")["cutover"] == ended["cutover"]  # nothing is left to be done
@@ -307,7 +307,7 @@ def test_what_could_not_be_looked_up_when_a_person_answered_is_looked_up_before_
         for answer in (["--answer", "switched"], []):
             error = made.cutover("resume", "shop.yaml", *answer, code=75)["error"]
             assert error["code"] == "cutover.unchecked"
-        found = made.cutover("status", "shop.yaml")
+        found = made.cutover("status", "shop.yaml", code=4)
         assert (found["state"], found["unchecked"] is None) == ("SWITCHED", False)
         assert "nobody knows whether the old tables took writes" in found["last_error"]
         lockstep.environ["SOURCE"] = made.source.url
@@ -344,7 +344,10 @@ def test_nobody_says_not_switched_where_the_command_has_said_that_it_has_switche
             pytest.raises(KeyboardInterrupt),
         ):
             machine.run(work, lease)
-        assert (made.cutover("status", "shop.yaml")["state"], made.place_of_application()) == ("SWITCHING", "new")
+        assert (made.cutover("status", "shop.yaml", code=4)["state"], made.place_of_application()) == (
+            "SWITCHING",
+            "new",
+        )
         execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
         error = made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=2)["error"]
         assert (error["code"], "leave --answer out" in error["remedy"]) == ("cutover.answered", True)
@@ -376,7 +379,7 @@ def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_
         for verb in (["resume", "--answer", "not-switched"], ["abort"], ["run"]):
             error = made.cutover(*verb, "shop.yaml", "--target", second, code=2)["error"]
             assert (error["code"], f"--target {first}" in error["remedy"]) == ("cutover.other_target", True)
-        assert made.cutover("status", "shop.yaml")["state"] == "SWITCHING"
+        assert made.cutover("status", "shop.yaml", code=4)["state"] == "SWITCHING"
         made.cutover("resume", "--answer", "not-switched", "shop.yaml", "--target", first, code=3)
         assert made.cutover("abort", "shop.yaml", "--target", second, code=2)["error"]["code"] == "cutover.other_target"
         assert made.cutover("abort", "shop.yaml", "--target", first)["state"] == "ROLLED_BACK"
@@ -574,7 +577,7 @@ def test_functions_stop_and_switch_an_application_as_commands_do(lockstep: Any, 
             answer.write_text(said)
             assert made.cutover("run", "shop.yaml", code=code)["error"]["code"] == expected
             if expected == "cutover.unknown":
-                shown = made.cutover("status", "shop.yaml")["said"]
+                shown = made.cutover("status", "shop.yaml", code=4)["said"]
                 assert ("the proxy said nothing" if said == "raises" else "no answer in time") in shown
                 made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=3)
         answer.write_text("yes")
@@ -583,3 +586,101 @@ def test_functions_stop_and_switch_an_application_as_commands_do(lockstep: Any, 
         assert made.cutover("back", "shop.yaml")["state"] == "COMPLETE"
         assert made.place_of_application() == "old"
         assert told(made) == ["stop", "release"] * 3 + ["stop"] * 2
+
+
+@FROM_MYSQL
+@pytest.mark.timeout(600)
+def test_a_backup_that_begins_while_the_switch_command_runs_keeps_nobody_from_writing(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made, made.source.connect(autocommit=True) as backup, backup.cursor() as cursor:
+        switching, gone = made.folder / "switching", made.folder / "gone"
+        made.behave(f"touch {switching}; while [ ! -e {gone} ]; do sleep 0.1; done; exit 3")
+        lockstep("run", "shop.yaml")
+        command = lockstep.command("cutover", "run", "shop.yaml", "--json")
+        with subprocess.Popen(command, cwd=made.folder, env=lockstep.environment, stdout=subprocess.PIPE) as cutover:
+            made.until(switching.exists)
+            made.refuses_late_writes_at("old")
+            cursor.execute("LOCK INSTANCE FOR BACKUP")
+            gone.touch()
+            assert cutover.stdout is not None
+            said = json.loads(cutover.stdout.read())
+        assert (cutover.returncode, said["error"]["code"]) == (3, "cutover.not_switched")
+        execute(made.source, f"INSERT INTO {made.name}.orders VALUES (7, 7)")
+        assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+        cursor.execute("UNLOCK INSTANCE")
+        lockstep("run", "shop.yaml")
+        made.cutover("abort", "shop.yaml")
+        trigger = "SELECT * FROM information_schema.TRIGGERS WHERE TRIGGER_NAME LIKE '%lockstep_gate%'"
+        assert cursor.execute(trigger) == 0
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_what_a_switch_command_has_answered_is_known_whatever_fails_then(
+    lockstep: Any, servers: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of the gates is away when they are to be opened."""
+    with shop(lockstep, *servers) as made:
+        made.behave("exit 3", "attempts: 1")
+        lockstep("run", "shop.yaml")
+
+        def away(*_: Any) -> None:
+            raise RetryLater("away", where="the server", code="cutover.not_undone", remedy="later")
+
+        with monkeypatch.context() as patched, made.in_this_process(patched) as (work, lease):
+            patched.setattr(moving, "open_made", away)
+            with pytest.raises(RetryLater, match="away"):
+                machine.run(work, lease)
+        for command in (["status"], ["cutover", "status"]):
+            told = json.loads(lockstep(*command, "shop.yaml", "--json", code=4).out)
+            problem = told["problems"][0] if "problems" in told else told["problem"]
+            assert (problem["code"], problem["since"] != "") == ("cutover.not_undone", True)
+            assert "writes to the old tables may fail" in problem["what"]
+            assert f"`lockstep cutover abort {made.name}`" in problem["remedy"]
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            execute(made.source, f"DELETE FROM {made.name}.orders")
+        assert made.cutover("abort", "shop.yaml")["state"] == "ROLLED_BACK"
+        for command in (["status"], ["cutover", "status"]):
+            lockstep(*command, "shop.yaml")
+        execute(made.source, f"INSERT INTO {made.name}.orders VALUES (7, 7)")
+
+
+@FROM_MARIADB
+@pytest.mark.timeout(600)
+def test_gates_that_are_gone_are_told_until_they_are_closed_again(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    """The tool of a schema change swaps the table for another one, which has no triggers."""
+    with shop(lockstep, *servers) as made:
+        orders = f"{made.name}.orders"
+        lockstep("run", "shop.yaml")
+        assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+        lockstep("run", "shop_back.yaml")
+        lockstep("verify", "shop_back.yaml")
+        made.cutover("status", "shop.yaml")
+
+        execute(made.source, f"CREATE TABLE {orders}_new LIKE {orders}", "SET @lockstep_writes = 1",
+                f"INSERT INTO {orders}_new SELECT * FROM {orders}",
+                f"RENAME TABLE {orders} TO {orders}_old, {orders}_new TO {orders}",
+                f"INSERT INTO {orders} VALUES (8, 8)")  # fmt: skip
+        execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
+        for command in (["run", "shop_back.yaml"], ["status", "shop_back.yaml"], ["run", "shop_back.yaml"],
+                        ["cutover", "status", "shop.yaml"], ["cutover", "complete", "shop.yaml"],
+                        ["cutover", "back", "shop.yaml"]):  # fmt: skip
+            told = json.loads(lockstep(*command, "--json", code=4).out)
+            error = told["problems"][0] if "problems" in told else told["error"]
+            assert (error["code"], orders in error["what"]) == ("cutover.gates_gone", True), command
+        assert made.old("orders") == REST | {4: 4, 8: 8}  # what the application writes is carried nevertheless
+
+        assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
+        made.refuses_late_writes()
+        found = made.cutover("status", "shop.yaml")["way_back"]
+        assert (found["ready"], "gates of its tables were gone" in found["said"]) == (False, True)
+        lockstep("status", "shop_back.yaml")
+        assert made.cutover("back", "shop.yaml", code=4)["error"]["code"] == "verify.differs"
+        lockstep("repair", "shop_back.yaml")
+        made.cutover("abort", "shop_back.yaml")
+        assert made.cutover("complete", "shop.yaml")["state"] == "COMPLETE"
+        execute(made.source, f"DROP TRIGGER {made.name}._lockstep_gate_items_delete")
+        assert made.cutover("status", "shop.yaml", code=4)["error"]["code"] == "cutover.gates_gone"
+        made.cutover("resume", "shop.yaml")
+        made.refuses_late_writes()

@@ -262,7 +262,7 @@ def test_random_cutovers_there_and_back_lose_no_write(
             meta_of(postgres, made),
             MetaReader(of_its_own.environ["META"]) as reader,
         ):
-            made.behave("sleep 0.3", "attempts: 1, hook_s: 5", budget_s=15, max_lag_s=60)
+            made.behave(ANSWERING.format(made.folder), "attempts: 1, hook_s: 5", budget_s=15, max_lag_s=60)
             of_its_own("run", "shop.yaml")
             cutovers = RandomCutovers(named, made, commands, postgres, reader, dwelled_s)
             one_after_the_other(some, cutovers, made, log, end_s)
@@ -272,6 +272,12 @@ def test_random_cutovers_there_and_back_lose_no_write(
     print(f"{len(found)} cutovers so far; the next number is {found[-1].number + 1}")
 
 
+ANSWERING = """cd {}; sleep 0.3
+if [ -e answer ]; then
+  while [ ! -e go ]; do sleep 0.05; done
+  code=$(cat answer); rm -f go answer; exit $code
+fi"""
+"""Ends as the file says, once another session has written."""
 _IN_ONE_SHOP = 40
 """Verifications of a way back from shards read all that it has staged."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +19,11 @@ from cdc_core.config import ONE_TABLE, Guard
 from cdc_core.errors import LockstepError, Refused, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target import fence
+from cdc_core.target import fence, load
 from cdc_core.target.destination import open_destination
 from cdc_core.target.fence import FENCES, admit, bar, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
+from tests.refusals import refusal
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
 
 LOG = "CREATE TABLE {name} (word VARCHAR(20), n INT)"
@@ -280,13 +282,20 @@ def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_
         assert problems() == {"target.fenced", "target.guard_store"}
 
 
-def test_fences_of_an_earlier_version_get_an_owner(table: Table) -> None:
-    target, name = target_of(table), f"{table.facts.database}.{FENCES}"
-    raise_fences(target, ["shop.t"], "made by it")
-    table.query(f"ALTER TABLE {name} DROP COLUMN owner, DROP COLUMN passes, DROP COLUMN bars")
-    assert kept_out(table, 1, "shop")
-    assert kept_out(table, 1, "")
-    let_through(target, ["shop.t"], "wide_back", "shop")
-    admit(target, ["shop.t"], "wide_back", "wide")
-    assert kept_out(table, 1, "shop")
-    assert not kept_out(table, 1, "wide_back")
+def test_a_fence_that_has_to_wait_for_too_long_is_to_be_raised_again(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TARGET", server.url)
+    at_once = tuple(re.sub(r"lock_wait_timeout = \d+", "lock_wait_timeout = 1", one) for one in load.SESSION)
+    monkeypatch.setattr(load, "SESSION", at_once)
+    with target_table(server, *BY_KEY) as table:
+        target = target_of(table)
+        raise_fences(target, ["shop.t"], "switched", owner="shop")
+        with server.connect(autocommit=False) as other, other.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {table.facts.database}.{FENCES} FOR UPDATE")
+            for step in (
+                partial(raise_fences, target, ["shop.t"], "again"), partial(lower_fences, target, ["shop.t"]),
+                partial(admit, target, ["shop.t"], "back", "shop"), partial(bar, target, ["shop.t"], "back", "", ""),
+                partial(let_through, target, ["shop.t"], "back", "shop"),
+            ):  # fmt: skip
+                assert refusal(step).code == "target.busy"

@@ -597,6 +597,18 @@ def test_a_table_with_triggers_before_its_rows_is_written(server: Any, store: st
         assert table.rows() == [(1, "new", 1), (2, "new", 2), *kept, (11, "new", 11), (12, "new", 12)]
 
 
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_unique_values_may_swap_in_a_table_with_triggers_before_its_rows(server: Any, store: str) -> None:
+    """MariaDB says of all rows at once that a column is null, whatever is wrong with one of them."""
+    definition = "CREATE TABLE {name} (id BIGINT PRIMARY KEY, code VARCHAR(20) NOT NULL UNIQUE, n INT NOT NULL)"
+    with target_table(server, definition, store=store) as table:
+        trigger = f"{table.facts.database}.b BEFORE INSERT ON {table.facts.name} FOR EACH ROW SET @seen = NEW.id"
+        table.query(f"CREATE TRIGGER {trigger}")
+        table.write([shop("u", id, code, 1, 10) for id, code in ((1, "a"), (2, "b"), (3, "c"))])
+        assert table.write([shop("u", id, code, 2, 20) for id, code in ((4, "d"), (1, "b"), (2, "a"))]).written == 3
+        assert table.rows() == [(1, "b", 2), (2, "a", 2), (3, "c", 1), (4, "d", 2)]
+
+
 def test_the_freshness_column_rules_upserts_and_the_version_rules_deletes(table: Table) -> None:
     table.write([shop("u", 1, "a", 100, 10), shop("u", 2, "b", 100, 10)], freshness="n")
     older_time = table.write([shop("u", 1, "a", 50, 20)], freshness="n")
