@@ -142,8 +142,8 @@ def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> 
 def close_gates(places: Places, pipeline: str, token: str, environ: Mapping[str, str] | None = None) -> None:
     """No write passes from the return on. token: letters and digits. Safe to repeat. Raises as make_gates, which must
     have been called before."""
-    change = "closed_by = IF(FIND_IN_SET(%s, closed_by), closed_by, CONCAT_WS(',', NULLIF(closed_by, ''), %s))"
-    _update(places, environ, f"{change}, pipeline = %s", token, token, pipeline)
+    change = "closed_by = CONCAT_WS(',', NULLIF(closed_by, ''), %s), pipeline = %s"
+    _update(places, environ, lambda tokens: token not in tokens, change, token, pipeline)
 
 
 def open_gates(
@@ -151,22 +151,28 @@ def open_gates(
 ) -> None:
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
+    change = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
     for one in [token] if token else {by for gate in gates_of(places, environ) for by in gate.closed_by - set(sparing)}:
-        _update(
-            places, environ, "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))", f",{one},"
-        )
+        _update(places, environ, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
 
 
-def _update(places: Places, environ: Mapping[str, str] | None, change: str, *arguments: str) -> None:
-    """Rows of other tables are not locked: those who write to these may do so for a long time."""
+def _update(
+    places: Places,
+    environ: Mapping[str, str] | None,
+    among: Callable[[frozenset[str]], bool],
+    change: str,
+    *arguments: str,
+) -> None:
+    """Changes rows with these tokens, and locks no others: who writes to their tables may do so for a long time."""
     for reference, tables in places.items():
         with _session(reference, environ) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
-                if _rows(cursor, database):
-                    marks = ", ".join(["%s"] * len(some))
+                names = [one for one, (tokens, _) in _rows(cursor, database).items() if one in some and among(tokens)]
+                if names:
                     cursor.execute(
-                        f"UPDATE {quote(database, GATES)} SET {change} WHERE table_name IN ({marks})",
-                        [*arguments, *some],
+                        f"UPDATE {quote(database, GATES)} SET {change} "
+                        f"WHERE table_name IN ({', '.join(['%s'] * len(names))})",
+                        [*arguments, *names],
                     )
 
 
