@@ -69,7 +69,7 @@ class Server:
     password: str = field(repr=False)
     tls: tls.Tls = field(default=tls.Tls(tls.TlsMode.DISABLED), repr=False)
     timeouts: Mapping[str, float] = field(default_factory=dict)
-    identity: str = ""
+    identity: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"

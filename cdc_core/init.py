@@ -24,7 +24,6 @@ from cdc_core.source.near import question, table_names
 from cdc_core.source.survey import FoundTable, find_tables, proven_empty, rows_before
 
 TRIES = 3
-MOST_TABLES = 10
 """Named in one warning."""
 
 SERVER_IDS = range(700_000_000, 800_000_000)
@@ -103,7 +102,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
         end, empty = _empty_there(connection, [one for one in found if one.name in kept])
-        before = [rows_before(one) for one in found if one.name in kept and one.name not in empty]
+        before = [one for one in found if one.name in kept and one.name not in empty]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":
@@ -120,8 +119,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         _require_no_slip(wishes.include, present)
         warnings.append("no table matches yet; those that appear later and match are captured")
     if before:
-        more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
-        warnings.append(f"{'; '.join(before[:MOST_TABLES])}{more}. `lockstep run` and `lockstep snapshot` copy them")
+        warnings.append(f"{rows_before(before)}: the first `lockstep run`, or `lockstep snapshot`, copies them")
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")
     return Draft(

@@ -36,7 +36,7 @@ class _Process:
         self.blocks: set[object] = set()
         """Blocks of all threads."""
         self.unhurried = 0
-        self.last: list[Callable[[], None]] = []
+        self.last: dict[Callable[[], None], None] = {}
 
 
 _process = _Process()
@@ -95,10 +95,13 @@ def unhurried() -> Iterator[None]:
             start_new_thread(_end, (_process.code,))
 
 
-def at_the_last(action: Callable[[], None]) -> Callable[[], None]:
-    """Has an action done if the process ends before it has unwound; returns what takes it back."""
-    _process.last.append(action)
-    return lambda: _process.last.remove(action)
+def at_the_last(action: Callable[[], None]) -> None:
+    """Has an action done if the process ends before it has unwound, and said so by `unwound`."""
+    _process.last[action] = None
+
+
+def unwound(action: Callable[[], None]) -> None:
+    _process.last.pop(action, None)
 
 
 def _end(code: int) -> None:
@@ -106,7 +109,7 @@ def _end(code: int) -> None:
     until_s = time.monotonic() + _DURABLE_S
     while _process.blocks and time.monotonic() < until_s:
         time.sleep(0.05)
-    for action in reversed(_process.last):
+    for action in reversed(list(_process.last)):
         thread = threading.Thread(target=action, daemon=True)
         thread.start()
         thread.join(_LAST_S)

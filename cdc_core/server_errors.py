@@ -11,7 +11,7 @@ Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the 
 from __future__ import annotations
 
 import re
-from enum import Enum, auto
+from enum import Enum
 
 import pymysql
 
@@ -21,66 +21,49 @@ _SHOWN = 500
 
 
 class Kind(Enum):
-    GONE = auto()
+    """A class of errors, with their numbers."""
+
+    GONE = 0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031
     """The connection broke, or someone ended it or its statement; another attempt on a new connection may succeed."""
-    BUSY = auto()
+    BUSY = 1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572
     """A lock wait, a deadlock, a transaction that a replication group rolled back."""
-    PASSING = auto()
-    """The server lacks disk, memory, threads or connections, takes no writes, is not in its cluster, or has limited the
-    time of the statement."""
-    LOGIN = auto()
-    """The server does not let the account in, or not before someone has changed the account."""
-    STATE = auto()
-    """Someone has put a schema, the server or this host into a state that lasts until somebody ends it."""
-    DENIED = auto()
-    """The account lacks a privilege; to a login (1045), the password or the account is wrong."""
-    ALTERED = auto()
-    """A database, table, column or index is not there, which was when we looked."""
-    LIMIT = auto()
-    """Row size, number of columns, length of keys, reserved names, size of a packet or of a transaction's log."""
-    ENGINE = auto()
-    """An engine that is missing, disabled, or not transactional although GTIDs require it."""
-    LOCAL_INFILE = auto()
-    ROW = auto()
-    """A row that the table rejects: a value, a check, a partition, a trigger's SIGNAL."""
-    GROUP = auto()
-    """Group Replication refused a transaction at its commit: it is too large, or the server left its group."""
-    KEYS_OF_GROUP = auto()
-    """The keys of a transaction's rows alone are above Group Replication's limit of size."""
-    NOT_IN_GROUP = auto()
-    """Group Replication takes no writes to the table."""
-    UNKNOWN = auto()
-
-
-_NUMBERS: dict[Kind, tuple[int, ...]] = {
-    Kind.GONE: (0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031),
-    Kind.BUSY: (1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572),
-    Kind.PASSING: (
+    PASSING = (
         3, 23, 24, 28, 1021, 1026, 1114, 1878,  # disk and files
         1037, 1038, 1040, 1041, 1135, 1203, 1226, 1461,  # memory, threads, connections
-        1047, 1290, 1792, 1836, 3032, 3168,  # read-only, offline, not in its cluster
-        1969, 3024,  # a limit on the time of statements
-    ),
-    Kind.LOGIN: (1130, 1251, 1698, 1820, 1862, 2059, 3118, 3159, 3955, 4150, 4151),
-    Kind.STATE: (1129, 1184, 3989),
-    Kind.DENIED: (1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410),
-    Kind.ALTERED: (1049, 1051, 1054, 1072, 1091, 1146, 1176, 1932),
-    Kind.LIMIT: (
+        1047, 1290, 1792, 1836, 3032, 3168, 1969, 3024,  # read-only, offline, not in its cluster; time of statements
+    )  # fmt: skip
+    """The server cannot do it now."""
+    LOGIN = 1130, 1251, 1698, 1820, 1862, 2059, 3118, 3159, 3955, 4150, 4151
+    """The server does not let the account in, or not before someone has changed the account."""
+    STATE = 1129, 1184, 3989
+    """Someone has put a schema, the server or this host into a state that lasts until somebody ends it."""
+    DENIED = 1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410
+    """The account lacks a privilege; to a login (1045), the password or the account is wrong."""
+    ALTERED = 1049, 1051, 1054, 1072, 1091, 1146, 1176, 1932
+    """A database, table, column or index is not there, which was when we looked."""
+    LIMIT = (
         1117, 1118, 1163, 1069, 1070, 1071, 1170,  # columns, row size, keys
         1059, 1060, 1103, 1113, 1166, 1167, 1074, 1153, 1197, 1301, 1534,  # names, lengths, packets, logs
-    ),
-    Kind.ENGINE: (1031, 1286, 1289, 1785, 1787, 3161),
-    Kind.LOCAL_INFILE: (1148, 2068, 3948, 4166),
-    Kind.ROW: (
+    )  # fmt: skip
+    ENGINE = 1031, 1286, 1289, 1785, 1787, 3161
+    """An engine that is missing, disabled, or not transactional although GTIDs require it."""
+    LOCAL_INFILE = 1148, 2068, 3948, 4166
+    ROW = (
         1022, 1062, 1451, 1452, 1526, 1977, 3819, 4025,  # keys, partitions, checks
         1048, 1263, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1441, 1690, 4078,  # values
         3140, 3141, 3156, 1644,  # JSON, SIGNAL in a trigger
-    ),
-    Kind.GROUP: (3100,),
-    Kind.KEYS_OF_GROUP: (3231,),
-    Kind.NOT_IN_GROUP: (3098,),
-}  # fmt: skip
-_KINDS = {number: kind for kind, numbers in _NUMBERS.items() for number in numbers}
+    )  # fmt: skip
+    """A row that the table rejects."""
+    GROUP = (3100,)
+    """Group Replication refused a transaction at its commit: it is too large, or the server left its group."""
+    KEYS_OF_GROUP = (3231,)
+    """The keys of a transaction's rows alone are above Group Replication's limit of size."""
+    NOT_IN_GROUP = (3098,)
+    """Group Replication takes no writes to the table."""
+    UNKNOWN = ()
+
+
+_KINDS = {number: kind for kind in Kind for number in kind.value}
 RETRIED = frozenset({Kind.GONE, Kind.BUSY, Kind.PASSING})
 NO_TABLE = frozenset({1049, 1146})
 """A database or table that does not exist."""

@@ -241,7 +241,10 @@ def make_ready(
     tables that cannot be made.
     """
     target = pipeline.target(name)
-    codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
+    found = {part.code for part in parts_of(error)}
+    codes = found & MADE_BY_POLICY
+    if "target.existing" in found:  # nothing is changed before somebody has said what is there
+        return False
     tables = [
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
     ]

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cdc_core.account import is_named
 from cdc_core.apply.jobs import REMOTE, is_local
 from cdc_core.errors import Refused, RetryLater
 from spark_jobs.shipped_code import code_archive
@@ -75,6 +76,10 @@ def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSessi
     builder = SparkSession.builder.appName(name)
     for key, value in EXACT.items():
         builder = builder.config(key, value)
+    if not is_named():
+        SparkContext._ensure_initialized()
+        users = SparkContext._gateway.jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+        users.setLoginUser(users.createRemoteUser(os.environ.get("SPARK_USER", "lockstep")))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
     if not is_local(spark.sparkContext.master or ""):

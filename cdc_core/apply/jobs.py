@@ -17,6 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cdc_core.account import cache_folder, settled
 from cdc_core.config import Pipeline
 from cdc_core.connections import variable_of
 from cdc_core.errors import UsageError
@@ -59,7 +60,7 @@ def class_archive() -> Path:
     """Where `python -m spark_jobs.class_archive` keeps the JVM's archive of Spark's classes: one for each installed
     Spark, because the JVM accepts an archive only with the same jars that it was made from, at the same paths."""
     installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-    return _cache() / f"spark-{version('pyspark')}-{installed}.jsa"
+    return cache_folder(os.environ) / f"spark-{version('pyspark')}-{installed}.jsa"
 
 
 def s3_jars() -> Path:
@@ -68,11 +69,7 @@ def s3_jars() -> Path:
     Without it spark-submit resolves the jars at each start, from the user's Ivy cache or the network: this takes
     seconds, and two applications that start at once with an empty cache disturb each other.
     """
-    return _cache() / "maven" / f"spark-s3-{S3_PACKAGES[0].rpartition(':')[2]}"
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep")
+    return cache_folder(os.environ) / "maven" / f"spark-s3-{S3_PACKAGES[0].rpartition(':')[2]}"
 
 
 REMOTE = "SPARK_REMOTE"
@@ -106,7 +103,7 @@ def environ_for(pipeline: Pipeline, environ: Mapping[str, str], needed: Collecti
     if pipeline.meta.url.startswith("env:"):
         named.add(variable_of(pipeline.meta.url))
     named.add(REMOTE)  # one of the user's own must not turn an application into another
-    return {name: value for name, value in environ.items() if name not in named or name in needed}
+    return {name: value for name, value in settled(environ).items() if name not in named or name in needed}
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,11 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
+from cdc_core.account import settled
+
+os.environ.update(settled(os.environ))  # where numba keeps what it compiles
+config.reload_config()  # type: ignore[no-untyped-call]
+
 _Result = TypeVar("_Result")
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 _UNCOUNTED = {**_OPTIONS, "_nrt": False}

@@ -6,6 +6,8 @@ everything at once. It changes nothing, except that a probe object shows that th
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cdc_core.account import settled
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
@@ -50,6 +53,14 @@ def check(
     instead of the pipeline's.
     """
     findings = Findings()
+    home = settled(os.environ)["HOME"]
+    if home.startswith(f"{tempfile.gettempdir()}/lockstep-"):
+        findings.warn(
+            "account",
+            f"the user id {os.getuid()} has no home that it can use: compiled code and archives are kept in {home}, "
+            "and made again where that folder is gone",
+            "set HOME, or LOCKSTEP_CACHE and NUMBA_CACHE_DIR, to folders that the account can write to",
+        )
     known_to_meta, covered = _meta(pipeline, findings)
     staged = _stage(pipeline, known_to_meta, findings)
     stored = known_to_meta or {}

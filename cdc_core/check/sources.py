@@ -253,15 +253,17 @@ def _warn_of_rows(
     subject: str,
 ) -> list[FoundTable]:
     """Rows from before the pipeline captures their table: they are not in any log. The tables that have some."""
-    lines, lacking = [], []
+    lines, lacking, before = [], [], []
     for one in tables:
         known = None if covered is None else covered.get(one.name)
         if known is not None and not known.whole:
             lines.append(lacks(one.name, source.name, known))
             lacking.append(one)
         elif covered is None and one.schema is not None and not proven_empty(connection, one.database, one.table):
-            lines.append(rows_before(one))
-            lacking.append(one)
+            before.append(one)
+    lacking += before
+    if before:
+        lines.append(rows_before(before))
     if lines:
         more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
         findings.warn(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -13,7 +15,9 @@ from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
+from typer.main import get_command
 
+from cdc_core.account import settled
 from cdc_core.cli import (
     airflow,
     check,
@@ -35,8 +39,8 @@ from cdc_core.cli import (
 )
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
-from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
-from cdc_core.leaving import at_the_last, leave_on_signals
+from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError, parts_of
+from cdc_core.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
     name="lockstep",
@@ -130,13 +134,17 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
     collect_seldom()
+    os.environ.update(settled(os.environ))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what was done must not fail because of how it is told
     leave_on_signals()
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
-    unwound = at_the_last(lambda: print_error(_interrupted(), as_json=as_json))
+    at_the_last(last := lambda: print_error(_interrupted(), as_json=as_json))
     try:
         # --debug may follow the command, to which it does not belong.
-        arguments = sorted(sys.argv[1:], key=lambda one: one != "--debug")
-        code = app(arguments, prog_name="lockstep", standalone_mode=False)
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda one: one != "--debug")
+        code = app(prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
         code = _fail(error, as_json)
     except TyperException as error:
@@ -150,7 +158,7 @@ def main() -> None:
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
-    unwound()
+    unwound(last)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
     if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end
@@ -158,11 +166,44 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+_COMMAND = re.compile("`lockstep" + r" ([^`]*)`")
+
+
 def _switch(variable: str) -> bool:
     return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
+def _performable(remedy: str, tree: Any) -> str:
+    """The remedy whose commands name the pipeline of the command that failed, and can be given as they are."""
+
+    def led(words: list[str]) -> tuple[Any, int]:
+        """The command that the words begin with, and where its arguments begin."""
+        command, at = tree, 0
+        while at < len(words) and (
+            words[at] in getattr(command, "commands", {}) or (command is tree and "-" in words[at][:1])
+        ):
+            command, at = command.commands.get(words[at], command), at + 1
+        return command, at
+
+    command, at = led(sys.argv[1:])
+    try:
+        given = command.make_context(None, sys.argv[1 + at :], resilient_parsing=True).params.get("pipeline")
+    except TyperException:
+        given = None
+
+    def filled(match: re.Match[str]) -> str:
+        words = [given if one == "PIPELINE" else one for one in match[1].split()]
+        command, at = led(words)
+        if any(one.name == "pipeline" for one in command.params) and (at == len(words) or words[at][:1] == "-"):
+            words.insert(at, given)
+        return f"`lockstep {' '.join(words)}`"
+
+    return _COMMAND.sub(filled, remedy) if given else remedy
+
+
 def _fail(error: LockstepError, as_json: bool) -> int:
+    for one in (error, *parts_of(error)):
+        one.remedy = _performable(one.remedy, get_command(app))
     if _switch("LOCKSTEP_DEBUG") and sys.exc_info()[0] is not None:
         sys.stderr.write(traceback.format_exc())
     print_error(error, as_json=as_json)

@@ -54,14 +54,14 @@ class CliOutput:
     def answer(self, document: Mapping[str, Any], *shown: RenderableType) -> None:
         """Print the document, or its form for people."""
         if self.as_json:
-            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
+            sys.stdout.write(_json(document, indent=1))
         else:
             self.out.print(*shown, sep="\n", crop=False)
 
     def line(self, document: Mapping[str, Any], shown: str) -> None:
         """One of many answers: a line, of JSON or for people."""
         if self.as_json:
-            sys.stdout.write(json.dumps(document, ensure_ascii=False, default=_plain) + "\n")
+            sys.stdout.write(_json(document))
             sys.stdout.flush()
         else:
             self.out.print(Text(shown), crop=False)
@@ -74,6 +74,11 @@ class CliOutput:
     def animated(self) -> bool:
         """Whether to show progress bars: only on terminals."""
         return self.err.is_terminal and not self.as_json
+
+
+def _json(document: object, indent: int | None = None) -> str:
+    plain = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
+    return json.dumps(document, indent=indent, ensure_ascii=plain, default=_plain) + "\n"
 
 
 def _plain(value: object) -> object:

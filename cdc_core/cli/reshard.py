@@ -405,5 +405,9 @@ def _write_successors(meta: Meta, asked: _Asked, led: Cutover, output: CliOutput
     output.answer(
         asked.document | {"file": str(file), "successor": made},
         Text(f"{file}: the shards of {asked.old.name} are its sources; its target is {asked.name}."),
-        Text(f"next: lockstep run {file.stem}; lockstep verify {file.stem}; lockstep cutover run {file.stem}"),
+        Text(f"next: lockstep run {file.stem}; lockstep verify {file.stem}"),
+        Text(
+            f"then name in it the command that leads the application to the new shards (cutover.switch_with: that of "
+            f"{asked.path.name} leads to the former ones), and lockstep cutover run {file.stem}"
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Literal
+from urllib.parse import unquote
 
 from pydantic import Field, model_validator
 
@@ -23,6 +24,11 @@ class StageConfig(Model):
     def _scheme(self) -> StageConfig:
         if not re.match(r"^(file:///|s3://[^/]+)", self.uri):
             raise ValueError(f"uri {self.uri!r}: must begin with file:/// or s3://bucket")
+        if found := re.search(r"[*?\[\]{}\\]", unquote(self.uri)):
+            raise ValueError(
+                f"uri {self.uri!r}: Spark and DuckDB take a path with {found[0]!r} for a pattern, and would read the "
+                "files of other folders that match it"
+            )
         return self
 
 
@@ -41,9 +47,14 @@ class Limits(Model):
     ring_mib: int = Field(
         256, ge=1, description="memory for changes between the connection and the files; the ring takes half of it"
     )
-    batch_rows: int = Field(1_000_000, ge=1, description="maximum number of changes in a batch")
-    batch_mib: int = Field(128, ge=1, description="maximum size of a batch's files")
-    batch_age_s: float = Field(60.0, gt=0, description="maximum age of an open batch")
+    batch_rows: int = Field(
+        1_000_000,
+        ge=1,
+        description="changes that end a batch: it has as many, and the rest of the block of whole transactions that "
+        "reaches the number",
+    )
+    batch_mib: int = Field(128, ge=1, description="size of a batch's files that ends it in the same way")
+    batch_age_s: float = Field(60.0, gt=0, description="age of an open batch that ends it in the same way")
     lease_s: float = Field(
         60.0, ge=5, description="an extractor that does not renew its lease for this long loses the source to another"
     )

@@ -150,7 +150,7 @@ class TargetTable(Model):
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="columns of the table follow those of the source: add what it lacks, with NULL allowed if the "
+        description="the table's columns follow those of the source: add what it lacks, with NULL allowed if the "
         "table has rows; rename what was renamed; allow NULL in what the source no longer has. Or stop the run with "
         "the statement to execute",
     )

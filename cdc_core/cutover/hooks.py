@@ -6,7 +6,9 @@ A command is called with these variables in its environment:
     LOCKSTEP_CUTOVER_PHASE      stop, release or switch
     LOCKSTEP_CUTOVER_ID         the same for all calls of one cutover: whoever gets it twice does nothing twice
     LOCKSTEP_CUTOVER_PIPELINE   the pipeline whose sources the application leaves
+    LOCKSTEP_CUTOVER_TARGET     the target whose tables it comes to; several, of a way back, with commas
     LOCKSTEP_CUTOVER_DIRECTION  there, or back
+    LOCKSTEP_CUTOVER_TIMEOUT_S  how long this call may take
 
 stop_with is called to stop the application's writes and, if nothing comes of it, to release them again: code 0 says
 that it is done. switch_with is called once: code 0 says that the application was switched, 3 that it surely was not.
@@ -20,11 +22,12 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from typing import IO, TYPE_CHECKING
@@ -52,12 +55,13 @@ class Answer(StrEnum):
     UNKNOWN = "unknown"
 
 
-def variables(phase: str, cutover_id: str, pipeline: str, *, back: bool) -> dict[str, str]:
+def variables(phase: str, cutover_id: str, pipeline: str, targets: Iterable[str], *, back: bool) -> dict[str, str]:
     """What a command is told."""
     return {
         "LOCKSTEP_CUTOVER_PHASE": phase,
         "LOCKSTEP_CUTOVER_ID": cutover_id,
         "LOCKSTEP_CUTOVER_PIPELINE": pipeline,
+        "LOCKSTEP_CUTOVER_TARGET": ",".join(targets),
         "LOCKSTEP_CUTOVER_DIRECTION": "back" if back else "there",
     }
 
@@ -84,9 +88,15 @@ def switch(
     return answer, f"{_ended(code)}{f': {said}' if said else ''}"
 
 
-def require_function(hook: Hook, environ: Mapping[str, str] | None) -> None:
-    """Loads a function as a call would, and does not call it. Raises Refused (cutover.hook)."""
+def require_callable(hook: Hook, environ: Mapping[str, str] | None) -> None:
+    """Looks for a command, or loads a function, as a call would, and calls neither. Raises Refused (cutover.hook)."""
     if isinstance(hook, str):
+        try:
+            (program, *_) = _argv(hook)
+        except ValueError as error:  # a quotation mark without another one, or nothing
+            raise _not_run(str(error), "cutover.switch_with, cutover.stop_with") from None
+        if shutil.which(program, path=(os.environ if environ is None else environ).get("PATH")) is None:
+            raise _not_run(f"there is no program {program}", "cutover.switch_with, cutover.stop_with")
         return
     done = subprocess.run(
         [*_argv(hook), ONLY_LOAD], env=os.environ if environ is None else environ, stdin=subprocess.DEVNULL,
@@ -120,6 +130,7 @@ def _run(
     command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
 ) -> tuple[int | None, str]:
     """The code of its end, None if it had to be ended, and what it said last."""
+    told = {**told, "LOCKSTEP_CUTOVER_TIMEOUT_S": f"{timeout_s:.1f}"}
     # A file, and not a pipe, which would not end before what the command leaves running, such as a proxy.
     with tempfile.TemporaryFile() as output:
         try:
@@ -128,12 +139,8 @@ def _run(
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         except (OSError, ValueError, IndexError) as error:
-            raise Refused(
-                f"The command cannot be run: {getattr(error, 'strerror', None) or error}.",
-                where=f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with",
-                code="cutover.hook",
-                remedy="give the path of a program, and its arguments, in one text",
-            ) from None
+            where = f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with"
+            raise _not_run(getattr(error, "strerror", None) or str(error), where) from None
         code: int | None
         try:
             code = process.wait(timeout_s)
@@ -147,6 +154,15 @@ def _run(
         said = _last_said(output)
     log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
     return code, said
+
+
+def _not_run(why: str, where: str) -> Refused:
+    return Refused(
+        f"The command cannot be run: {why}.",
+        where=where,
+        code="cutover.hook",
+        remedy="give the path of a program, and its arguments, in one text",
+    )
 
 
 def _last_said(output: IO[bytes]) -> str:

@@ -176,11 +176,15 @@ def back(work: Work, lease: Lease) -> Cutover:
     if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
         work.told("the application was led back before")
         return known
+    completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
-        f"The application was not switched by a cutover of {work.way_back.name!r}.",
+        f"The cutover of {work.way_back.name!r} was completed: nobody goes back any more."
+        if completed
+        else f"The application was not switched by a cutover of {work.way_back.name!r}.",
         where=work.way_back.name,
         code="cutover.not_switched_yet",
-        remedy="see `lockstep cutover status PIPELINE`",
+        remedy="see `lockstep cutover status PIPELINE`"
+        + ("; another pipeline, which copies the new tables, may lead the application elsewhere" if completed else ""),
     )
 
 

@@ -34,6 +34,7 @@ from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.sink import Capture
 from cdc_core.target.gates import Places, require_not_left
+from cdc_core.verify.modes import DOUBT
 
 LEASE_S = 10.0
 
@@ -232,7 +233,7 @@ class Moving:
         why = "since then, a cutover that did not switch had opened the new tables to the application"
         for target in work.targets:
             rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
-            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, why, rows)
+            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, DOUBT, why, rows)
         left = {"rows": sum(found.rows.values()), "named": found.named}
         self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 

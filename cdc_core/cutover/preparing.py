@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
-from cdc_core.cutover.hooks import require_function
+from cdc_core.cutover.hooks import require_callable
 from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
 from cdc_core.cutover.unstaged import StagedTables
@@ -18,7 +18,7 @@ from cdc_core.target.indexes import settle, with_due
 
 
 def require_hooks(work: Work) -> None:
-    """Raises UsageError (cutover.no_hook), Refused (cutover.hook) for a function that cannot be loaded."""
+    """Raises UsageError (cutover.no_hook), Refused (cutover.hook) for what cannot be called."""
     if work.options.switch_with is None:
         raise UsageError(
             "Nothing says how the application is switched.",
@@ -29,7 +29,7 @@ def require_hooks(work: Work) -> None:
         )
     for hook in (work.options.switch_with, work.options.stop_with):
         if hook is not None:
-            require_function(hook, work.environ)
+            require_callable(hook, work.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,13 @@ def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
     found = Findings()
     for error in unproven(work):
         found.fail("stage", error)
+    names = [one.name for one in work.pipeline.targets if not one.replay_only]
+    if len(names) > 1 and not work.back:
+        found.warn(
+            "cutover.switch_with",
+            f"the pipeline has the targets {', '.join(names)}, and one command",
+            "make sure that it leads the application to the one in LOCKSTEP_CUTOVER_TARGET",
+        )
     for one in with_due(tables.targets, work.environ):
         found.warn(
             f"table {one.name}",

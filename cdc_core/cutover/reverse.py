@@ -193,8 +193,6 @@ def _bounded(pipeline: Pipeline, target: Target, origins: Sequence[Origin]) -> l
         rule = target.table(logical)
         if rule is None:
             found.append(f"{logical} does not go to {target.name}")
-        elif rule.no_key == "rows":
-            found.append(f"{logical} may have rows without a key (no_key: rows)")
         elif rule.on_row_error == "quarantine":
             found.append(f"rows of {logical} may be set aside (on_row_error: quarantine)")
     return found

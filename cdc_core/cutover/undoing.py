@@ -134,7 +134,8 @@ def note(cutover: Cutover, token: str) -> str:
 
 
 def hook_variables(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
-    return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, back=work.back)
+    targets = [one.name for one in work.targets]
+    return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, targets, back=work.back)
 
 
 def close(work: Work, places: Places, token: str) -> None:

@@ -13,9 +13,10 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -156,10 +157,21 @@ class Extractor:
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
-        with ExitStack() as opened:
+        with self._placed(), ExitStack() as opened:
             self._open(opened)
             self._cleanup = opened.pop_all()
         return self
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """A remedy that gives up the rest of the log says from where on."""
+        try:
+            yield
+        except LockstepError as error:
+            if "FILE:OFFSET" in error.remedy and (stored := self._meta.checkpoint(self._source.name)) is not None:
+                place = f"{stored.position.file}:{stored.position.offset}"
+                error.remedy = error.remedy.replace("NAME", self._source.name).replace("FILE:OFFSET", place)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -238,6 +250,8 @@ class Extractor:
                 policy=policy,
                 isolated=left_out,
                 history=self._meta.history(source.name),
+                ahead=self._meta.read_ahead(source.name),
+                keep_ahead=partial(self._meta.keep_read_ahead, self._lease),
                 limits=pipeline.limits,
                 undone=self._undone,
                 accept=pending,
@@ -376,7 +390,8 @@ class Extractor:
         `progress` raises, leaves after what has come is staged, up to the end of its last transaction.
         """
         try:
-            return self._drain(until_us, budget_s, progress)
+            with self._placed():
+                return self._drain(until_us, budget_s, progress)
         except (SystemExit, KeyboardInterrupt):
             with uninterrupted():
                 self._finish()

@@ -441,6 +441,17 @@ def coverage(connection: Connection, source: str) -> SourceCoverage:
     return SourceCoverage(found, frozenset(one.source_table for one in rows if not one.staged), surveyed)
 
 
+def read_ahead(connection: Connection, source: str) -> str:
+    """See Meta.read_ahead."""
+    return connection.execute(select(_ack.c.read_ahead).where(_ack.c.source == source)).scalar() or ""
+
+
+def keep_read_ahead(connection: Connection, lease: Lease, kept: str) -> None:
+    """See Meta.keep_read_ahead."""
+    leases.require_held(connection, lease)
+    connection.execute(update(_ack).where(_ack.c.source == lease.source).values(read_ahead=kept))
+
+
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:
     """In the order of the log."""
     rows = select(_definition.c.definition).where(_definition.c.source == source)

@@ -37,6 +37,11 @@ class Cutover:
     created_us: int = 0
     updated_us: int = 0
 
+    @property
+    def switched(self) -> bool:
+        """Whether it has led the application to the new tables; another one may have led it back since."""
+        return self.state in ("SWITCHED", "WATCH", "COMPLETE")
+
     def at_us(self, state: str) -> int | None:
         """When it last came to a state."""
         return next((at for name, at in reversed(self.steps) if name == state), None)

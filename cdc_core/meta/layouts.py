@@ -37,7 +37,8 @@ def require(connection: Connection, target: str, layouts: Mapping[str, str]) -> 
                 where=f"targets.{target}.tables.{table}.sharding",
                 code="target.layout",
                 remedy="restore the former sharding; or give the target a new name and new tables, so that everything "
-                "staged is applied to it; or, if every row is where it belongs now, `lockstep target layout --accept`",
+                "staged is applied to it; or, if every row is where it belongs now, "
+                f"`lockstep target layout --target {target} --accept {table}`",
             )
 
 

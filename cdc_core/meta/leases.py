@@ -98,9 +98,9 @@ def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
-def give_back(connection: Connection, source: str, holder: str) -> None:
+def give_back(connection: Connection, pipeline: str, source: str, holder: str) -> None:
     """As `release`, under any epoch; nothing if another has the lease."""
-    mine = _of(pipeline_of(connection), source) & (_lease.c.holder == holder)
+    mine = _of(pipeline, source) & (_lease.c.holder == holder)
     connection.execute(update(_lease).where(mine).values(holder="", expires_us=0))
 
 

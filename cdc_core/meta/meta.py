@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.leaving import at_the_last
+from cdc_core.leaving import at_the_last, unwound
 from cdc_core.meta import (
     batches,
     copies,
@@ -77,9 +77,8 @@ class Meta:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._holds: dict[str, str] = {}
+        self._holds: dict[tuple[str, str], str] = {}
         """Leases, with their holders."""
-        self._stay = at_the_last(self._give_back)
 
     @classmethod
     def open(
@@ -130,26 +129,28 @@ class Meta:
 
     def close(self) -> None:
         """Leases that are still held, because a signal came when they were taken, are given back."""
-        self._stay()
+        unwound(self._give_back)
         self._give_back()
         self._database.close()
 
     def _give_back(self) -> None:
-        for source, holder in list(self._holds.items()):
+        for (pipeline, source), holder in list(self._holds.items()):
             with suppress(LockstepError):
-                self._database.write(partial(leases.give_back, source=source, holder=holder))
+                self._database.write(partial(leases.give_back, pipeline=pipeline, source=source, holder=holder))
 
     # Leases
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
         """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
-        before = self._holds.get(source)
-        self._holds[source] = holder  # a signal may come once it is taken and before we know
+        at_the_last(self._give_back)
+        named = pipeline, source
+        before = self._holds.get(named)
+        self._holds[named] = holder  # a signal may come once it is taken and before we know
         try:
             return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
         except Exception:
             if before is None:
-                del self._holds[source]
+                del self._holds[named]
             raise
 
     def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
@@ -159,7 +160,7 @@ class Meta:
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
         """Give the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
-        self._holds.pop(lease.source, None)
+        self._holds.pop((lease.pipeline, lease.source), None)
 
     def live_epoch(self, source: str) -> int:
         """Epochs of the source below it have ended."""
@@ -194,7 +195,7 @@ class Meta:
 
     def checkpoints(self, pipeline: str) -> Mapping[str, Checkpoint]:
         """By source, of those that were extracted before."""
-        return self._database.read(lambda c: batches.sources_of(c, pipeline))
+        return self._database.of(pipeline).read(lambda c: batches.sources_of(c, pipeline))
 
     def watermark(self, sources: Sequence[str]) -> int:
         """µs UTC: windows that end at or before it are staged completely by all of them; 0 when one never began."""
@@ -359,6 +360,14 @@ class Meta:
         """The definitions that meta knows of those asked for."""
         return self._database.read(lambda c: batches.schemas(c, schema_ids))
 
+    def read_ahead(self, source: str) -> str:
+        """What of the source's log was read ahead, as it was kept; "" for nothing."""
+        return self._database.read(lambda c: batches.read_ahead(c, source))
+
+    def keep_read_ahead(self, lease: Lease, kept: str) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.keep_read_ahead(c, lease, kept))
+
     def history(self, source: str) -> tuple[DefinedSince, ...]:
         """What the source's tables were, where its log does not say it, in the order of the log."""
         return self._database.read(lambda c: batches.history(c, source))
@@ -456,15 +465,15 @@ class Meta:
 
     def failed(self, pipeline: str, task: str, subject: str, error: LockstepError) -> None:
         """Keep an error of a task (extract, plan, run, copy) of a source or run, until the task has succeeded."""
-        self._database.write(lambda c: failures.keep(c, pipeline, task, subject, error))
+        self._database.of(pipeline).write(lambda c: failures.keep(c, pipeline, task, subject, error))
 
     def succeeded(self, pipeline: str, task: str, subject: str) -> None:
         """Forget the error of a task whose success nothing else shows."""
-        self._database.write(lambda c: failures.clear(c, pipeline, task, subject))
+        self._database.of(pipeline).write(lambda c: failures.clear(c, pipeline, task, subject))
 
     def failures(self, pipeline: str) -> tuple[Failure, ...]:
         """Errors that no success has followed, the latest first."""
-        return self._database.read(lambda c: failures.find(c, pipeline))
+        return self._database.of(pipeline).read(lambda c: failures.find(c, pipeline))
 
     def purge(
         self, source: str, end: Position, batch_ids: Sequence[str], *, targets: Sequence[str], copied: Collection[str]
@@ -493,11 +502,11 @@ class Meta:
 
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
         """Runs that were committed before a time."""
-        return self._database.read(lambda c: runs.finished(c, pipeline, before_us))
+        return self._database.of(pipeline).read(lambda c: runs.finished(c, pipeline, before_us))
 
     def unfinished_runs(self, pipeline: str, since_us: int) -> tuple[RunRow, ...]:
         """Runs that are not committed and were planned, or failed, since a time."""
-        return self._database.read(lambda c: runs.unfinished(c, pipeline, since_us))
+        return self._database.of(pipeline).read(lambda c: runs.unfinished(c, pipeline, since_us))
 
     def holder(self, batch_ids: Sequence[str]) -> tuple[str, str] | None:
         """A target and its run that hold one of these batches and have not committed it; None if there is none."""
@@ -514,7 +523,7 @@ class Meta:
 
     def forget_runs(self, pipeline: str, before_us: int, *, dry_run: bool = False) -> int:
         """Drop runs that were committed before a time, with their ledgers; how many runs."""
-        return self._database.write(lambda c: forget.runs(c, pipeline, before_us, dry_run=dry_run))
+        return self._database.of(pipeline).write(lambda c: forget.runs(c, pipeline, before_us, dry_run=dry_run))
 
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))
@@ -545,32 +554,38 @@ class Meta:
 
     def verification(self, pipeline: str, target: str) -> Verification | None:
         """None where none was ever begun."""
-        found = self._database.read(lambda c: verifications.find(c, pipeline))
+        found = self._database.of(pipeline).read(lambda c: verifications.find(c, pipeline))
         return next((one for one in found if one.target == target), None)
 
     def keep_progress(self, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
         """How far a verification is, a document; None where none is under way. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: verifications.keep_progress(c, lease, pipeline, target, progress))
+        self._database.of(pipeline).write(lambda c: verifications.keep_progress(c, lease, pipeline, target, progress))
 
     def finish_verification(
         self, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
     ) -> None:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
+        self._database.of(pipeline).write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
-    def doubt(self, lease: Lease, pipeline: str, target: str, why: str, differing: Mapping[str, int]) -> None:
-        """What verifications that have begun before now say does not count. why: for people. differing: by logical
-        table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: verifications.doubt(c, lease, pipeline, target, why, differing))
+    def doubt(
+        self, lease: Lease, pipeline: str, target: str, mode: str, why: str, differing: Mapping[str, int]
+    ) -> None:
+        """What verifications that have begun before now say does not count. mode: under which it is kept. why: for
+        people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        self._database.of(pipeline).write(
+            lambda c: verifications.doubt(c, lease, pipeline, target, mode, why, differing)
+        )
 
     def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
         """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: verifications.forget_differences(c, lease, pipeline, target, repaired))
+        self._database.of(pipeline).write(
+            lambda c: verifications.forget_differences(c, lease, pipeline, target, repaired)
+        )
 
     # Changes of definitions
 
     def latest_rollout(self, pipeline: str, target: str) -> ddl.Rollout | None:
-        return self._database.read(lambda c: ddl.latest(c, pipeline, target))
+        return self._database.of(pipeline).read(lambda c: ddl.latest(c, pipeline, target))
 
     def rollout_shards(self, rollout_id: str) -> tuple[ddl.ShardProgress, ...]:
         return self._database.read(lambda c: ddl.shards(c, rollout_id))
@@ -593,7 +608,7 @@ class Meta:
 
     def latest_cutover(self, pipeline: str) -> cutovers.Cutover | None:
         """Of those in which the application leaves the sources of this pipeline."""
-        return self._database.read(lambda c: cutovers.latest(c, pipeline))
+        return self._database.of(pipeline).read(lambda c: cutovers.latest(c, pipeline))
 
     def cutover_tokens(self, states: Collection[str]) -> frozenset[str]:
         """Of what cutovers in these states, of all pipelines, have fenced and gated."""
@@ -616,7 +631,7 @@ class Meta:
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""
-        return self._database.read(lambda c: views.status(c, pipeline, targets))
+        return self._database.of(pipeline).read(lambda c: views.status(c, pipeline, targets))
 
     def account(self, run_id: str) -> Account | None:
         """A run with its targets and ledgers; None for one that was never planned."""
@@ -629,7 +644,7 @@ class Meta:
 
     def overview(self, pipeline: str, targets: Sequence[str], windows: Windows) -> Overview:
         """The status and what led to it, for a page; `windows` are the pipeline's."""
-        return self._database.read(lambda c: overview(c, pipeline, targets, windows))
+        return self._database.of(pipeline).read(lambda c: overview(c, pipeline, targets, windows))
 
 
 def _check_version(database: Database, *, upgrade: bool, create: bool) -> None:

@@ -98,6 +98,7 @@ ack_position = _table(
     Column("surveyed_captured", long_text()),
     Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
     Column("purged_seq", BigInteger(), nullable=False, server_default="0"),  # what begins before it is purged
+    Column("read_ahead", long_text()),  # of the log after the position: statements, and between which places, JSON
     comment="up to where a source is staged, durably",
 )
 

@@ -18,8 +18,6 @@ from cdc_core.meta.rows import Lease, Verification
 from cdc_core.windows import from_us
 
 _verification = tables.verification
-DOUBT = "doubt"
-"""Beside the modes: not what a verification has found, but why earlier ones do not count."""
 
 
 def find(connection: Connection, pipeline: str) -> tuple[Verification, ...]:
@@ -49,10 +47,16 @@ def finish(
 
 
 def doubt(
-    connection: Connection, lease: Lease, pipeline: str, target: str, why: str, differing: Mapping[str, int]
+    connection: Connection,
+    lease: Lease,
+    pipeline: str,
+    target: str,
+    mode: str,
+    why: str,
+    differing: Mapping[str, int],
 ) -> None:
-    """What verifications that have begun before now say does not count any more. why: for people. differing: by logical
-    table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+    """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
+    for people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
     leases.require_held(connection, lease)
     known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
     former = known[newest(known)].get("differing", {}) if known else {}
@@ -63,7 +67,7 @@ def doubt(
         "differences": sum(differing.values()),
         "differing": {**former, **differing},
     }
-    _write(connection, pipeline, target, {"evidence": json.dumps({**known, DOUBT: said}, ensure_ascii=False)})
+    _write(connection, pipeline, target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
 
 
 def forget_differences(

@@ -131,7 +131,7 @@ def successor_document(
         ],
         "spark": pipeline.spark.model_dump(mode="json"),
         "limits": pipeline.limits.model_dump(mode="json"),
-        "cutover": pipeline.cutover.model_dump(mode="json", exclude_none=True),
+        "cutover": pipeline.cutover.model_dump(mode="json", exclude_none=True, exclude={"switch_with"}),  # leads here
         "airflow": pipeline.airflow.model_dump(mode="json", exclude_none=True),
         **pipeline.kept_elsewhere,
     }

@@ -111,7 +111,7 @@ def _require_captured(name: str, source: str, coverage: TableCoverage) -> None:
             "outdated at once.",
             where=name,
             code="snapshot.not_captured",
-            remedy="an isolated table: fix the cause, then `lockstep stage isolated --clear`, or set "
-            "tables.on_unreadable: resync, which does that with each run; a table that the pipeline leaves out: "
-            "capture it (tables.include)",
+            remedy="an isolated table: fix the cause, then "
+            f"`lockstep stage isolated --source {source} --clear {name}`, or set tables.on_unreadable: resync, which "
+            "does that with each run; a table that the pipeline leaves out: capture it (tables.include)",
         )

@@ -12,9 +12,12 @@ DROP COLUMN is harmless: no value that remains changes; a target that keeps the 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
+from cdc_core.model.schema import Column
 from cdc_core.source.alter_columns import column_changes
+from cdc_core.source.modified_columns import modified_column
 from cdc_core.source.sql_tokens import Reader, Token, TokenKind
 
 _HARMLESS_HEADS = frozenset({
@@ -31,10 +34,21 @@ _KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIG
 """Reserved by both servers, so that a column with such a name is quoted."""
 
 
-def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str, str], ...] | None]:
-    """Why rows change without row events ("" if they do not), and other tables that the statement names: None where
-    they are unknown."""
+@dataclass(frozen=True, slots=True)
+class AlterEffect:
+    """reason: why rows change without row events, "" if they do not. others: other tables that the statement names;
+    None where they are unknown. modified: the columns that the clauses for the reason define again, if all of them do
+    just that and it is certain how: then rows change only if values of these columns do (modified_columns)."""
+
+    reason: str
+    others: tuple[tuple[str, str], ...] | None
+    modified: tuple[Column, ...]
+
+
+def unlogged_by_alter(read: Reader, database: str) -> AlterEffect:
+    """What the clauses that are left do to rows."""
     reasons: list[str] = []
+    modified: list[Column | None] = []
     others: list[tuple[str, str] | None] = []
     added = {name.lower() for name in column_changes(Reader(read.found[read.at :])).added}
     ordered = False
@@ -44,8 +58,15 @@ def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str
         reason = "" if ordered else _clause(part, database, others, added)
         if reason:
             reasons.append(reason)
+            again = Reader(clause)
+            known = not ordered and again.take_any("MODIFY", "CHANGE")
+            modified.append(modified_column(again) if known else None)
     named = tuple(one for one in others if one is not None)
-    return "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None
+    certain = tuple(one for one in modified if one is not None)
+    return AlterEffect(
+        "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None,
+        certain if len(certain) == len(modified) else (),
+    )  # fmt: skip
 
 
 def _is_order(clause: Sequence[Token]) -> bool:
@@ -117,8 +138,10 @@ def _to_blackhole(read: Reader) -> bool:
 
 
 def _add(read: Reader) -> str:
-    if read.peek().word in ("SYSTEM", "PERIOD") and read.peek(1).word in ("VERSIONING", "FOR"):
+    if read.take("SYSTEM", "VERSIONING") or read.take("PERIOD", "FOR", "SYSTEM_TIME"):
         return "system versioning was added"
+    if read.take("PERIOD", "FOR"):
+        return "a period was added, whose columns may have lost NULL to a zero date"
     read.take("COLUMN")
     read.take("IF", "NOT", "EXISTS")
     if read.take_sign("("):

@@ -5,12 +5,13 @@ Which tables a statement that is not DDL may change is in `effects`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.history import LogPoint
+from cdc_core.source.modified_columns import keeps_values
 from cdc_core.source.statements import Statement
 from cdc_core.source.tables import TableRegistry
 
@@ -55,6 +56,8 @@ def define_tables(
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     if defined is not None:
         defined = tuple(one for one in dict.fromkeys(defined) if one not in statement.passed)
+    if statement.modified and _keeps_values(statement, tables, point):
+        statement = replace(statement, unlogged="")
     change = tables.change(statement, defined or (), point, commit_ts_us)
     lived = tables.lived(statement, point)
     cascades = statement.cascades and stops_at_cascades
@@ -91,6 +94,16 @@ def define_tables(
         vacated = (f"{database}.{table}" for database, table in statement.vacates)
         told += [(name, Happened.DROPPED) for name in vacated if name in names]
     return DdlEffect(captured, unlogged, happened=tuple(told))
+
+
+def _keeps_values(statement: Statement, tables: TableRegistry, point: LogPoint) -> bool:
+    """Whether the definition that the table had before shows that an ALTER TABLE changed none of its values."""
+    before = None if not statement.tables else tables.before(statement.tables[0], point)
+    columns = {} if before is None else {column.name.lower(): column for column in before.columns}
+    return all(
+        one.name.lower() in columns and keeps_values(columns[one.name.lower()], one, strict=statement.strict)
+        for one in statement.modified
+    )
 
 
 def drops(statement: Statement) -> bool:

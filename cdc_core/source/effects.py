@@ -9,7 +9,7 @@ It must keep true that a table is left out only when it is certain that the stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
 from cdc_core.source.foreign_keys import foreign_keys
-from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Mentions, Table, mentioned_in
 from cdc_core.source.statements import Action, Statement
 
@@ -39,14 +39,13 @@ class Effect:
 
 
 class Effects:
-    """connect: an ordinary connection to the server. ahead: the log from a position to its current end.
-    end: its current end."""
+    """connect: an ordinary connection to the server. end: of the log, now."""
 
     def __init__(
         self,
         captures: Callable[[str, str], bool],
         connect: Callable[[], pymysql.Connection],
-        ahead: Callable[[Position], Generator[Stretch]],
+        ahead: LogAhead,
         end: Callable[[], Position],
     ) -> None:
         self.lower_case = False

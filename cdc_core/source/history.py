@@ -16,7 +16,7 @@ It must keep true that a definition or a default is never given for a position u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
@@ -25,7 +25,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.remedies import RESYNC
-from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement
 
@@ -53,8 +53,8 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in log order. ask: returns a table's current definition. ahead: the log from
-    a position to its current end. end: its current end. ask_defaults: returns a table's current defaults
+    """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
+    now. ask_defaults: returns a table's current defaults
     (defaults.column_defaults).
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
@@ -65,7 +65,7 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        ahead: Callable[[Position], Generator[Stretch]],
+        ahead: LogAhead,
         end: Callable[[], Position],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
@@ -189,14 +189,19 @@ class History:
             raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
         return known
 
-    def saw(self, name: Table, point: LogPoint) -> None:
-        """Records that a row of the table was logged at a point, where the log itself names the columns."""
-        last = self._last(name, point.seq)
-        if last is None or last.gone:
-            self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
-        elif last.rowless:
-            schema = self._as_of(name, point.seq, point.after.timeline) or TableSchema(*name, ())
-            self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
+    def saw(self, schema: TableSchema, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
+        definition that it follows."""
+        name = _name(schema)
+        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        if last is None or last.gone or last.rowless or (not self.early and known != schema):
+            defaults = last.defaults if last is not None and last.rowless and known is not None else None
+            kept = known or TableSchema(*name, ()) if self.early else schema
+            self._learn(DefinedSince(point.seq, kept, defaults))
+
+    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition just before a point; None where it is not certain."""
+        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
 
     def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
         """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.

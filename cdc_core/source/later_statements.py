@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from cdc_core.binlog.compressed import plain
-from cdc_core.binlog.events import Event, EventType, parse_query
+from cdc_core.binlog.events import Event, EventType, Header, parse_query
 from cdc_core.model.position import Position
 from cdc_core.source.statements import Statement, classify
 
+KEEP_S = 5.0
+"""How often what was found is kept."""
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
 _TEMPORARY = 0x04
 """The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
@@ -24,33 +29,44 @@ class Stretch:
     end: Position
 
 
-class LaterStatements:
-    """Reads the log ahead, in a stretch that grows with it: no event is read twice.
+class LogAhead:
+    """What was read ahead: a stretch that grows, and its events that may matter. No event is read twice, also by those
+    that begin again: what was found is kept while it is read.
 
-    stretches: of the log, from a position up to its current end. select: the statement of an event, if it matters.
+    stretches: of the log, from a position up to its current end. keep: keeps a text. known: the last text kept, or "".
+    matter: whether an event is among those to be found; one of these is enough.
     """
 
     def __init__(
-        self, stretches: Callable[[Position], Generator[Stretch]], select: Callable[[Event], Statement | None]
+        self, stretches: Callable[[Position], Generator[Stretch]], known: str, keep: Callable[[str], None]
     ) -> None:
         self._stretches = stretches
-        self._select = select
+        self._keep = keep
+        self.matter: list[Callable[[Event], bool]] = []
         self._begin: Position | None = None
         self._end: Position | None = None
-        self._found: list[tuple[Position, Statement]] = []
+        self._found: list[tuple[Position, Event]] = []
+        if known:
+            begin, end, found = json.loads(known)
+            self._begin, self._end = Position.from_json(begin), Position.from_json(end)
+            self._found = [
+                (Position.from_json(here), Event(Header(*header), b64decode(body), file, start))
+                for here, header, body, file, start in found
+            ]
 
-    def of(self, after: Position, *, fresh: bool = True, until: Position | None = None) -> Sequence[Statement]:
-        """Those between a position and the log's end: its current end (fresh), or its end when it was last read. until:
-        those that end there or before."""
-        if until is not None and until <= after:
-            return []
+    def of(self, after: Position, *, fresh: bool, until: Position | None) -> Iterator[tuple[Position, Event]]:
+        """See LaterStatements.of; each with its end."""
         if self._begin is None or self._end is None or not self._begin <= after <= self._end:
             self._begin, self._end, self._found, fresh = after, after, [], True
         if fresh and (until is None or self._end < until):
-            self._read_on(self._end)
-        return [one for here, one in self._found if here > after and (until is None or here <= until)]
+            try:
+                self._read_on(self._end)
+            finally:
+                self._keep(self._kept(after))
+        return (one for one in self._found if one[0] > after and (until is None or one[0] <= until))
 
     def _read_on(self, begin: Position) -> None:
+        kept_s = time.monotonic()
         with closing(self._stretches(begin)) as stretches:
             for stretch in stretches:
                 for event in stretch.events:
@@ -60,10 +76,43 @@ class LaterStatements:
                     if here <= begin:
                         continue
                     self._end = here
-                    statement = self._select(event)
-                    if statement is not None:
-                        self._found.append((here, statement))
+                    if any(matters(event) for matters in self.matter):
+                        self._found.append((here, event))
                 self._end = max(self._end or begin, stretch.end)
+                if time.monotonic() - kept_s > KEEP_S:
+                    self._keep(self._kept(begin))
+                    kept_s = time.monotonic()
+
+    def _kept(self, after: Position) -> str:
+        assert self._begin is not None
+        assert self._end is not None
+        begin, found = max(self._begin, min(after, self._end)), self._found
+        return json.dumps([begin.to_json(), self._end.to_json(), [
+            (here.to_json(), astuple(event.header), b64encode(event.body).decode(), event.file, event.start)
+            for here, event in found if here > begin
+        ]])  # fmt: skip
+
+
+class LaterStatements:
+    """The statements of what was read ahead. select: the statement of an event, if it matters."""
+
+    def __init__(self, ahead: LogAhead, select: Callable[[Event], Statement | None]) -> None:
+        self._ahead = ahead
+        self._select = select
+        self._selected: dict[Position, Statement | None] = {}
+        ahead.matter.append(lambda event: select(event) is not None)
+
+    def of(self, after: Position, *, fresh: bool = True, until: Position | None = None) -> Sequence[Statement]:
+        """Those between a position and the log's end: its current end (fresh), or its end when it was last read. until:
+        those that end there or before."""
+        if until is not None and until <= after:
+            return []
+        found = []
+        for here, event in self._ahead.of(after, fresh=fresh, until=until):
+            if here not in self._selected:
+                self._selected[here] = self._select(event)
+            found.append(self._selected[here])
+        return [one for one in found if one is not None]
 
 
 def statement_of(event: Event, *, lower_case: bool, heed_temporary: bool) -> Statement | None:

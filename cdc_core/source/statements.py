@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
+from cdc_core.model.schema import Column
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
 from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
 from cdc_core.source.mentioned_names import NOTHING, Mentions, Table, mentions
+from cdc_core.source.modified_columns import STRICT
 from cdc_core.source.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
 
 
@@ -44,6 +46,8 @@ class Statement:
 
     For a HARMLESS statement that drops or redefines views, triggers or routines: these.
     database: one that is dropped entirely, else "". unlogged: why rows changed without row events, else "".
+    modified: columns; if their values stayed as they were (modified_columns), no row changed despite `unlogged`.
+    strict: whether the server refuses to change values so that they fit.
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
     passed: names that a table had only on its way, such as the third one where two tables change their names.
@@ -74,6 +78,8 @@ class Statement:
     like: Table | None = None
     temporaries: tuple[Table, ...] = ()
     temporary: bool = False
+    modified: tuple[Column, ...] = ()
+    strict: bool = False
 
 
 _HARMLESS_VERBS = frozenset({
@@ -128,6 +134,8 @@ def classify(
         by_byte = decode(sql, client_collation, quotes_by_byte=True)
         if by_byte != text and (other := read(by_byte)) != found:
             found = _worse(found, other)
+    if found.modified and (sql_mode or 0) & STRICT:
+        found = replace(found, strict=True)
     return replace(found, temporary=True) if temporary and found.verb == "TRUNCATE" else found
 
 
@@ -141,7 +149,7 @@ before the names of all dropped tables."""
 def _worse(one: Statement, other: Statement) -> Statement:
     """The worse of two readings of a statement: what is true in either."""
     if one.action is other.action is Action.DEFINITION and (one.tables, one.database) == (other.tables, other.database):
-        return one if one.unlogged else other
+        return replace(one if one.unlogged else other, modified=())
     if one.action is other.action is Action.HARMLESS:
         return one
     return Statement(Action.UNKNOWN, one.verb, tables=None, mentions=one.mentions | other.mentions)
@@ -165,7 +173,7 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
     if verb == "SET" and read.take("STATEMENT"):
         while not read.done and not read.take("FOR"):
             read.next()
-        return _classify(read.found[read.at :], database)
+        return replace(_classify(read.found[read.at :], database), modified=())  # its sql_mode may be another
     if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
         statement = replace(
@@ -421,13 +429,14 @@ def _alter(read: Reader, database: str) -> Statement:
         drops_constraint = any(
             one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
         )
-        reason, others = unlogged_by_alter(read, database)
+        effect = unlogged_by_alter(read, database)
+        reason, others = effect.reason, effect.others
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
         return Statement(
             Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
-            unlogged=reason, drops_constraint=drops_constraint,
+            unlogged=reason, modified=() if ignore else effect.modified, drops_constraint=drops_constraint,
             vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
             columns=columns, union=union,
         )  # fmt: skip

@@ -38,7 +38,7 @@ from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
-from cdc_core.source.later_statements import Stretch
+from cdc_core.source.later_statements import LogAhead, Stretch
 from cdc_core.source.merge_tables import may_unite_tables, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
@@ -69,6 +69,7 @@ class SourceStream:
     limits:            of the ring; they bound the size of a block.
     undone:            see TransactionAssembler; the stream adds to it.
     accept, accept_by: file and offset of events that an operator accepts; the command for it, without FILE:OFFSET.
+    ahead, keep_ahead: what was read ahead before, as it was kept; keeps it.
     Raises, on entering, what LogReader raises.
     """
 
@@ -88,6 +89,8 @@ class SourceStream:
         undone: set[int] | None = None,
         accept: Iterable[tuple[str, int]] = (),
         accept_by: str = "",
+        ahead: str = "",
+        keep_ahead: Callable[[str], None] = lambda kept: None,
     ) -> None:
         self._source = source
         self._server = server
@@ -103,12 +106,13 @@ class SourceStream:
         self._undone = undone
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
-        self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
+        read_ahead = LogAhead(self._statements_after, ahead, keep_ahead)
+        self._effects = Effects(captures, self._asked, read_ahead, self._end_of_log)
         self._cascades = Cascades(
             captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
             self._require_seen_cascades,
         )  # fmt: skip
-        self._history = History(history, self._present, self._statements_after, self._end_of_log, self._defaults)
+        self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)

@@ -10,7 +10,7 @@ have to wait longer is not proven empty.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import NOT_VISIBLE, Name, read_definitions
 from cdc_core.source.facts import Grants, ServerFacts, as_text, now_us, query
+from cdc_core.words import some_of
 
 log = logging.getLogger(__name__)
 
@@ -200,10 +201,11 @@ def survey_tables(
     return Survey(tables, frozenset(empty), grants.has("SELECT"), end_of_log(), at_us)
 
 
-def rows_before(table: FoundTable) -> str:
-    """What a pipeline that begins now would miss of a table that has rows."""
-    rows = f"~{table.rows:,} row{'s' if table.rows != 1 else ''}" if table.rows else "rows"
-    return f"{rows} of {table.name} from before the start are not captured"
+def rows_before(tables: Sequence[FoundTable]) -> str:
+    """What the log lacks for a pipeline that begins now: rows of these tables."""
+    rows = sum(one.rows or 0 for one in tables)
+    names = some_of([one.name for one in tables], 3, "tables")
+    return f"{f'~{rows:,} ' if rows else ''}rows of {names} from before the start are not in the log"
 
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:

@@ -122,7 +122,7 @@ class TableRegistry:
             return None
         require_unreserved(schema)
         if self._history is not None and point is not None:
-            self._history.saw(name, point)
+            self._history.saw(schema, point)
         return MappedTable(schema, table_map, self._defaults_of(schema, point))
 
     def _defaults_of(
@@ -151,6 +151,13 @@ class TableRegistry:
         with suppress(Refused):
             return self._ask(*name)
         return None
+
+    def before(self, name: Name, point: LogPoint) -> TableSchema | None:
+        """The definition that a captured table had just before a statement at a point, if that is certain."""
+        for use in self._uses.values():
+            if use is not None and use.name == name:
+                return use.schema
+        return None if self._history is None else self._history.before(name, point)
 
     def of_database(self, database: str) -> tuple[Name, ...]:
         """Tables of a database that were ever seen or known."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,7 +101,8 @@ class IndexDefinition:
 @dataclass(frozen=True, slots=True)
 class TableDefinition:
     """columns and indexes in the server's order. collation: the default for further columns. checks: names of CHECK
-    constraints; column_checks: the columns (in lower case) that have one of their own (MariaDB), which MODIFY drops."""
+    constraints; column_checks: the columns (in lower case) that have one of their own (MariaDB), which MODIFY drops.
+    periods: MariaDB's of the application's time."""
 
     database: str
     table: str
@@ -115,6 +117,7 @@ class TableDefinition:
     checks: tuple[str, ...] = ()
     column_checks: frozenset[str] = frozenset()
     mariadb: bool = False
+    periods: tuple[str, ...] = ()
     by_name: Mapping[str, ColumnDefinition] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -143,6 +146,10 @@ def read_definitions(
     keys = _grouped(_foreign_keys(reader), "TABLE_NAME")
     triggers = _grouped(reader.rows("TRIGGERS", "TRIGGER_SCHEMA", "EVENT_OBJECT_TABLE"), "EVENT_OBJECT_TABLE")
     checks = _grouped(_checks(reader, mariadb=mariadb), "TABLE_NAME")
+    periods: dict[str, list[Row]] = {}
+    with suppress(pymysql.err.MySQLError):  # no such view before MariaDB 11.4
+        if mariadb:
+            periods = _grouped(reader.rows("PERIODS", "TABLE_SCHEMA", "TABLE_NAME"), "TABLE_NAME")
     found = {}
     for name, row in listed.items():
         if row["TABLE_TYPE"] not in ("BASE TABLE", "SYSTEM VERSIONED") or name not in columns:
@@ -163,6 +170,7 @@ def read_definitions(
                 str(one["CONSTRAINT_NAME"]).lower() for one in checks.get(name, ()) if one.get("LEVEL") == "Column"
             ),
             mariadb,
+            tuple(str(one["PERIOD"]) for one in periods.get(name, ()) if one["PERIOD"] != "SYSTEM_TIME"),
         )
     return found
 

@@ -40,6 +40,12 @@ from cdc_core.target.facts import declaration
 
 _LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
 _LARGE_OR_JSON = _LARGE | {"json"}
+_WITH_LENGTH = frozenset({"char", "varchar", "binary", "varbinary"})
+_CHAR_BYTES = {"utf8mb4": 4, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, "utf8mb3": 3, "ujis": 3, "eucjpms": 3,
+               "ucs2": 2, "big5": 2, "gbk": 2, "sjis": 2, "cp932": 2, "euckr": 2, "gb2312": 2}  # fmt: skip
+"""Of the longest character; of other sets one byte."""
+_INDEX_BYTES = 3072
+"""The most that an index of InnoDB takes, where pages have 16 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +399,8 @@ class _Plan:
                 return f"the column {part.column} may be null or is not a geometry"
             if index.kind == "FULLTEXT" and column.type.collation != column.source.collation and len(index.parts) > 1:
                 return "its columns have other collations on the target"
-            large = column.type.base in _LARGE_OR_JSON and index.kind != "FULLTEXT"
+            long = sum(_index_bytes(columns.get(one.column.lower()), one.prefix) for one in index.parts) > _INDEX_BYTES
+            large = (column.type.base in _LARGE_OR_JSON or long) and index.kind != "FULLTEXT"
             if large and part.prefix is None and not (self.dialect.mariadb and index.unique and self.alone):
                 return f"the whole {part.column} cannot be in an ordinary index"
         return ""
@@ -436,10 +443,20 @@ class _Plan:
         ):  # fmt: skip
             if names:
                 self.note(f"without the source's {what}s ({', '.join(names)}): its rows have passed them")
+        for period in first.periods:
+            self.note(
+                f"without the period {period}: no key is WITHOUT OVERLAPS, and FOR PORTION OF {period} fails there"
+            )
         if first.partitioned:
             self.note("not partitioned")
         if first.engine and first.engine.lower() != "innodb":
             self.note(f"the engine is InnoDB, not {first.engine}")
+
+
+def _index_bytes(column: PlannedColumn | None, prefix: int | None) -> int:
+    """The most that a text or a string of bytes takes in an index; 0 for other types."""
+    chars = prefix or (column.type.length if column and column.type.base in _WITH_LENGTH else None) or 0
+    return chars * _CHAR_BYTES.get((column.type.charset if column else "") or "", 1)
 
 
 def _shown(kind: ColumnType) -> str:

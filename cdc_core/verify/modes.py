@@ -7,11 +7,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
-from cdc_core.meta.verifications import DOUBT
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.verify.results import TableResult
+
+
+DOUBT = "doubt"
+"""Beside the modes, where their evidence is kept: why what they have found before does not count."""
 
 
 class Mode(StrEnum):

@@ -26,8 +26,9 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     """Verifies these logical tables of the target, or all that it takes and that have, or had, a source table.
 
     Raises UsageError (verify.unknown_table), Refused (verify.no_tables), RetryLater (verify.paused), and what opening
-    the sources raises. What concerns one table alone is its result's error.
+    the sources raises; Refused (cutover.switched). What concerns one table alone is its result's error.
     """
+    _require_before_a_switch(job)
     with ExitStack() as opened:
         sources = opened.enter_context(open_sources(job))
         targets = opened.enter_context(TargetTables())
@@ -60,6 +61,23 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
         compared = set(fed.tables) == {one.table for one in results if one.error is None} and not fed.uncompared
         servers = {one.name: one.address.identity for one in sources}
         return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, compared, servers)
+
+
+def _require_before_a_switch(job: Job) -> None:
+    """The application does not write to the target yet: its rows there would be called wrong, and repaired away.
+    Raises Refused (cutover.switched)."""
+    led = job.meta.latest_cutover(job.pipeline.pipeline)
+    if led is None or not led.switched or job.target.name not in led.details["target"]:
+        return
+    back = job.meta.latest_cutover(led.way_back)
+    if back is None or not back.switched or back.created_us < led.created_us:
+        raise Refused(
+            f"A cutover has led the application to the tables of {job.target.name!r}, and the sources are behind them.",
+            where=f"cutover {led.cutover_id}",
+            code="cutover.switched",
+            remedy=f"nothing was compared. `lockstep verify {led.way_back}` compares in the direction in which changes "
+            "go now",
+        )
 
 
 def _verified(job: Job, name: str, feeding: Feeding, targets: TargetTables, kept: KeptProgress) -> TableResult:

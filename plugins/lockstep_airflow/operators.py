@@ -262,7 +262,8 @@ class PurgeOperator(_PipelineOperator):
                 dry_run=is_dry_run(context),
             )
         for one in found.sources:
-            log.info("%s", one)
+            held = f"; the next one stays: {one.held_by}" if one.held_by else ""
+            log.info("%s: %d batches with %d rows purged%s", one.source, one.batches, one.rows, held)
         return found.to_json() | {"runs": len(found.runs)}
 
 
@@ -282,8 +283,11 @@ class CompactOperator(_PipelineOperator):
                 older_than_us=REMOVED_AFTER_US if pipeline.retention.remove_originals else None,
                 dry_run=is_dry_run(context),
             )
-        for one in (*found.ranges, *found.removed):
-            log.info("%s", one)
+        for made in found.ranges:
+            log.info("%s %s: %d files became %d", made.source, made.label, made.files_before, made.files)
+        for one in found.removed:
+            held = f" stay: {one.held_by}" if one.held_by else " are removed"
+            log.info("%s from %s: %d original files%s", one.source, one.begin, one.files, held)
         return {
             "ranges": len(found.ranges),
             "files_before": sum(one.files_before for one in found.ranges),
@@ -454,8 +458,12 @@ class CommitOperator(_RunOperator):
                 end_application(plan, Path(self.file), pipeline)
             metrics.committed(pipeline.pipeline, summary)
             positions = _positions(meta, plan, self.target)
-        for table in summary.tables:
-            log.info("%s", table)
+        for one in summary.tables:
+            log.info(
+                "%s: %d changes staged: %d written, %d stale, %d absent already, %d superseded, %d quarantined",
+                one.table, one.staged_rows + one.key_changes, one.written, one.stale, one.absent, one.superseded,
+                one.quarantined,
+            )  # fmt: skip
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
         require_gates_closed(meta, pipeline, self.target, environment(pipeline))

@@ -67,6 +67,13 @@ class Shop:
             self.lockstep.environ |= kept
         return json.loads(done.out)
 
+    def hook(self, *files: str) -> None:
+        """Names a switch command in pipelines that were written without one."""
+        for file in map(self.folder.joinpath, files):
+            text = file.read_text()
+            assert "switch_with" not in text
+            file.write_text(text.replace("cutover:\n", f"cutover:\n  switch_with: {self.folder}/switch.sh\n"))
+
     def write(self, server: Any = None, place: Any = None) -> None:
         """The application's writes: to the source, or to shards. place: of a table and an id there."""
         server, place = server or self.source, place or (lambda table, key: f"{self.name}.{table}")

@@ -86,6 +86,9 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
                 execute(made.source, statement.format(f"{made.name}.orders"))
         late = lockstep("run", "shop.yaml", "--replay", "--target", f"{made.name}_shards", code=3)
         assert json.loads(late.out)["error"]["code"] == "target.fenced"
+        # Nor would the newer rows be called wrong by the former direction, and repaired away.
+        behind = json.loads(lockstep("verify", "shop.yaml", code=3).out)["error"]
+        assert (behind["code"], f"lockstep verify {made.name}_back" in behind["remedy"]) == ("cutover.switched", True)
         assert made.new("orders") == application.written["orders"] | REST
 
         lockstep("run", "shop_back.yaml")
@@ -107,6 +110,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         for table in TABLES:
             assert made.old(table) == application.written[table] | again.written[table] | REST
         assert made.cutover("status", "shop.yaml")["state"] == "BACK"
+        assert json.loads(lockstep("verify", "shop_back.yaml", code=3).out)["error"]["code"] == "cutover.switched"
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
             execute(made.target, f"DELETE FROM {made.name}_0.orders_0")
 
@@ -125,7 +129,10 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         for table in TABLES:
             expected = application.written[table] | again.written[table] | once_more.written[table] | REST
             assert made.new(table) == expected
+        lockstep("verify", "shop_back.yaml")
         assert made.cutover("complete", "shop.yaml")["state"] == "COMPLETE"
+        over = made.cutover("back", "shop.yaml", code=2)["error"]
+        assert (over["code"], "was completed" in over["what"]) == ("cutover.not_switched_yet", True)
 
 
 def killed_at(made: Shop, state: str, verb: str) -> None:

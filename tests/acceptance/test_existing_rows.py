@@ -246,7 +246,11 @@ def test_rows_of_somebody_else_stay_where_the_target_says_keep_and_are_never_rep
     trial.copy.execute("CREATE DATABASE used")
     trial.copy.execute("CREATE TABLE used.orders (id INT PRIMARY KEY, n INT)")
     trial.copy.execute("INSERT INTO used.orders VALUES (0, 9), (99, 9)")
+    trial.copy.execute("SHOW CREATE TABLE used.orders")
+    before = trial.copy.fetchall()
     assert trial.asked() == {"used.orders"}
+    trial.copy.execute("SHOW CREATE TABLE used.orders")
+    assert trial.copy.fetchall() == before
     trial.answer("keep")
     trial.lockstep("run", "shop.yaml")
     wanted = trial.at_source()

@@ -74,6 +74,9 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         file = Path(done["file"]).name
         assert (file, done["successor"]) == (f"shop_{to}.yaml", f"{made.name}_{to}")
         assert made("reshard", "run", "shop.yaml", "--to", to) == done
+        # The command of the former pipeline would lead the application to the former shards.
+        assert made("cutover", "plan", file, code=2)["error"]["code"] == "cutover.no_hook"
+        made.hook(file)
         made("run", file)
         made.write(made.target, made.old_place)
         made("run", file)
@@ -107,6 +110,7 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "reshard.shards"
         files = [Path(made("reshard", "run", *to, shards)["file"]).name for shards in ("0", "1-3")]
         assert files == ["shop_4x4_s0.yaml", "shop_4x4_s1_3.yaml"]
+        made.hook(*files)
         first, rest = files
         for file in (first, rest):
             made("run", file)
@@ -157,6 +161,7 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
         made("reshard", "run", "shop.yaml", "--to", "4x4")
+        made.hook("shop_4x4.yaml")
         made("run", "shop_4x4.yaml")
         made("run", "shop_back.yaml")
         assert made("cutover", "rehearse", "shop_back.yaml")["state"] == "ROLLED_BACK"

@@ -68,7 +68,7 @@ class Place:
 
     def slow(self, slow: bool) -> None:
         for link in self.links:
-            link.slow(0.02 if slow else 0.0, 32 << 10)
+            link.slow(0.05 if slow else 0.0, 32 << 10)
 
     @contextmanager
     def process(self, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -93,7 +93,7 @@ class Place:
         assert process.returncode in (0, 143, -signal.SIGTERM), (out + err).decode()
 
     def position(self) -> Any:
-        with Meta.open(f"sqlite:///{self.folder}/meta.db") as meta:
+        with Meta.open(f"sqlite:///{self.folder}/meta.db", "shop") as meta:
             found = meta.checkpoint("shop")
         return found and found.position
 
@@ -130,9 +130,17 @@ def change(place: Place, transactions: int, size_bytes: int) -> None:
     ))  # fmt: skip
 
 
-@pytest.mark.timeout(300)
-def test_each_try_moves_the_position_and_the_log_is_read_once(place: Place) -> None:
-    """Tables that existed before, tables that are new, and a backlog that no single try reads to its end."""
+@pytest.fixture(params=["FULL", pytest.param("NO_LOG", marks=pytest.mark.matrix)])
+def metadata(request: Any, place: Place) -> Iterator[str]:
+    place.execute(f"SET GLOBAL binlog_row_metadata = {request.param}")
+    yield request.param
+    place.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+@pytest.mark.timeout(600)
+def test_each_try_reads_on_and_the_log_is_read_once(place: Place, metadata: str) -> None:
+    """Tables that existed before, tables that are new, and a backlog that no single try reads to its end. Where the log
+    does not name columns, it is read ahead once, too, before the position moves."""
     place.execute("FLUSH BINARY LOGS")
     file = place.execute("SHOW BINARY LOGS")[-1][0]
     place.begin(f"{{position: {{file: {file}, offset: 4}}}}")
@@ -146,9 +154,12 @@ def test_each_try_moves_the_position_and_the_log_is_read_once(place: Place) -> N
         before = link.passed
         place.told(("extract", "shop.yaml"), lambda: link.passed > before + 6 * TRANSACTION_BYTES)  # noqa: B023
         reached.append(place.position().offset)
-    assert len(reached) > 3, "no try was interrupted"
-    assert sorted(set(reached)) == reached, "a try has not moved the position"
-    assert link.passed < backlog + len(reached) * 3 * TRANSACTION_BYTES
+        assert len(reached) < 20, reached
+    assert len(reached) > 2, "no try was interrupted"
+    if metadata == "FULL":
+        assert sorted(set(reached)) == reached, "a try has not moved the position"
+    times = 1 if metadata == "FULL" else 2
+    assert link.passed < times * backlog + len(reached) * 3 * TRANSACTION_BYTES
     place.slow(False)
     place.lockstep("run", "shop.yaml")
     assert place.rows("source") == place.rows("target")

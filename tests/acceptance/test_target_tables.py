@@ -164,10 +164,10 @@ def written(lockstep: Any, tables: dict[str, str]) -> None:
 def applied(lockstep: Any, number: int) -> None:
     """As if the run had written what it planned."""
     pipeline = config.load(lockstep.directory / "shop.yaml")
-    with Meta.open(pipeline.meta.url) as meta:
-        batches = load(meta, open_stage(pipeline.stage), f"shop-{number}").target("target").batches
-        meta.mark_applied(f"shop-{number}", "target", batches)
-        meta.commit_run(f"shop-{number}", "target", batches, [], [])
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+        batches = load(meta, open_stage(pipeline.stage), f"shop-{number}").target("shop").batches
+        meta.mark_applied(f"shop-{number}", "shop", batches)
+        meta.commit_run(f"shop-{number}", "shop", batches, [], [])
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.exceptions import TyperException
 from typer.main import get_command
 
 from cdc_core import config
 from cdc_core.cli import airflow, reference
+from cdc_core.cli import app as cli_app
 from cdc_core.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -214,6 +216,47 @@ def test_every_command_that_is_written_somewhere_exists_with_its_options() -> No
         if path is None or options - known[path] - {"--help"}:
             wrong.append(f"{file}: {command}")
     assert wrong == []
+
+
+BY_THE_READER = {
+    "init", "ddl plan", "ddl down", "spark pack", "stage export", "reshard", "reshard run", "-vv check PIPELINE",
+}  # fmt: skip
+"""Commands of remedies that need what only the reader can know: a file, a name, a number of shards."""
+
+
+def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line adds the pipeline of the command that has failed."""
+    monkeypatch.setattr("sys.argv", ["lockstep", "-v", "check", "PIPELINE", "--json"])
+    tree, seen, wrong = get_command(app), 0, []
+    for place, remedy in remedies():
+        for command in INLINE_COMMAND.findall(cli_app._performable(remedy, tree)):
+            words, one, at = command.split()[1:], tree, 0
+            while at < len(words) and words[at] in getattr(one, "commands", {}):
+                one, at = one.commands[words[at]], at + 1
+            seen += 1
+            try:
+                if " ".join(words[:at]) not in BY_THE_READER and " ".join(words) not in BY_THE_READER:
+                    one.make_context(words[at - 1], words[at:])
+            except TyperException as error:
+                wrong.append(f"{place}: {command}: {error.format_message()}")
+    assert seen > 80
+    assert wrong == []
+
+
+def remedies() -> Iterator[tuple[str, str]]:
+    """Place and text of each literal that is given as `remedy=`, and of those that several errors share."""
+    for path, tree in sources():
+        shared = path.name == "remedies.py"
+        for given in (
+            node for node in ast.walk(tree) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
+        ):
+            for node in ast.walk(given.value if isinstance(given, ast.keyword) else given):
+                place = f"{path.name}:{getattr(node, 'lineno', 0)}"
+                if isinstance(node, ast.JoinedStr):
+                    parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+                    yield place, "".join(parts)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield place, node.value
 
 
 def written_commands() -> Iterator[tuple[str, str]]:

@@ -13,13 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BASE = {
-    "errors", "extras", "leaving", "model", "windows", "config", "connections", "server_errors", "words", "remedies",
+    "account", "errors", "extras", "leaving", "model", "windows", "config", "connections", "server_errors", "session",
+    "words", "remedies",
 }  # fmt: skip
 PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
 JOINED = BASE | PACKAGES | {"source", "apply", "extract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "leaving": set(),
+    "account": set(),
     "extras": {"errors"},
     "model": {"errors"},
     "windows": {"errors"},
@@ -28,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tls": {"errors"},
     "mysql_client": {"errors", "tls"},
     "server_errors": {"errors"},
-    "connections": {"errors", "model", "mysql_client", "server_errors", "tls"},
+    "session": {"errors"},
+    "connections": {"errors", "model", "mysql_client", "server_errors", "session", "tls"},
     "config": {"errors", "model", "windows", "words"},
     **dict.fromkeys(PACKAGES, BASE),
     "source": BASE | {"binlog"},
@@ -45,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rebuild": JOINED | {"snapshot"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"check", "repair", "snapshot", "verify"},
+    "cutover": JOINED | {"check", "repair", "snapshot", "target_tables", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED

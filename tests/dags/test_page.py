@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.position import Position
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import TableSchema
-from lockstep_airflow.page import airflow_state
+from lockstep_airflow.page import airflow_state, figures
 from lockstep_airflow.page.glossary import TERMS
 from tests.dags.made_pipelines import ALERT, staged
 from tests.unit.apply.made_line import WINDOW, Line
@@ -110,6 +111,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     (delay,) = found["delays"]
     assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
     assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
+    assert figures._delays([replace(one, airflow_run_id="backfill__2026") for one in status.runs]) == []
     assert answer.text.count("<figure>") == 3
     assert answer.text.count('class="stack"') == 2  # the ledger of the run that was committed
     second, first = found["runs"]

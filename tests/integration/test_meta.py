@@ -247,6 +247,7 @@ def _race(url: str, holder: str, barrier: Any, answers: Any) -> None:
             answers.put(meta.acquire_lease("shop", "line", holder, TTL_S).epoch)
         except RetryLater as error:
             answers.put(error.code)
+        barrier.wait()  # whoever closes it gives its lease back
 
 
 def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: str) -> None:

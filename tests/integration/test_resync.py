@@ -129,6 +129,61 @@ def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
     assert sorted(key for key, op in last.items() if op != "d") == line.ids("t")
 
 
+KEPT = (
+    "MODIFY w VARCHAR(200)", "MODIFY w VARCHAR(20) COMMENT 'said'", "CHANGE w W VARCHAR(20) NULL DEFAULT 'é' AFTER id",
+    "MODIFY COLUMN e ENUM('b','a','new') DEFAULT 'new'", "MODIFY s SET('x','y','z') FIRST", "MODIFY n INT NULL",
+    "MODIFY n INT NOT NULL DEFAULT -1, ADD COLUMN more INT, COMMENT 'said'", "MODIFY bin VARBINARY(30)",
+    "MODIFY at DATETIME(3) DEFAULT CURRENT_TIMESTAMP(3) ON UPDATE CURRENT_TIMESTAMP(3)",
+    "MODIFY d DECIMAL(9,2) DEFAULT (1 + 1)", "MODIFY w VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+)  # fmt: skip
+"""What keeps each value. After it come statements that do not, or where that is not certain."""
+BENT = (
+    "MODIFY n BIGINT NOT NULL", "MODIFY e ENUM('a','b')", "MODIFY s SET('y','x')", "MODIFY w VARCHAR(9)",
+    "MODIFY w TEXT", "MODIFY w VARCHAR(20) CHARACTER SET latin1", "MODIFY at DATETIME", "MODIFY d DECIMAL(9,1)",
+    "MODIFY n INT UNSIGNED NOT NULL", "CHANGE n m INT NOT NULL", "MODIFY w VARCHAR(20) NOT NULL",
+    "MODIFY bin BINARY(9)",
+    "MODIFY n INT NOT NULL UNIQUE", "MODIFY g INT AS (id + 2) STORED", "MODIFY w VARCHAR(30), DROP PRIMARY KEY",
+    "MODIFY n INT AS (id) STORED",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("metadata", ["FULL", pytest.param("MINIMAL", marks=pytest.mark.matrix)])
+def test_a_column_that_is_defined_again_is_copied_again_only_where_its_values_may_differ(
+    make_line: Callable[..., Line], metadata: str
+) -> None:
+    """Each statement runs after another process has read the rows before it; its table has rows of extreme values."""
+    line = make_line(more=RESYNC)
+    shape = (
+        "(id INT PRIMARY KEY, w VARCHAR(20), e ENUM('b','a'), s SET('x','y'), n INT NOT NULL, at DATETIME(3), "
+        "d DECIMAL(9,2), bin VARBINARY(9), g INT AS (id + 1) STORED)"
+    )
+    rows = "(1, 'ж € 😀', 'b', 'x,y', -2147483648, '1000-01-01 00:00:00.999', -9999999.99, X'00FF00'), (2, "
+    rows += "'', '', '', 0, NULL, NULL, ''), (3, 'twenty characters !!', 'a', 'y', 2147483647, NULL, 0.01, X'')"
+    tables = {f"t{number}": clause for number, clause in enumerate((*KEPT, *BENT))}
+    line.origin.execute_on_server(f"SET GLOBAL binlog_row_metadata = {metadata}")
+    try:
+        for table in tables:
+            line.origin.execute(
+                f"CREATE TABLE {table} {shape} DEFAULT CHARSET utf8mb4", "SET SESSION sql_mode = ''",
+                f"INSERT INTO {table} (id, w, e, s, n, at, d, bin) VALUES {rows}",
+            )  # fmt: skip
+        line.drain()
+        first = dict(line.coverage)
+        for table, clause in tables.items():
+            strict = "STRICT_TRANS_TABLES" if clause in KEPT else ""
+            line.origin.execute(f"SET SESSION sql_mode = '{strict}'", f"ALTER TABLE {table} {clause}")
+        line.drain()
+        copied = {tables[table] for table, how in line.coverage.items() if how is not first[table]}
+        assert copied == set(BENT)
+        for table, clause in tables.items():
+            if clause in KEPT:
+                line.origin.execute(f"UPDATE {table} SET n = 5 WHERE id = 3")
+        line.drain()
+        is_equal(line, *(table for table, clause in tables.items() if clause in KEPT))
+    finally:
+        line.origin.execute_on_server("SET GLOBAL binlog_row_metadata = FULL")
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_source(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, seed: int

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 
 from cdc_core.binlog.events import Event
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.position import Position
 from cdc_core.source.effects import Effect, Effects
-from cdc_core.source.later_statements import LaterStatements, statement_of
+from cdc_core.source.later_statements import LaterStatements, LogAhead, Stretch, statement_of
 from cdc_core.source.statements import Statement, classify
 from tests.integration.source_origin import Origin, account, fresh_name
 
@@ -164,7 +165,7 @@ def test_an_unknown_statement_concerns_what_it_names_and_all_where_it_names_noth
     effects = Effects(
         lambda database, table: database == c,
         lambda: origin.control,
-        stream._statements_after,
+        LogAhead(stream._statements_after, "", lambda kept: None),
         lambda: origin.end().position,
     )
     statement = classify(sql.format(c=c, o=o).encode(), o)
@@ -178,10 +179,22 @@ def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str)
     begin = origin.end()
     origin.execute("FLUSH BINARY LOGS", "ALTER TABLE t ADD w INT", "INSERT INTO t VALUES (1, 2, 3)")
     origin.execute("FLUSH BINARY LOGS", "FLUSH BINARY LOGS", "ALTER TABLE t DROP w")
-    ahead = LaterStatements(origin.stream(begin)._statements_after, _statement)
-    assert [one.verb for one in ahead.of(begin.position)] == ["ALTER TABLE"] * 2
+    read: list[Position] = []
+    kept = [""]
+
+    def stretches(after: Position) -> Generator[Stretch]:
+        read.append(after)
+        return origin.stream(begin)._statements_after(after)
+
+    def verbs() -> list[str]:
+        ahead = LaterStatements(LogAhead(stretches, kept[-1], kept.append), _statement)
+        return [one.verb for one in ahead.of(begin.position)]
+
+    assert verbs() == ["ALTER TABLE"] * 2
+    end = origin.end().position
     origin.execute("FLUSH BINARY LOGS", "ALTER TABLE t ADD w INT")
-    assert len(ahead.of(begin.position)) == 3
+    assert verbs() == ["ALTER TABLE"] * 3
+    assert read == [begin.position, end], "what an earlier reader has found was read again"
 
 
 def _statement(event: Event) -> Statement | None:

@@ -505,6 +505,19 @@ def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(
     assert (again.state, again.statements) == ("exists", ())
 
 
+def test_what_the_target_cannot_have_of_periods_and_long_keys_is_said(mariadb: MariaDb, mysql9: Any) -> None:
+    with pair_of(mariadb, mysql9) as pair:
+        pair.on_source(
+            "CREATE TABLE stays (id INT, s DATE, e DATE, PERIOD FOR stay (s, e), UNIQUE (id, stay WITHOUT OVERLAPS))",
+            "CREATE TABLE wide (id INT PRIMARY KEY, v VARCHAR(3000), w VARCHAR(768), UNIQUE long_v (v), KEY w (w))",
+        )
+        made = pair.create(pair.pipeline(tables="'*': {database: MADE, no_key: rows}"), Actions(create=True))
+        assert {one.state for one in made.values()} == {"created"}, made
+        assert [one for one in made[f"{pair.made}.stays"].notes if "FOR PORTION OF stay fails" in one]
+        assert [one for one in made[f"{pair.made}.wide"].notes if "index long_v is left out: the whole v" in one]
+        assert len(pair.on_target(f"SHOW INDEX FROM {pair.made}.wide")) == 2
+
+
 DEFAULTS = (
     "CREATE TABLE defaults (id INT PRIMARY KEY, i BIGINT UNSIGNED DEFAULT 18446744073709551615, "
     "d DECIMAL(20,6) NOT NULL DEFAULT 1.5, f FLOAT DEFAULT 1.234567, dd DOUBLE DEFAULT 1e300, y YEAR DEFAULT 2001, "

@@ -117,7 +117,7 @@ from cdc_core import leaving
 from cdc_core.meta import Meta
 leaving.leave_on_signals()
 leaving.GRACE_S = 0.2
-with Meta.open(sys.argv[1]) as meta:
+with Meta.open(sys.argv[1], "shop") as meta:
     meta.acquire_lease("shop", "shop", "me", 600.0)
     print("waits", flush=True)
     try:
@@ -131,7 +131,7 @@ with Meta.open(sys.argv[1]) as meta:
 def test_a_process_that_does_not_unwind_ends_and_gives_its_leases_back(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/meta.db"
     command = [sys.executable, "-c", WAITING, url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Meta.open(url) as meta:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process, Meta.open(url, "shop") as meta:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         with pytest.raises(RetryLater, match="is being extracted"):
@@ -143,11 +143,11 @@ def test_a_process_that_does_not_unwind_ends_and_gives_its_leases_back(tmp_path:
 
 def test_a_lease_that_a_signal_has_left_behind_is_given_back_when_meta_is_closed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/meta.db"
-    with Meta.open(url) as meta:
+    with Meta.open(url, "shop") as meta:
         meta.acquire_lease("shop", "shop", "me", 600.0)
         meta.acquire_lease("other", "shop", "me", 600.0)
         with pytest.raises(RetryLater):
             meta.acquire_lease("shop", "shop", "me", 600.0)
-    with Meta.open(url) as meta:
+    with Meta.open(url, "shop") as meta:
         meta.acquire_lease("shop", "shop", "you", 60.0)
         meta.acquire_lease("other", "shop", "you", 60.0)

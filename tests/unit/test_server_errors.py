@@ -120,7 +120,7 @@ def test_no_number_of_a_server_that_lets_nobody_in_is_tried_again_unless_it_pass
 
 
 def test_each_number_of_the_table_has_one_class() -> None:
-    numbers = [number for numbers in server_errors._NUMBERS.values() for number in numbers]
+    numbers = [number for kind in Kind for number in kind.value]
     assert len(numbers) == len(set(numbers))
     assert set(server_errors._REMEDIES) <= set(numbers)
-    assert {number for number in numbers if server_errors._KINDS[number] is Kind.STATE} <= set(server_errors._REMEDIES)
+    assert set(Kind.STATE.value) <= set(server_errors._REMEDIES)

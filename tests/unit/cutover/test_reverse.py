@@ -96,7 +96,6 @@ def test_its_file_holds_no_password() -> None:
         (", columns: {exclude: ['.*note']}", "", "left out"),
         (", rows: [{match: '.*', where: id > 5}]", "", "rows are left out"),
         (", processors: [{match: '.*', use: mine}]", "", "processors"),
-        ("", ", no_key: rows", "without a key"),
         ("", ", on_row_error: quarantine", "set aside"),
     ],
 )
@@ -104,6 +103,11 @@ def test_what_does_not_arrive_unchanged_is_not_carried_back(tables: str, target:
     with pytest.raises(Refused, match=why) as caught:
         made(pipeline(tables, target))
     assert caught.value.code == "cutover.no_way_back"
+
+
+def test_a_rule_for_tables_without_a_key_is_no_obstacle_to_those_that_have_one() -> None:
+    """What has none is refused by its proof."""
+    made(pipeline("", ", no_key: rows"))
 
 
 def test_rows_of_which_nothing_says_where_they_came_from_are_not_carried_back() -> None:

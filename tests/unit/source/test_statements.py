@@ -119,6 +119,34 @@ def test_clauses_that_change_rows_or_are_not_known_are_unlogged_changes(clause: 
     assert classify(f"ALTER TABLE t {clause}".encode(), "db").unlogged != ""
 
 
+@pytest.mark.parametrize(("period", "versioned"), [("SYSTEM_TIME", True), ("stay", False)])
+def test_a_period_of_the_applications_time_is_not_taken_for_system_versioning(period: str, versioned: bool) -> None:
+    why = classify(f"ALTER TABLE t ADD PERIOD FOR {period} (s, e)".encode(), "db").unlogged
+    assert why
+    assert ("system versioning" in why) is versioned
+
+
+@pytest.mark.parametrize(
+    ("sql", "names"),
+    [
+        ("ALTER TABLE t MODIFY a VARCHAR(9), CHANGE COLUMN `b` B INT DEFAULT -5 COMMENT 'x', ADD KEY (a)", ["a", "b"]),
+        ("ALTER TABLE t MODIFY a ENUM('x','y,)') CHARSET latin1 DEFAULT (f(1, (2))) FIRST", ["a"]),
+        ("ALTER TABLE t MODIFY a INT, ADD c INT NOT NULL", []), ("ALTER TABLE t MODIFY a INT, RENAME TO z", []),
+        ("ALTER TABLE t CHANGE a b INT", []), ("ALTER TABLE t MODIFY a INT AUTO_INCREMENT", []),
+        ("ALTER TABLE t MODIFY a INT PRIMARY KEY", []), ("ALTER TABLE t MODIFY a ENUM('it''s')", []),
+        ("ALTER TABLE t MODIFY a INT GENERATED ALWAYS AS (b)", []), ("ALTER TABLE t MODIFY a ENUM('x'", []),
+        ("ALTER IGNORE TABLE t MODIFY a INT", []), ("SET STATEMENT sql_mode = '' FOR ALTER TABLE t MODIFY a INT", []),
+        ("ALTER TABLE t MODIFY a INT /*M! UNSIGNED */", []),
+    ],
+)  # fmt: skip
+def test_columns_that_are_defined_again_are_known_only_where_nothing_else_changes_rows(
+    sql: str, names: list[str]
+) -> None:
+    found = classify(sql.encode(), "db")
+    assert [column.name for column in found.modified] == names
+    assert found.unlogged
+
+
 @pytest.mark.parametrize(
     "sql",
     ["TRUNCATE t", "RENAME TABLE a TO b", "CREATE OR REPLACE TABLE t (a int)", "ALTER IGNORE TABLE t ADD UNIQUE (a)"],
