@@ -23,6 +23,7 @@ from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.failures import GATES
 from cdc_core.target.fence import admit
 from cdc_core.target.gates import Places, close_gates, drop_gates, lost_gates, make_gates, open_gates
+from cdc_core.verify.modes import DOUBT
 
 T = TypeVar("T")
 LOST = frozenset({"meta.lease_lost", "cutover.moved"})
@@ -157,7 +158,7 @@ def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
     feeding = work.pipeline if back else work.way_back.preview()
     meta = work.meta.of(feeding.pipeline)
     for target in feeding.targets:
-        meta.doubt(lease, feeding.pipeline, target.name, "since then, gates of its tables were gone", {})
+        meta.doubt(lease, feeding.pipeline, target.name, DOUBT, "since then, gates of its tables were gone", {})
         meta.succeeded(feeding.pipeline, GATES, target.name)
     work.told(
         f"gates were closed again: `lockstep verify {feeding.pipeline}` names the rows that were written meanwhile"
