@@ -181,8 +181,8 @@ class NewWayBack:
                 where=str(self._file),
                 code="cutover.way_back_differs",
                 remedy="if it is of an earlier cutover, from which the application was led back, remove this file, and "
-                "leave what it has staged where it is: the next one goes on from there. Else make its sources, tables, "
-                "routes and targets those that this pipeline needs",
+                "leave what it has staged where it is: the next one continues from there. Else make its sources, "
+                "tables, routes and targets those that this pipeline needs",
             )
         return found
 

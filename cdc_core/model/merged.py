@@ -155,7 +155,7 @@ FILTERED_COLUMNS: tuple[MergedColumn, ...] = (
         pa.int32(),
         "the shard table that the row is for, by its number in the target's layout",
         ("spark_jobs.filter",),
-        ("spark_jobs.filtered_files", "spark_jobs.quality_rows"),
+        ("cdc_core.apply.set_aside", "spark_jobs.filtered_files", "spark_jobs.quality_rows"),
     ),
     MergedColumn(
         CLASS,
