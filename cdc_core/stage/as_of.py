@@ -129,7 +129,7 @@ class AsOf:
                     else f"Source {source} is staged only up to {reached}, not up to the requested moment.",
                     where=str(self.position or from_us(self.time_us or 0).isoformat()),
                     code="stage.as_of",
-                    remedy="extract up to it first: lockstep extract PIPELINE --until TIME",
+                    remedy="extract up to it first: `lockstep extract PIPELINE --until TIME`",
                 )
 
     def require_begun(self, manifests: Sequence[Manifest]) -> None:
