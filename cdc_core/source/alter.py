@@ -12,7 +12,6 @@ DROP COLUMN is harmless: no value that remains changes; a target that keeps the 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from cdc_core.model.schema import Column
@@ -34,19 +33,12 @@ _KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIG
 """Reserved by both servers, so that a column with such a name is quoted."""
 
 
-@dataclass(frozen=True, slots=True)
-class AlterEffect:
-    """reason: why rows change without row events, "" if they do not. others: other tables that the statement names;
-    None where they are unknown. modified: the columns that the clauses for the reason define again, if all of them do
-    just that and it is certain how: then rows change only if values of these columns do (modified_columns)."""
-
-    reason: str
-    others: tuple[tuple[str, str], ...] | None
-    modified: tuple[Column, ...]
-
-
-def unlogged_by_alter(read: Reader, database: str) -> AlterEffect:
-    """What the clauses that are left do to rows."""
+def unlogged_by_alter(
+    read: Reader, database: str
+) -> tuple[str, tuple[tuple[str, str], ...] | None, tuple[Column, ...]]:
+    """Why rows change without row events ("" if they do not); other tables that the statement names, None where they
+    are unknown; and the columns that the clauses for the reason define again, if all of them do just that and it is
+    certain how: then rows change only if values of these columns do (modified_columns)."""
     reasons: list[str] = []
     modified: list[Column | None] = []
     others: list[tuple[str, str] | None] = []
@@ -63,10 +55,8 @@ def unlogged_by_alter(read: Reader, database: str) -> AlterEffect:
             modified.append(modified_column(again) if known else None)
     named = tuple(one for one in others if one is not None)
     certain = tuple(one for one in modified if one is not None)
-    return AlterEffect(
-        "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None,
-        certain if len(certain) == len(modified) else (),
-    )  # fmt: skip
+    why = "; ".join(dict.fromkeys(reasons))
+    return why, named if len(named) == len(others) else None, certain if len(certain) == len(modified) else ()
 
 
 def _is_order(clause: Sequence[Token]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc_core.errors import Refused
-from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, parse_column_type
+from cdc_core.model.schema import TEXT_BASES, Column, parse_column_type
 from cdc_core.source.sql_tokens import Reader, TokenKind
 
 STRICT = 3 << 21
@@ -88,18 +88,11 @@ def keeps_values(old: Column, new: Column, *, strict: bool) -> bool:
     if old.generated or (old.nullable and not new.nullable):
         return False
     was, now = old.type, new.type
-    if was.base in _NAMED and _plain(was.charset) != _plain(now.charset) and (now.charset or not strict):
+    same = was.charset == now.charset or {was.charset, now.charset} == {"utf8", "utf8mb3"}
+    if was.base in _NAMED and not same and (now.charset or not strict):
         return False
     if was.base == now.base and was.base in ("varchar", "varbinary"):
         return (was.length or 0) <= (now.length or 0)
     if was.base == now.base and was.base in ("enum", "set"):
         return was.labels == now.labels[: len(was.labels)]
-    return _unnamed(was) == _unnamed(now)
-
-
-def _plain(charset: str) -> str:
-    return "utf8mb3" if charset == "utf8" else charset
-
-
-def _unnamed(kind: ColumnType) -> ColumnType:
-    return replace(kind, charset="", collation="")
+    return replace(was, charset="", collation="") == replace(now, charset="")

@@ -429,14 +429,13 @@ def _alter(read: Reader, database: str) -> Statement:
         drops_constraint = any(
             one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
         )
-        effect = unlogged_by_alter(read, database)
-        reason, others = effect.reason, effect.others
+        reason, others, modified = unlogged_by_alter(read, database)
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
         return Statement(
             Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
-            unlogged=reason, modified=() if ignore else effect.modified, drops_constraint=drops_constraint,
+            unlogged=reason, modified=() if ignore else modified, drops_constraint=drops_constraint,
             vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
             columns=columns, union=union,
         )  # fmt: skip
