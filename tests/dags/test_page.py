@@ -307,7 +307,10 @@ def test_rows_that_were_set_aside_can_be_requeued_from_their_run(client: Callabl
     text = client("USER").get("/lockstep/").text
     assert forms(text).count(REPLAY) == 2
     assert '<input type="hidden" name="requeue" value="third">' in text
-    assert "requeue" not in client("VIEWER").get("/lockstep/").text
+    seen = client("VIEWER").get("/lockstep/").text
+    assert 'name="requeue"' not in seen
+    first = seen[seen.index('class="problem ') :].partition("</div>")[0]
+    assert "main lacks 2 rows of shop.orders that it rejected" in " ".join(first.split())
 
 
 def made_by(shop: Line, run_id: str) -> str:
