@@ -145,7 +145,7 @@ WRITING = (
 
 
 def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str) -> None:
-    """Sets them, and reads them back; but for those that a fork of a server lacks, or gives to privileged accounts alone.
+    """Sets them, and reads them back; but for what a fork of a server lacks, or gives to privileged accounts alone.
 
     Raises what PyMySQL raises, and Refused (connection.answer) for a session that does not keep a setting.
     """
