@@ -7,6 +7,7 @@ none of them needs a privilege, and that all of them were read back: a proxy may
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,7 +145,7 @@ WRITING = (
 
 
 def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str) -> None:
-    """Sets them, and reads them back.
+    """Sets them, and reads them back; but for what a fork of a server lacks, or gives to privileged accounts alone.
 
     Raises what PyMySQL raises, and Refused (connection.answer) for a session that does not keep a setting.
     """
@@ -152,10 +153,11 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
     with connection.cursor() as cursor:
         if connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS:  # type: ignore[attr-defined]
             cursor.execute("ROLLBACK AND NO CHAIN NO RELEASE")  # whatever completion_type says
-        cursor.execute("SET SESSION autocommit = 1" + "".join(one.within(f", {one.assigned}") for one in kept))
+        if not set_if_possible(cursor, _statement(kept)):
+            kept = [one for one in kept if set_if_possible(cursor, _statement([one]))]
         for one in settings:
             if one.allowed:
-                set_if_possible(cursor, f"SET SESSION {one.assigned}")
+                set_if_possible(cursor, _statement([one]))
         cursor.execute("SELECT 1" + "".join(one.within(f", {one.shown}") for one in kept))
         values = dict(zip((column[0] for column in cursor.description), cursor.fetchall()[0], strict=True))
     for one in kept:
@@ -169,10 +171,16 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
             )
 
 
-def set_if_possible(cursor: Any, statement: str) -> None:
-    """A SET of what not every server has or lets an account set."""
+def _statement(settings: Iterable[Setting]) -> str:
+    return "SET SESSION autocommit = 1" + "".join(one.within(f", {one.assigned}") for one in settings)
+
+
+def set_if_possible(cursor: Any, statement: str) -> bool:
+    """A SET of what not every server has or lets an account set; whether it was set."""
     try:
         cursor.execute(statement)
+        return True
     except pymysql.err.MySQLError as error:
         if not error.args or error.args[0] not in _NOT_SETTABLE:
             raise
+        return False

@@ -214,6 +214,16 @@ def test_a_session_that_does_not_keep_a_setting_is_refused(server: Any) -> None:
     assert "max_sort_length = 8388608" in str(caught.value)
 
 
+def test_a_variable_that_a_server_lacks_keeps_no_session_from_its_other_settings(server: Any) -> None:
+    settings = (Setting("no_such_variable", 1), Setting("sql_select_limit", 5))
+    with (
+        connect(parse_url(server.url, where="test"), where="test", settings=settings) as session,
+        session.cursor() as cursor,
+    ):
+        cursor.execute("SELECT @@sql_select_limit")
+        assert cursor.fetchone() == (5,)
+
+
 def test_a_session_has_the_settings_that_writes_rely_on(server: Any) -> None:
     with (
         target_table(server) as table,
