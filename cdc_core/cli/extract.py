@@ -117,14 +117,17 @@ def extract(
         for lag_s in [_lag_s(result)]
     ]  # fmt: skip
     output.answer(document, table("staged", columns, rows, numbers=("rows", "batches", "files", "size", "lag")))
-    warn_of_partial(output, results)
+    warn_of_partial(output, parsed.pipeline, results)
 
 
-def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -> None:
+def warn_of_partial(output: CliOutput, pipeline: str, results: list[tuple[str, DrainResult]]) -> None:
     """Notes which tables lack rows in the staged files."""
+    from cdc_core.meta.health import missed
     from cdc_core.model.coverage import How, lacks
 
-    partial = [(which, name, one) for name, result in results for which, one in result.partial.items()]
+    partial = [
+        (which, name, one) for name, result in results for which, one in missed(pipeline, result.partial).items()
+    ]
     for which, name, one in partial:
         if one.gone:
             output.note(f"partial: {lacks(which, name, one)}, and the source has the table no more")

@@ -153,7 +153,7 @@ def run(
         if not staged and not again:
             extracted = extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
             extracted = _after_extract(parsed, extracted, targets, output)
-        warn_of_partial(output, extracted)
+        warn_of_partial(output, parsed.pipeline, extracted)
         with _spinner(output) as began:
             now = replace(context, began=began)
             if again:
@@ -212,7 +212,7 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
             extracted = _after_extract(pipeline, extracted, targets, output)
             partial = {table for _, result in extracted for table in result.partial}
             if not partial <= warned:
-                warn_of_partial(output, extracted)
+                warn_of_partial(output, pipeline.pipeline, extracted)
                 warned.update(partial)
             with _spinner(output) as began:
                 now = replace(kept, began=began)

@@ -238,7 +238,6 @@ def copy_document(one: CopyStatus) -> dict[str, Any]:
         "why": one.why,
         "rows": one.rows,
         "rows_estimated": one.rows_estimated,
-        "counted": one.counted,
         "percent": one.percent,
         "bytes": one.size_bytes,
         "bytes_estimated": one.bytes_estimated,
@@ -320,7 +319,7 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     rows = [
         (
             source.source, one.table, one.state.value, one.rows or "",
-            "?" if one.rows_estimated is None else f"{'' if one.counted else '~'}{one.rows_estimated:,}",
+            "?" if one.rows_estimated is None else f"{'' if one.state.value == 'read' else '~'}{one.rows_estimated:,}",
             "" if one.percent is None else f"{one.percent:.0f} %",
             _bytes_of(one),
             "" if one.rows_s is None else f"{one.rows_s:,.0f}",

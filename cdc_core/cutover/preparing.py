@@ -10,11 +10,13 @@ from cdc_core.config import Target
 from cdc_core.cutover.hooks import require_callable
 from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
+from cdc_core.cutover.states import State
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Evidence, Tables, Work
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.target.indexes import settle, with_due
+from cdc_core.windows import parse_moment, to_us
 
 
 def require_hooks(work: Work) -> None:
@@ -66,8 +68,10 @@ def known(work: Work) -> Known:
 def _not_outdated(work: Work, target: Target) -> Evidence:
     """The newest evidence, unless rows may have changed since then unseen."""
     found = work.hands.newest_evidence(target.name)
-    if found.document is None:
-        return found
+    led = work.meta.latest_cutover(work.way_back.name)
+    came_us = led.at_us(State.SWITCHED) if led is not None else None
+    if found.document is None or to_us(parse_moment(found.document["ended"])) < (came_us or 0):
+        return Evidence(None, found.why)  # when it was made, the application wrote elsewhere
     staged = StagedTables(work.pipeline, [target], work.meta)
     why = staged.missed(Since.of_evidence(found.document).places, work.jobs[target.name].store)
     return Evidence(None, why) if why else found

@@ -5,18 +5,19 @@ Keeps true: a pipeline whose last extract failed, that is late, or that was neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from itertools import islice, takewhile
 
+from cdc_core.config import WAY_BACK_SUFFIX
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import verifications
 from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
 from cdc_core.meta.rows import CopyState, SetAside, SourceStatus, Status
 from cdc_core.meta.states import RunState
-from cdc_core.model.coverage import lacks
+from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.windows import Windows, from_us, to_us
 from cdc_core.words import counted
 
@@ -267,7 +268,7 @@ def _noted(status: Status) -> Iterator[Problem]:
             yield Problem(Level.NOTED, f"source {one.source}", note)
     refused = {one.subject: one for one in status.failures if one.task == COPY_TABLE}
     for one in status.sources:
-        for table, coverage in one.partial.items():
+        for table, coverage in missed(status.pipeline, one.partial).items():
             said = lacks(table, one.source, coverage)
             said = f"{said[0].upper()}{said[1:]}."
             why = refused.get(copied_table(one.source, table))
@@ -281,6 +282,13 @@ def _noted(status: Status) -> Iterator[Problem]:
                 remedy="the staged files do not have its full state; "
                 + ("the source has the table no more" if coverage.gone else ways_out),
             )  # fmt: skip
+
+
+def missed(pipeline: str, partial: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:
+    """The partial tables of which somebody may miss rows. A way back begins where its target has every row, and needs
+    none from before."""
+    back = pipeline.endswith(WAY_BACK_SUFFIX)
+    return {table: one for table, one in partial.items() if one.cascaded or not (back and one.how is How.EXISTING)}
 
 
 def _moment(moment_us: int) -> str:

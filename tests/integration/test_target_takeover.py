@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from cdc_core.errors import RetryLater
 from cdc_core.model.version import Version, encode
+from cdc_core.target import takeover
 from cdc_core.target.prepare import tombstones_table
 from cdc_core.target.takeover import take_over
 from tests.target_rows import Table, shop, target_of, target_table
@@ -64,3 +66,14 @@ def test_rows_that_another_pipeline_has_truncated_can_be_inserted(table: Table) 
     take_over(target_of(table), ["shop.t"], ["one"])
     assert table.write([shop("u", 1, "a", 1, 5)]).written == 1
     assert table.query(f"SELECT version FROM {truncates} WHERE table_name = 'another'") == [(ahead,)]
+
+
+def test_a_server_that_ends_the_session_is_asked_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(connection: Any, *_: object) -> set[str]:
+        with connection.cursor() as cursor:
+            cursor.execute("KILL CONNECTION_ID()")
+        return set()
+
+    monkeypatch.setattr(takeover, "ours_beside", killed)
+    with pytest.raises(RetryLater):
+        take_over(target_of(table), ["shop.t"], ["one"])

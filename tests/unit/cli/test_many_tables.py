@@ -68,7 +68,8 @@ def test_an_extract_says_once_that_tables_had_rows_before(capsys: pytest.Capture
     }
     partial["shop.late"] = TableCoverage(How.UNLOGGED, 9, 0, "binlog.000001:9")
     partial["shop.gone"] = replace(partial["shop.t03"], absent_seq=99)
-    warn_of_partial(CliOutput(as_json=True), [("shop", cast(DrainResult, SimpleNamespace(partial=partial)))])
+    results = [("shop", cast(DrainResult, SimpleNamespace(partial=partial)))]
+    warn_of_partial(CliOutput(as_json=True), "shop", results)
     gone, existing, late = " ".join(capsys.readouterr().err.split()).split("partial: ")[1:]
     assert gone.startswith("rows of shop.gone (source shop) from before")
     assert existing.startswith(
@@ -77,6 +78,10 @@ def test_an_extract_says_once_that_tables_had_rows_before(capsys: pytest.Capture
     assert existing.rstrip().endswith("shop.t09 (~9 rows) and 2 more")
     assert late.startswith("rows of shop.late (source shop) changed without row events at binlog.000001:9")
     assert "`lockstep snapshot` copies the tables." in late
+
+    # A way back begins where its target has every row.
+    warn_of_partial(CliOutput(as_json=True), "shop_back", results)
+    assert capsys.readouterr().err.count("partial: ") == 1
 
 
 def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_request(

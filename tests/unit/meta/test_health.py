@@ -140,6 +140,8 @@ def test_tables_that_are_partial_are_noted_last(line: Line) -> None:
     assert (found.level, found.exit_code) == (Level.NOTED, 0)
     assert "Rows of shop.orders" in found.what
     assert "~60,000 rows at" in found.what
+    back = replace(status, pipeline="line_back")  # begins where its target has every row
+    assert problems(back, HOURLY, ["shop"], []) == problems(status, HOURLY, ["shop"], [])[:-1]
 
 
 def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_its_end(line: Line) -> None:
