@@ -51,10 +51,11 @@ class Setting:
 Settings = tuple[Setting, ...]
 
 _EVERY = (
-    # Orders. A longer text is sorted by as many bytes, and rows that begin alike have no order: an index holds 3,072
-    # bytes, which weigh up to 36 times as much. The buffer must have 15 such rows, or the server refuses to sort.
-    Setting("max_sort_length", 256 << 10),
-    Setting("sort_buffer_size", 8 << 20),
+    # Orders. Of a longer text so many bytes are sorted by, and rows that begin alike have no order. An index tells keys
+    # apart by 3,072 bytes at most, which weigh up to 36 times as much. The buffer must have room for 15 rows, or the
+    # server refuses to sort.
+    Setting("max_sort_length", 128 << 10),
+    Setting("sort_buffer_size", 16 << 20),
     # Comparisons. With it, `id IS NULL` finds the row inserted last.
     Setting("sql_auto_is_null", 0),
     # Between two literals.

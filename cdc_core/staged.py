@@ -14,6 +14,7 @@ before a method of Rows needs it. Errors are those of docs/errors.md, each with 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from cdc_core.extras import require
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import compaction, coverage, reader, start, views
+from cdc_core.stage import horizon as horizons
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.changes_sql import common_key
 from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
@@ -241,6 +243,34 @@ class Stage:
         answer = views.sql(self._store, self._chains.by_source, query, as_of=self._moment(as_of), partial=partial)
         return Rows(lambda: answer.schema, lambda rows: iter(answer.to_batches(max_chunksize=rows)))
 
+    def bookmark(self) -> str:
+        """Up to where everything is read now. Keep it, and give it to a later stage as `changes(since=bookmark)`: that
+        has what came since, each change once, rows of copies too."""
+        chains = {name: chain for name, chain in self._chains.by_source.items() if chain}
+        ids = {name: [one.batch_id for one in chain if one.copied] for name, chain in chains.items()}
+        return json.dumps({name: [str(chain[-1].end.position), ids[name]] for name, chain in chains.items()})
+
+    def _since(self, moment: Moment | None) -> AsOf | None:
+        """As _moment, of a bookmark too. Raises Refused (stage.purged) where a purge went past it."""
+        if not isinstance(moment, str) or not moment.startswith("{"):
+            return self._moment(moment)
+        try:
+            found = {name: (parse_position(end), frozenset(ids)) for name, (end, ids) in json.loads(moment).items()}
+            read = {name: (end, ids) for name, (end, ids) in found.items() if end is not None}
+        except (ValueError, TypeError, AttributeError):
+            raise _no_moment(moment) from None
+        for name, (end, _) in read.items():
+            AsOf(position=end).require_staged({name: self._chains.reached.get(name)})
+            horizon = horizons.read(self._store, name)
+            if horizon is not None and horizon.position > end:
+                raise Refused(
+                    "Changes since the bookmark were purged.",
+                    where=f"{name}: {end}",
+                    code="stage.purged",
+                    remedy="read the state (`now()`), and continue with a new bookmark",
+                )
+        return AsOf(read=read)
+
     def _read(self) -> Chains:
         pipeline = self._pipeline
         names = start.sources(self._store) if pipeline is None else [source.name for source in pipeline.sources]
@@ -310,14 +340,14 @@ class Table:
     ) -> Rows:
         """The staged changes: each source's in the order of its log, with the columns of docs/analysts.md.
 
-        since, until: what `as_of(since)` does not have yet and `as_of(until)` has.
+        since, until: what `as_of(since)` does not have yet and `as_of(until)` has. since: also a `Stage.bookmark`.
         by_key:       each change is one of a single key, so that the last row of a key says whether the row exists: an
                       update that changes the key is a `d` of the old key and a `c` of the new one, a truncate a `d` of
                       each key that lives. key: its columns; by default the table's own. Not together with `since`.
         Where history was purged, it begins at the horizon. Raises what `as_of` raises; reading, what `now` does.
         """
         manifests, store, name = self._manifests, self._stage._store, self.name
-        first, last = self._stage._moment(since), self._stage._moment(until)
+        first, last = self._stage._since(since), self._stage._moment(until)
         if (by_key and first is not None) or (key is not None and not by_key):
             raise UsageError(
                 "Changes by key always begin with the history, and only they accept a key.",
@@ -436,11 +466,12 @@ class Rows:
         return (connection or duckdb).from_arrow(self.to_arrow())
 
     def to_parquet(self, path: str | Path) -> int:
-        """Writes the rows to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
+        """Writes the rows to one Parquet file (CSV, if its name ends with .csv), batch by batch; the rows written. It
+        appears whole or not at all.
 
         Raises RetryLater (stage.unwritable).
         """
-        return reader.write_parquet(self.schema, self.batches(), Path(path))
+        return reader.write_file(self.schema, self.batches(), Path(path))
 
 
 def as_of(moment: Moment) -> AsOf:

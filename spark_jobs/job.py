@@ -42,12 +42,10 @@ from cdc_core.model.run import (
 )
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import SEQ
-from cdc_core.stage import start as starts
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
-from cdc_core.target.ownership import Writer
 from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
@@ -190,13 +188,7 @@ class Job:
             partial=rows_lacking_values(table) > 0,
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
-            owner=self._owner,
         )
-
-    @cached_property
-    def _owner(self) -> Writer:
-        names = starts.names(self.store, [source.name for source in self.pipeline.sources])
-        return Writer(self.pipeline.pipeline, names)
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""

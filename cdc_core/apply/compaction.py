@@ -29,6 +29,7 @@ from typing import Any
 from cdc_core.apply.consumed import committed
 from cdc_core.apply.turn import Turn
 from cdc_core.config import Pipeline
+from cdc_core.informing import informing
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.compaction import Compaction
@@ -123,7 +124,7 @@ def compact(
     (stage.compacted_differs, stage.damaged), and what the stage raises.
     """
     names = [source.name for source in pipeline.sources] if sources is None else list(sources)
-    work = _Work(meta, store, pipeline, by, older_than_us, progressed)
+    work = _Work(meta, store, pipeline, by, older_than_us, informing("The progress of a compaction")(progressed))
     if dry_run:
         return work.look(names)
     with Turn(meta, pipeline) as turn:

@@ -110,10 +110,10 @@ def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> Data
         remedy="nothing was written. If the connection leads to the wrong server, or the pipeline file to the wrong "
         "tables, correct it. If the server was "
         "restored, or is a replica that was promoted before it had received everything, write the lost batches again: "
-        f"lockstep run {pipeline.pipeline} --replay --target {target}{begin} "
+        f"`lockstep run {pipeline.pipeline} --replay --target {target}{begin}` "
         f"({'first_batches in Airflow: ' + ', '.join(first) if first else 'in Airflow: the replay DAG, from the start'}"
         "); the next run then continues. If the rows are there in another way: "
-        f"lockstep meta accept {pipeline.pipeline} --target {target}",
+        f"`lockstep meta accept {pipeline.pipeline} --target {target}`",
     )
 
 

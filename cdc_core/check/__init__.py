@@ -147,7 +147,7 @@ def _meta(
 
 def _writer(pipeline: Pipeline, target: str) -> Writer:
     with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-        return writer_of(pipeline, frozenset(meta.last_writes(target)))
+        return writer_of(meta, pipeline, target)
 
 
 def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:

@@ -99,7 +99,7 @@ def require_target(
             problems.append(error)
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
-    owner = writer_of(pipeline, frozenset(meta.last_writes(target_name)))
+    owner = writer_of(meta, pipeline, target_name)
     new: list[tuple[str, ShardTable]] = []
     try:
         followed = _followed(covered or meta.coverage, pipeline, target)
@@ -133,10 +133,10 @@ def require_target(
     take(target, new, owner, environ)
 
 
-def writer_of(pipeline: Pipeline, written: frozenset[str]) -> Writer:
+def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
     """Raises what opening the stage and reading the starts of its sources raise."""
     names = starts.names(open_stage(pipeline.stage), [source.name for source in pipeline.sources])
-    return Writer(pipeline.pipeline, names, written)
+    return Writer(pipeline.pipeline, names, frozenset(meta.last_writes(target)), meta.seeded(target))
 
 
 def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:

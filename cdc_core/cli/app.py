@@ -7,7 +7,6 @@ import inspect
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
@@ -15,7 +14,6 @@ from typing import Annotated, Any, cast
 
 import typer
 from typer.exceptions import TyperException
-from typer.main import get_command
 
 from cdc_core.account import settled
 from cdc_core.cli import (
@@ -39,7 +37,7 @@ from cdc_core.cli import (
 )
 from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
-from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError, parts_of
+from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 from cdc_core.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
@@ -166,44 +164,11 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-_COMMAND = re.compile("`lockstep" + r" ([^`]*)`")
-
-
 def _switch(variable: str) -> bool:
     return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
-def _performable(remedy: str, tree: Any) -> str:
-    """The remedy whose commands name the pipeline of the command that failed, and can be given as they are."""
-
-    def led(words: list[str]) -> tuple[Any, int]:
-        """The command that the words begin with, and where its arguments begin."""
-        command, at = tree, 0
-        while at < len(words) and (
-            words[at] in getattr(command, "commands", {}) or (command is tree and "-" in words[at][:1])
-        ):
-            command, at = command.commands.get(words[at], command), at + 1
-        return command, at
-
-    command, at = led(sys.argv[1:])
-    try:
-        given = command.make_context(None, sys.argv[1 + at :], resilient_parsing=True).params.get("pipeline")
-    except TyperException:
-        given = None
-
-    def filled(match: re.Match[str]) -> str:
-        words = [given if one == "PIPELINE" else one for one in match[1].split()]
-        command, at = led(words)
-        if any(one.name == "pipeline" for one in command.params) and (at == len(words) or words[at][:1] == "-"):
-            words.insert(at, given)
-        return f"`lockstep {' '.join(words)}`"
-
-    return _COMMAND.sub(filled, remedy) if given else remedy
-
-
 def _fail(error: LockstepError, as_json: bool) -> int:
-    for one in (error, *parts_of(error)):
-        one.remedy = _performable(one.remedy, get_command(app))
     if _switch("LOCKSTEP_DEBUG") and sys.exc_info()[0] is not None:
         sys.stderr.write(traceback.format_exc())
     print_error(error, as_json=as_json)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput
+from cdc_core.cli.performable import performable
 from cdc_core.extras import require
 from cdc_core.words import counted
 
@@ -72,7 +73,7 @@ def check(
                 "status": one.status,
                 "subject": one.subject,
                 "what": one.what,
-                "remedy": one.remedy,
+                "remedy": performable(one.remedy),
                 "code": one.error.code if one.error else "",
                 "class": one.error.exit_class if one.error else "",
             }
@@ -112,7 +113,7 @@ def _lines(status: str, style: str, findings: Sequence[Finding]) -> list[Rendera
             entry.add_row(Text(status, style=style), Text(subjects, style="bold"))
             entry.add_row("", Text(what))
             if first.remedy:
-                entry.add_row(Text("fix", style="bold green"), Text(first.remedy))
+                entry.add_row(Text("fix", style="bold green"), Text(performable(first.remedy)))
             if first.error is not None:
                 entry.add_row("", Text(f"code {first.error.code}", style="dim"))
         made.append(entry)

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def progress_text(figures: Figures) -> str:
     """Rows and bytes, read and of all; the rate, and the time that is left. An estimate has a ~."""
     fraction = figures.fraction
-    about = "" if figures.counted else "~"
-    of = "" if figures.total is None or figures.complete else f" of {about}{figures.total:,}"
+    of = "" if figures.total is None else f" of ~{figures.total:,}"
     if figures.complete:
         return f"all {counted(figures.rows, 'row')} read, {size(figures.size_bytes)}"
     parts = [f"{figures.rows:,}{of} rows", size(figures.size_bytes)]

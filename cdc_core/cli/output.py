@@ -19,6 +19,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from cdc_core.cli.performable import performable
 from cdc_core.errors import LockstepError, parts_of
 from cdc_core.windows import from_us
 
@@ -187,7 +188,7 @@ def error_document(error: LockstepError) -> dict[str, Any]:
             "class": error.exit_class,
             "what": error.what,
             "where": error.where,
-            "remedy": error.remedy,
+            "remedy": performable(error.remedy),
         }
     }
 
@@ -202,7 +203,7 @@ def print_error(error: LockstepError, *, as_json: bool) -> None:
         console.print(Text.assemble((f"{one.exit_class}: ", "bold red"), one.what), soft_wrap=True)
         if one.where:
             console.print(Text.assemble(("  at   ", "bold"), one.where), soft_wrap=True)
-        console.print(Text.assemble(("  fix  ", "bold green"), one.remedy), soft_wrap=True)
+        console.print(Text.assemble(("  fix  ", "bold green"), performable(one.remedy)), soft_wrap=True)
         console.print(Text(f"  code {one.code} (docs/errors.md)", style="dim"), soft_wrap=True)
 
 

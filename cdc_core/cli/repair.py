@@ -16,7 +16,8 @@ from cdc_core.cli.options import (
     TargetOption,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.output import CliOutput, error_document, table
+from cdc_core.cli.performable import performable
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.status import ledger_document
 from cdc_core.cli.verify import extract_on, findings_table, one_target, result_document, verdict
@@ -155,7 +156,7 @@ def _answer(
         "equal": done.settled,
     }
     if error is not None:
-        document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
+        document |= error_document(error)
     document["refused"] = sorted(done.refused)
     rows = []
     for name, before in done.before.items():
@@ -174,7 +175,7 @@ def _answer(
     if dry_run:
         output.note("nothing was staged or changed: --dry-run")
         if error is not None:
-            output.note(f"{error.what}\n  fix  {error.remedy}")
+            output.note(f"{error.what}\n  fix  {performable(error.remedy)}")
         return
     output.note(f"{counted(done.rows, 'row')} and {counted(done.deletes, 'delete')} staged")
     if done.after is None and done.batches:
@@ -186,4 +187,4 @@ def _answer(
         if count:
             output.note(f"{counted(count, 'row')} {what}")
     if error is not None:
-        output.note(f"{error.what}\n  fix  {error.remedy}")
+        output.note(f"{error.what}\n  fix  {performable(error.remedy)}")

@@ -23,7 +23,7 @@ from cdc_core.cli.options import (
     time_us,
 )
 from cdc_core.cli.output import CliOutput, moment, size, table
-from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, to_us
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 app = typer.Typer(name="stage", help="Inspect and maintain the staged files.", no_args_is_help=True)
 
 _SAID_S = 2.0
-_OTHER_FORMATS = frozenset({".csv", ".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xlsx", ".sql", ".avro", ".orc"})
-"""Names of files that a tool would not read as Parquet."""
+_OTHER_FORMATS = frozenset({".tsv", ".txt", ".json", ".jsonl", ".ndjson", ".xlsx", ".sql", ".avro", ".orc"})
+"""Names of files that a tool would not read as Parquet or CSV."""
+_SHOWN_ROWS = 1000
 
 SourceOption = Annotated[
     list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
@@ -590,13 +591,18 @@ def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
 @app.command()
 def export(
     pipeline: PipelineArgument,
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")],
     to: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FILE", envvar="LOCKSTEP_STAGE_EXPORT_OUTPUT", help="The Parquet file to write."
+            "--output",
+            "-o",
+            metavar="FILE",
+            envvar="LOCKSTEP_STAGE_EXPORT_OUTPUT",
+            help="The file to write: Parquet, or CSV if its name ends with .csv. With --all, a folder.",
         ),
     ],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")] = "",
+    every: Annotated[bool, typer.Option("--all", help="Each table, to a Parquet file of its own.")] = False,
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
     ] = None,
@@ -613,57 +619,78 @@ def export(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a table's state after all staged changes to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal,
-    _cdc_absent.
+    """Write a table's state after all staged changes to one Parquet or CSV file: its columns, _cdc_seq, _cdc_ts,
+    _cdc_literal, _cdc_absent.
 
     \b
       lockstep stage export shop shop.orders -o orders.parquet
       lockstep stage export shop shop.orders -o then.parquet --as-of 2026-11-21T04:00:00Z
+      lockstep stage export shop --all -o tables
 
     The file has the latest row of each key, without deleted rows. A table that had rows before the pipeline captured it
     is partial: rows that have not changed since are not staged. A partial table is refused unless you pass --partial.
     """
+    from cdc_core.model.paths import segment
+    from cdc_core.stage.opened import tables_of
     from cdc_core.stage.reader import export as write
 
+    if every == bool(name):
+        raise UsageError(
+            "Give a table, or --all.", where="TABLE", code="cli.usage", remedy="`stage ls` names the tables"
+        )
     output = CliOutput(as_json)
+    if not every:
+        _require_free(to, force=force)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    store = open_stage(parsed.stage)
+    moment = _moment(as_of, parsed)
+    checked = chains(parsed, store, output)
+    files = {one: to / f"{segment(one)}.parquet" for one in sorted(tables_of(checked.all))} if every else {name: to}
+    written: list[dict[str, Any]] = []
+    errors: list[LockstepError] = []
+    for one, file in files.items():
+        try:
+            if every:
+                to.mkdir(parents=True, exist_ok=True)
+                _require_free(file, force=force)
+            rows = write(
+                store, checked.all, one, file, key or None,
+                since_horizon=since_horizon, partial=partial, as_of=moment, dropped=dropped,
+            )  # fmt: skip
+            written.append({"table": one, "file": str(file), "rows": rows, "size_bytes": file.stat().st_size})
+        except LockstepError as error:
+            errors.append(error)
+    if errors:
+        raise combined(errors)
+    document = {"tables": written} if every else written[0]
+    shown = (f"{counted(one['rows'], 'row')} of {one['table']} in {one['file']}" for one in written)
+    output.answer(document | {"compared_with_meta": checked.compared}, *shown)
+
+
+def _require_free(to: Path, *, force: bool) -> None:
     if to.suffix.lower() in _OTHER_FORMATS:
         raise UsageError(
-            f"The export is a Parquet file, and {to.name} has the name of another format.",
+            f"The file is Parquet or CSV, and {to.name} has the name of another format.",
             where=str(to),
             code="cli.not_parquet",
-            remedy=f"write -o {to.with_suffix('.parquet')}; other tools convert it, such as DuckDB: "
-            f"COPY '{to.with_suffix('.parquet').name}' TO '{to.name}'",
+            remedy=f"write -o {to.with_suffix('.parquet')} or -o {to.with_suffix('.csv')}; other tools convert them",
         )
     if to.exists() and not force:
         raise UsageError(
             f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"
         )
-    _, parsed = load_pipeline(pipeline, pipelines)
-    store = open_stage(parsed.stage)
-    moment = _moment(as_of, parsed)
-    checked = chains(parsed, store, output)
-    rows = write(
-        store,
-        checked.all,
-        name,
-        to,
-        key or None,
-        since_horizon=since_horizon,
-        partial=partial,
-        as_of=moment,
-        dropped=dropped,
-    )
-    written = to.stat().st_size
-    document = {
-        "table": name, "file": str(to), "rows": rows, "size_bytes": written, "compared_with_meta": checked.compared,
-    }  # fmt: skip
-    output.answer(document, f"{counted(rows, 'row')} of {name} in {to} ({size(written)})")
 
 
 @app.command()
 def sql(
     pipeline: PipelineArgument,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A DuckDB query.")],
+    to: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the answer to a .parquet or .csv file instead."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show; --json and -o have all.")] = _SHOWN_ROWS,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     partial: PartialOption = False,
     as_of: AsOfOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
@@ -682,13 +709,24 @@ def sql(
     runs inside this command and reads only the files that the manifests list: a query cannot read other files, write
     files or change settings.
     """
+    from cdc_core.stage.reader import write_file
     from cdc_core.stage.views import sql as ask
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     output = CliOutput(as_json)
+    if to is not None:
+        _require_free(to, force=force)
     checked = chains(parsed, store, output)
     answer = ask(store, checked.by_source, query, partial=partial, as_of=_moment(as_of, parsed))
+    every = answer.num_rows
+    if to is not None:
+        write_file(answer.schema, iter(answer.to_batches()), to)
+        output.answer({"file": str(to), "rows": every}, f"{counted(every, 'row')} in {to}")
+        return
+    if not as_json and every > limit:
+        output.note(f"{limit:,} of {every:,} rows; all: -o FILE, or --limit {every}")
+        answer = answer.slice(0, limit)
     columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]
     if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
         rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]

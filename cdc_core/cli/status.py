@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
+from cdc_core.cli.performable import performable
 from cdc_core.windows import parse_moment, to_us
 from cdc_core.words import counted
 
@@ -99,7 +100,7 @@ def problem_document(one: Problem) -> dict[str, Any]:
         "subject": one.subject,
         "what": one.what,
         "where": one.where,
-        "remedy": one.remedy,
+        "remedy": performable(one.remedy),
         "code": one.code,
         "class": one.exit_class,
         "since": moment(one.since_us),
@@ -113,7 +114,7 @@ _STYLES = {"failed": "bold red", "paused": "bold yellow", "late": "bold yellow",
 def problem_lines(one: Problem) -> Text:
     """A problem for people, as errors are printed."""
     lines = Text.assemble((f"{one.level.value}: ", _STYLES[one.level.value]), f"{one.subject}: {one.what}")
-    for name, value in (("at", one.where), ("fix", one.remedy)):
+    for name, value in (("at", one.where), ("fix", performable(one.remedy))):
         if value:
             lines.append(f"\n  {name:<4}", "bold").append(value)
     if one.level.value == "failed":
@@ -237,7 +238,6 @@ def copy_document(one: CopyStatus) -> dict[str, Any]:
         "why": one.why,
         "rows": one.rows,
         "rows_estimated": one.rows_estimated,
-        "counted": one.counted,
         "percent": one.percent,
         "bytes": one.size_bytes,
         "bytes_estimated": one.bytes_estimated,
@@ -319,7 +319,7 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     rows = [
         (
             source.source, one.table, one.state.value, one.rows or "",
-            "?" if one.rows_estimated is None else f"{'' if one.counted else '~'}{one.rows_estimated:,}",
+            "?" if one.rows_estimated is None else f"{'' if one.state.value == 'read' else '~'}{one.rows_estimated:,}",
             "" if one.percent is None else f"{one.percent:.0f} %",
             _bytes_of(one),
             "" if one.rows_s is None else f"{one.rows_s:,.0f}",

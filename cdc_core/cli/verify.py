@@ -22,6 +22,7 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, duration, error_document, table
+from cdc_core.cli.performable import performable
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify.modes import Mode, outcome
@@ -194,7 +195,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found:
         )
     output.note(f"evidence: {path}")
     if error is not None and all(one.error is not error for one in results):
-        output.note(f"{error.what}\n  fix  {error.remedy}")
+        output.note(f"{error.what}\n  fix  {performable(error.remedy)}")
 
 
 _TITLES = {

@@ -232,7 +232,7 @@ def answered(moving: Moving, answer: Answer) -> Cutover:
         "The application was not switched; everything is as before.",
         where="cutover.switch_with",
         code="cutover.not_switched",
-        remedy="see what the command said (`lockstep cutover status PIPELINE`), then begin again",
+        remedy=f"see what the command said (`lockstep cutover status {moving.cutover.pipeline}`), then begin again",
     )
 
 
@@ -307,7 +307,7 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
         where=f"cutover {cutover.cutover_id}",
         code="cutover.unknown",
         remedy="look where the application writes, and make sure that the command is not running any more; then say "
-        "so: `lockstep cutover resume PIPELINE --answer switched` or `--answer not-switched`",
+        f"so: `lockstep cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
     )
 
 

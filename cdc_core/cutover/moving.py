@@ -232,6 +232,8 @@ class Moving:
             rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
             work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, DOUBT, why, rows)
         left = {"rows": sum(found.rows.values()), "named": found.named}
+        if found.named:
+            work.told(f"the new tables were written to while they were open: {found.named}")
         self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 
     def _is_rolled_back(self) -> bool:

@@ -110,8 +110,8 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
             f"The cutover did not switch, and not all that it had made could be undone: {error.what}",
             where=f"cutover {cutover.cutover_id}",
             code="cutover.not_undone",
-            remedy="the old tables may refuse writes until you say `lockstep cutover abort`, as soon as the servers "
-            "answer again",
+            remedy=f"the old tables may refuse writes until you say `lockstep cutover abort {cutover.pipeline}`, as "
+            "soon as the servers answer again",
         ) from error
 
 

@@ -46,12 +46,11 @@ def copier_of(source: str) -> str:
 class TableCopy:
     """A copy of a table that is not staged yet.
 
-    limit:    the greatest key when the copy began, as SQL literals; () for a table without rows.
+    limit:    the last key when the copy began, as SQL literals; () for a table without rows.
     planned:  the key up to which chunks are planned; None before the first one.
     complete: everything up to the limit is read.
     rows, size_bytes: read so far; bytes as values in memory.
-    rows_estimated:   of the whole table; counted if `counted`, else an estimate.
-    bytes_estimated:  of the whole table, as size_bytes; 0 where it is not known.
+    rows_estimated:   of the whole table, by the server's statistics when the copy began.
     waiting:          why no chunk is read at the moment; not kept.
     low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
               came from there on. None for a table without a key, which has no limit.
@@ -66,10 +65,8 @@ class TableCopy:
     rows: int = 0
     rows_estimated: int = 0
     size_bytes: int = 0
-    counted: bool = False
     waiting: str = ""
     low: Position | None = None
-    bytes_estimated: int = 0
     rules: str = ""
 
     @property
@@ -170,11 +167,11 @@ def retries(connection: Connection, source: str) -> dict[str, ChunkRetries]:
 
 
 def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> CopyStatus:
-    rows = max(row.rows_estimated, row.rows_read)
+    rows = row.rows_read if row.complete else max(row.rows_estimated, row.rows_read)
     rate = None if row.complete else copy_pace.rate_of(copy_pace.from_text(row.pace), now)
     left_s = size_bytes = None
     if row.rows_read:
-        size_bytes = max(row.bytes_read, row.bytes_estimated or round(rows * row.bytes_read / row.rows_read))
+        size_bytes = round(rows * row.bytes_read / row.rows_read)
     if rate is not None and size_bytes is not None:
         left_s = rate.left_s(rows - row.rows_read, size_bytes - row.bytes_read)
     return CopyStatus(
@@ -186,9 +183,8 @@ def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> C
         updated_us=row.updated_us,
         rows_s=None if rate is None else rate.rows_s,
         left_s=left_s,
-        counted=row.counted or row.complete,
         size_bytes=row.bytes_read,
-        bytes_estimated=row.bytes_read if row.complete else size_bytes,
+        bytes_estimated=size_bytes,
         bytes_s=None if rate is None else rate.bytes_s,
         chunk_retries=tried.count,
         chunk_error=tried.error,
@@ -212,7 +208,6 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             rows_read=0,
             bytes_read=0,
             rows_estimated=copy.rows_estimated,
-            counted=copy.counted,
             started_us=now,
             updated_us=now,
             pace=copy_pace.to_text([copy_pace.Moment(now, 0, 0)]),
@@ -303,12 +298,10 @@ def read(
     source: str,
     one: ReadChunk,
     size_bytes: int,
-    rows_estimated: int,
-    bytes_estimated: int,
 ) -> bool:
     """A chunk's files are durable. False if it is not wanted any more: its copy was dropped or begun again.
 
-    size_bytes: of its values in memory. rows_estimated, bytes_estimated: of the whole table, as it is known now.
+    size_bytes: of its values in memory.
     """
     leases.require_held(connection, lease)
     taken = connection.execute(
@@ -333,8 +326,6 @@ def read(
             complete=ended,
             rows_read=_copy.c.rows_read + one.chunk.rows,
             bytes_read=_copy.c.bytes_read + size_bytes,
-            rows_estimated=rows_estimated,
-            bytes_estimated=bytes_estimated,
             updated_us=now,
             pace=copy_pace.to_text(copy_pace.noted(copy_pace.from_text(copy.pace), reached)),
         )
@@ -504,7 +495,6 @@ def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
         row.rows_read,
         row.rows_estimated,
         row.bytes_read,
-        bool(row.counted),
         low=None if row.low is None else Position.from_json(json.loads(row.low)),
         rules=row.rules or "",
     )

@@ -267,22 +267,12 @@ class Meta:
         """The reader of a chunk has failed. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: copies.leave_chunk(c, lease, source, number, error))
 
-    def chunk_read(
-        self,
-        lease: Lease,
-        source: str,
-        one: ReadChunk,
-        size_bytes: int = 0,
-        rows_estimated: int = 0,
-        bytes_estimated: int = 0,
-    ) -> bool:
+    def chunk_read(self, lease: Lease, source: str, one: ReadChunk, size_bytes: int = 0) -> bool:
         """A chunk's files are durable; False if its copy was dropped or begun again.
 
-        size_bytes: of its values in memory. rows_estimated, bytes_estimated: of the whole table.
-        Raises RetryLater (meta.lease_lost).
+        size_bytes: of its values in memory. Raises RetryLater (meta.lease_lost).
         """
-        estimated = (rows_estimated, bytes_estimated)
-        return self._database.write(lambda c: copies.read(c, lease, source, one, size_bytes, *estimated))
+        return self._database.write(lambda c: copies.read(c, lease, source, one, size_bytes))
 
     def pause_copies(self, source: str, holder: str) -> None:
         """No chunk of the source is read from now on, by any process."""
@@ -499,6 +489,10 @@ class Meta:
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
         """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
         return self._database.write(lambda c: runs.seed(c, target, batches))
+
+    def seeded(self, target: str) -> bool:
+        """Whether `seed` has counted batches for the target."""
+        return self._database.read(lambda c: runs.seeded(c, target))
 
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
         """Runs that were committed before a time."""

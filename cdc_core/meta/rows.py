@@ -253,7 +253,6 @@ class CopyStatus:
     rows:           read so far; 0 once they are staged, which no longer counts them.
     rows_estimated: by the server; None where it is not known.
     started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
-    counted:        rows_estimated is exact.
     size_bytes, bytes_estimated: of the values that were read, and of all; the latter None where it is not known.
     rows_s, bytes_s, left_s: its rate over the last half minute, and how long it still takes; None until they are known,
                     and where no chunk was read for two minutes.
@@ -272,7 +271,6 @@ class CopyStatus:
     copied_to: str = ""
     rows_s: float | None = None
     left_s: float | None = None
-    counted: bool = False
     size_bytes: int = 0
     bytes_estimated: int | None = None
     bytes_s: float | None = None

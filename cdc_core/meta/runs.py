@@ -24,6 +24,7 @@ from cdc_core.model.run import LedgerEntry, WriteCounts
 _run, _record, _ledger = tables.run, tables.consume_record, tables.apply_ledger
 _CHUNK = 500
 _ERROR_CHARS = 4000
+_SEEDED = "seeded"
 _LEDGER_FIGURES = ("staged_rows", "key_changes", "winners", "superseded", "written", "stale", "absent")
 
 UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
@@ -359,7 +360,7 @@ def seed(connection: Connection, target: str, batches: Sequence[BatchRow]) -> in
             "row_count": one.rows,
             "taken": False,
             "state": RecordState.PURGED,
-            "run_id": "seeded",
+            "run_id": _SEEDED,
             "attempts": 0,
             "created_us": now,
             "updated_us": now,
@@ -370,6 +371,12 @@ def seed(connection: Connection, target: str, batches: Sequence[BatchRow]) -> in
     if fresh:
         connection.execute(insert(_record), fresh)
     return len(fresh)
+
+
+def seeded(connection: Connection, target: str) -> bool:
+    """See Meta.seeded."""
+    mine = exists().where(_record.c.target == target, _record.c.run_id == _SEEDED)
+    return bool(connection.execute(select(mine)).scalar_one())
 
 
 def finished(connection: Connection, pipeline: str, before_us: int) -> tuple[str, ...]:

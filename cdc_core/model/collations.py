@@ -17,6 +17,10 @@ LANGUAGES = {
 """MySQL's names of languages in collations of Unicode 9, and MariaDB's in those of Unicode 14."""
 UNICODE_9 = re.compile(r"^utf8mb4_(?:(\w+?)_)?0900_(ai_ci|as_ci|as_cs|bin)$")
 
+UNCERTAIN = "utf8mb4_0900_BIN"
+"""MariaDB's alias of MySQL's utf8mb4_0900_bin. It ignores trailing spaces in 11.4 and not in 11.8, so that two servers
+may compare it differently. The letters keep the name apart from MySQL's; a server takes either."""
+
 
 def own_name(collation: str, *, mariadb: bool) -> str:
     """The server's own name of a collation; "" for ""."""
@@ -24,5 +28,5 @@ def own_name(collation: str, *, mariadb: bool) -> str:
     if match is None:
         return collation
     if match[2] == "bin":
-        return "utf8mb4_bin"  # unlike MySQL's, the alias ignores trailing spaces
+        return UNCERTAIN
     return "_".join(filter(None, ("utf8mb4_uca1400", LANGUAGES.get(match[1] or ""), "nopad", match[2])))

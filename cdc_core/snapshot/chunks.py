@@ -1,6 +1,6 @@
-"""Where a table is cut: the greatest key when the copy begins, and the end of each chunk, as the server orders keys.
+"""Where a table is cut: the last key when the copy begins, and the end of each chunk, as the key's index orders them.
 
-It must keep true that the last chunk has an end: rows with greater keys came after the copy began, and the log has
+It must keep true that the last chunk has an end: rows with keys after it came after the copy began, and the log has
 them. Without an end, a table that grows would never be copied.
 """
 
@@ -12,18 +12,14 @@ import pymysql
 
 from cdc_core.connections import answers, quote
 from cdc_core.model.schema import TableSchema
-from cdc_core.snapshot.keys import Key, after, literals, numbered, ordered, selected, up_to
-from cdc_core.source.facts import as_text, explained, query
+from cdc_core.snapshot.keys import Key, after, downwards, literals, numbered, ordered, selected, up_to
+from cdc_core.source.facts import as_text, query
 
 _LEAST_ROWS, _MOST_ROWS = 1, 4_000_000
 FIRST_ROWS = 10_000
 """Of the chunks before the first was read, at most."""
-
 _DENSE = 0.5
 """Rows for each key, from which on ends of chunks are computed."""
-
-COUNT_S = 2.0
-_TOOK_TOO_LONG = frozenset({1317, 1969, 3024})
 
 _ESTIMATE = """
 SELECT TABLE_ROWS, AVG_ROW_LENGTH, DATA_LENGTH FROM INFORMATION_SCHEMA.TABLES
@@ -48,48 +44,43 @@ def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
     return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0]))
 
 
+_UNIQUE_PARTS = """
+SELECT INDEX_NAME, COLUMN_NAME, COLLATION FROM INFORMATION_SCHEMA.STATISTICS
+ WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0 ORDER BY INDEX_NAME, SEQ_IN_INDEX
+"""
+
+
 @answers("source")
-def greatest(connection: pymysql.Connection, schema: TableSchema) -> Key:
-    """The greatest key; () for a table without rows."""
-    order = ordered(schema, descending=True)
+def last_key(connection: pymysql.Connection, schema: TableSchema) -> Key:
+    """The key that comes last in the order of its index; () for a table without rows. The first column goes upwards,
+    as it does in an index that is followed backwards."""
+    down = _downwards(connection, schema)
+    order = ordered(schema, down, reverse=True)
     rows = query(connection, f"SELECT {selected(schema)} {from_table(schema)} ORDER BY {order} LIMIT 1")
-    return literals(schema, rows[0]) if rows else ()
+    return literals(schema, rows[0], down) if rows else ()
 
 
-@answers("source")
-def least(connection: pymysql.Connection, schema: TableSchema) -> Key:
-    """The least key; () for a table without rows."""
-    rows = query(connection, f"SELECT {selected(schema)} {from_table(schema)} ORDER BY {ordered(schema)} LIMIT 1")
-    return literals(schema, rows[0]) if rows else ()
-
-
-@answers("source")
-def count_rows(connection: pymysql.Connection, schema: TableSchema, *, mariadb: bool) -> int | None:
-    """How many rows there are; None if the server needs longer than COUNT_S to tell."""
-    if mariadb:
-        sql = f"SET STATEMENT max_statement_time = {COUNT_S} FOR SELECT COUNT(*) {from_table(schema)}"
-    else:
-        sql = f"SELECT /*+ MAX_EXECUTION_TIME({COUNT_S * 1000:.0f}) */ COUNT(*) {from_table(schema)}"
-    try:
-        with connection.cursor() as cursor:
-            cursor.execute(sql)
-            return int(cursor.fetchall()[0][0])
-    except pymysql.err.MySQLError as error:
-        if error.args and error.args[0] in _TOOK_TOO_LONG:
-            return None
-        raise explained(error, "SELECT COUNT(*)") from None
+def _downwards(connection: pymysql.Connection, schema: TableSchema) -> list[bool]:
+    indexes: dict[str, list[tuple[str, bool]]] = {}
+    for index, column, order in query(connection, _UNIQUE_PARTS, (schema.database, schema.table)):
+        indexes.setdefault(as_text(index), []).append((as_text(column or ""), as_text(order or "") == "D"))
+    for parts in indexes.values():
+        if tuple(name for name, _ in parts) == schema.key:
+            return [falls != parts[0][1] for _, falls in parts]
+    return [False] * len(schema.key)
 
 
 @answers("source")
 def end_of_chunk(connection: pymysql.Connection, schema: TableSchema, above: Key, limit: Key, rows: int) -> Key:
     """The key of the `rows`-th row after `above`; `limit` if there are fewer up to it."""
+    down = downwards(limit)
     where = f"{after(schema, above)} AND {up_to(schema, limit)}"
     found = query(
         connection,
-        f"SELECT {selected(schema)} {from_table(schema)} WHERE {where} ORDER BY {ordered(schema)} "
+        f"SELECT {selected(schema)} {from_table(schema)} WHERE {where} ORDER BY {ordered(schema, down)} "
         f"LIMIT 1 OFFSET {rows - 1}",
     )
-    return literals(schema, found[0]) if found else limit
+    return literals(schema, found[0], down) if found else limit
 
 
 def computed_end(schema: TableSchema, above: Key, limit: Key, rows: int, density: float) -> Key:

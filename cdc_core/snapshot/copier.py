@@ -25,6 +25,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.extract.extractor import default_holder
+from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
@@ -37,7 +38,7 @@ from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
-from cdc_core.snapshot.chunks import count_rows, from_table, greatest
+from cdc_core.snapshot.chunks import from_table, last_key
 from cdc_core.snapshot.copyable import require_copied
 from cdc_core.snapshot.second_thread import taking
 from cdc_core.snapshot.sessions import Pair, Sessions
@@ -115,7 +116,7 @@ def copy_tables(
     Raises Refused (snapshot.not_started, snapshot.throttle), RetryLater (snapshot.other_server, snapshot.redefined,
     snapshot.paused), and what reading and the store raise. What was read until then stays read.
     """
-    config = pipeline.source(source)
+    config, progressed = pipeline.source(source), informing("The progress of a copy")(progressed)
     with ExitStack() as opened:
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
@@ -311,22 +312,16 @@ class _Reader:
                 self._progressed(replace(table.copy, waiting=why))
             self._work.stopped.wait(WAIT_S)
 
-    def _begin(self, schema: TableSchema, counts: bool) -> Extent:
-        """The greatest key that is visible once everything before the end of what is staged is; counts: and a count of
-        rows."""
+    def _begin(self, schema: TableSchema) -> Extent:
+        """The last key that is visible once everything before the end of what is staged is."""
         if self._sessions.beside:
             require_same_definition(self._sessions.source.control, schema, self._context.source)
         limit: keys.Key = ()
         low: Position | None = None
         if schema.key:
             with _unchanged(schema), self._view(schema, self._staged_here()) as (at, view):
-                limit, low = greatest(at.reader, schema), view.low
-        rows: int | None = None
-        if schema.key and not limit:
-            rows = 0
-        elif counts:
-            rows = count_rows(self._sessions.tables.control, schema, mariadb=self._server.mariadb)
-        return Extent(limit, low, rows)
+                limit, low = last_key(at.reader, schema), view.low
+        return Extent(limit, low)
 
     def _staged_here(self) -> Checkpoint:
         """The end of what is staged, in the log of the server that is read."""
@@ -354,7 +349,7 @@ class _Reader:
             tail = ""  # the whole table at once
         elif copy.limit:
             where = f"{keys.after(schema, planned.above)} AND {keys.up_to(schema, planned.through)}"
-            tail = f"WHERE {where} ORDER BY {keys.ordered(schema)}"
+            tail = f"WHERE {where} ORDER BY {keys.ordered(schema, keys.downwards(copy.limit))}"
         else:
             tail = "WHERE FALSE"
         ts_us = staged.watermark_us or self._server.clock_us

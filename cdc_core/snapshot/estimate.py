@@ -16,6 +16,7 @@ from cdc_core import connections
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused
 from cdc_core.extract import hosts
+from cdc_core.informing import informing
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -87,8 +88,10 @@ def estimate(
         reader = connections.connect(address, where=source, read_timeout=config.read_timeout_s)
         opened.callback(reader.close)
         level = pipeline.stage.compression_level
-        bytes_s = _sampled(reader, schemas[largest], sizes[largest], capture, staged, level)
-        return {name: one if not one.chunks or not bytes_s else _timed(one, bytes_s) for name, one in found.items()}
+        bytes_s = 0.0
+        with informing("The time of a copy"):
+            bytes_s = _sampled(reader, schemas[largest], sizes[largest], capture, staged, level)
+        return {name: _timed(one, bytes_s) if one.chunks and bytes_s else one for name, one in found.items()}
 
 
 def _refused(control: pymysql.Connection, pipeline: Pipeline, capture: Capture, schema: TableSchema) -> str:
@@ -129,8 +132,7 @@ def _sampled(
             low=staged.position, ts_us=staged.watermark_us, level=level, scratch=Path(scratch),
         )  # fmt: skip
         try:
-            order = f"ORDER BY {keys.ordered(schema)}" if schema.key else ""
-            for batch in TableReader(reader, schema).batches(f"{from_table(schema)} {order} LIMIT {rows}"):
+            for batch in TableReader(reader, schema).batches(f"{from_table(schema)} LIMIT {rows}"):
                 file.add(batch)
             file.finish()
         finally:

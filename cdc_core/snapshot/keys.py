@@ -1,7 +1,9 @@
 """Keys of rows as SQL: read from the server as literals, and compared by the server alone.
 
 A literal is never interpreted here. It must keep true that it is the key's exact value, and that a comparison with it
-follows the column's own order: collation, padding, sign, the order of an ENUM's labels.
+follows the column's own order: collation, padding, sign, the order of an ENUM's labels. A key says for each column
+whether greater values come after it, or smaller ones: so an index of (a DESC, b) is followed as it is, and a copy that
+continues after the index was changed keeps to its order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, TableSchema
 
 Key = tuple[str, ...]
-"""A literal for each column of the key, in its order."""
+"""A literal for each column of the key, in its order; with DOWN at its end where smaller values come after it."""
+DOWN = " DESC"
 
 NOT_COPIED = frozenset({
     "snapshot.lock_denied", "snapshot.no_key", "snapshot.key_type", "snapshot.shared_keys", "schema.reserved_column",
@@ -57,33 +60,37 @@ def selected(schema: TableSchema) -> str:
     return ", ".join(str(_expression(column)) for column in key_columns(schema))
 
 
-def literals(schema: TableSchema, values: Sequence[Any]) -> Key:
-    """The key that a row of `selected` values is, as literals."""
-    return tuple(_literal(column, value) for column, value in zip(key_columns(schema), values, strict=True))
+def literals(schema: TableSchema, values: Sequence[Any], down: Sequence[bool]) -> Key:
+    """The key that a row of `selected` values is, as literals. down: see `downwards`."""
+    columns = zip(key_columns(schema), values, down, strict=True)
+    return tuple(_literal(column, value) + DOWN * falls for column, value, falls in columns)
+
+
+def downwards(key: Key) -> tuple[bool, ...]:
+    """For each column, whether smaller values come after the key."""
+    return tuple(literal.endswith(DOWN) for literal in key)
 
 
 def after(schema: TableSchema, key: Key) -> str:
-    """The condition on keys greater than `key`; "TRUE" for ()."""
-    return _compared(schema, key, ">", ">")
+    """The condition on keys that come after `key`; "TRUE" for ()."""
+    return _compared(schema, key, "><", "")
 
 
 def up_to(schema: TableSchema, key: Key) -> str:
-    """The condition on keys not greater than `key`; "TRUE" for ()."""
-    return _compared(schema, key, "<", "<=")
+    """The condition on keys that do not come after `key`; "TRUE" for ()."""
+    return _compared(schema, key, "<>", "=")
 
 
-def ordered(schema: TableSchema, *, descending: bool = False) -> str:
-    """The columns of an ORDER BY."""
-    return ", ".join(quote(column.name) + (" DESC" if descending else "") for column in key_columns(schema))
+def ordered(schema: TableSchema, down: Sequence[bool], *, reverse: bool = False) -> str:
+    """What follows ORDER BY. down: see `downwards`."""
+    columns = zip(key_columns(schema), down, strict=True)
+    return ", ".join(quote(column.name) + DOWN * (falls != reverse) for column, falls in columns)
 
 
-def fraction(schema: TableSchema, least: Key, key: Key, limit: Key) -> float | None:
-    """How far `key` is from the least key to the limit, if keys are whole numbers that are spread evenly; None for
-    other keys."""
-    if not numbered(schema) or not (least and limit):
-        return None
-    first, here, last = (int(one[0]) for one in (least, key or least, limit))
-    return (here - first + 1) / (last - first + 1) if last >= first else None
+def equal(schema: TableSchema, key: Key) -> str:
+    """The condition on the key itself."""
+    columns = zip(key_columns(schema), key, strict=True)
+    return " AND ".join(f"{quote(column.name)} = {one.removesuffix(DOWN)}" for column, one in columns)
 
 
 def numbered(schema: TableSchema) -> bool:
@@ -91,20 +98,23 @@ def numbered(schema: TableSchema) -> bool:
     return len(schema.key) == 1 and schema.column(schema.key[0]).type.base in INTEGER_BYTES
 
 
-def _compared(schema: TableSchema, key: Key, strict: str, last: str) -> str:
+def _compared(schema: TableSchema, key: Key, signs: str, last: str) -> str:
     """Columns are compared one after the other: (a > 1) OR (a = 1 AND b > 2). No row constructor: the servers do not
-    use an index for those."""
+    use an index for those. signs: where greater values come after the key, and where smaller ones do. last: with the
+    sign of the last column."""
     names = [quote(column.name) for column in key_columns(schema)]
     if not key:
         return "TRUE"
+    values = [one.removesuffix(DOWN) for one in key]
+    strict = [signs[falls] for falls in downwards(key)]
     terms = []
     for at, name in enumerate(names):
-        equal = [f"{other} = {literal}" for other, literal in zip(names[:at], key[:at], strict=True)]
-        operator = last if at == len(names) - 1 else strict
-        terms.append("(" + " AND ".join([*equal, f"{name} {operator} {key[at]}"]) + ")")
+        same = [f"{other} = {value}" for other, value in zip(names[:at], values[:at], strict=True)]
+        sign = strict[at] + (last if at == len(names) - 1 else "")
+        terms.append("(" + " AND ".join([*same, f"{name} {sign} {values[at]}"]) + ")")
     if len(names) == 1:
         return terms[0]
-    return f"({names[0]} {strict}= {key[0]} AND ({' OR '.join(terms)}))"
+    return f"({names[0]} {strict[0]}= {values[0]} AND ({' OR '.join(terms)}))"
 
 
 def _expression(column: Column) -> str | None:

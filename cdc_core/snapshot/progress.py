@@ -1,10 +1,8 @@
 """How far a copy is: rows and bytes, rate and time left, for each table and in all.
 
-It does no I/O. Rows and bytes are counted by the copier itself. How many rows a table has is counted where that is
-quick, else it follows from how far the keys are (see TableChunks, key_places), as far as the server's estimate, which
-may be off by half, allows that. How large the rows are that are still to come follows from the table's profile, else
-from those read so far. The time left counts a row as its bytes and a fixed cost: rows that grow take longer, but not
-in proportion.
+It does no I/O. Rows and bytes are counted by the copier itself. How many rows a table has is the server's estimate from
+when its copy began, which may be off by half; the rows that are still to come are taken to be as large as those read so
+far. The time left counts a row as its bytes and a fixed cost: rows that grow take longer, but not in proportion.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from cdc_core.meta.copy_pace import RATE_S, Rate
 class Figures:
     """total: rows in all, None where nothing is known. rows_s, bytes_s, left_s: None until they can be told.
 
-    size_bytes: of the values read; total_bytes: of all, as far as it is known. counted: total is exact.
+    size_bytes: of the values read; total_bytes: of all, as far as it is known.
     waiting: why nothing is read at the moment.
     """
 
@@ -36,7 +34,6 @@ class Figures:
     complete: bool = False
     waiting: str = ""
     total_bytes: int | None = None
-    counted: bool = False
 
     @property
     def fraction(self) -> float | None:
@@ -89,7 +86,7 @@ class CopyProgress:
                 return Figures(0, 0, self._expected.get(name), None, None, None)
             return self._figures(
                 name, copy.rows, copy.size_bytes, self._total(name), self._total_bytes(name),
-                complete=copy.complete, counted=copy.counted or copy.complete, waiting=copy.waiting,
+                complete=copy.complete, waiting=copy.waiting,
             )  # fmt: skip
 
     def overall(self) -> Figures:
@@ -103,7 +100,6 @@ class CopyProgress:
             return self._figures(
                 "", rows, size_bytes, total, total_bytes,
                 complete=all(one is not None and one.complete for one in copies),
-                counted=all(one is not None and (one.counted or one.complete) for one in copies),
                 waiting=next((one.waiting for one in self._copies.values() if one.waiting), ""),
             )  # fmt: skip
 
@@ -116,8 +112,6 @@ class CopyProgress:
     def _total_bytes(self, name: str) -> int | None:
         """Rows of a table that has not begun are taken to be as large as those that were read of others."""
         total, copy = self._total(name), self._copies.get(name)
-        if copy is not None and (copy.complete or copy.bytes_estimated):
-            return copy.size_bytes if copy.complete else max(copy.bytes_estimated, copy.size_bytes)
         rows, size_bytes = (copy.rows, copy.size_bytes) if copy is not None and copy.rows else self._sums()
         return None if total is None or not rows else round(total * size_bytes / rows)
 
@@ -127,7 +121,7 @@ class CopyProgress:
 
     def _figures(
         self, name: str, rows: int, size_bytes: int, total: int | None, total_bytes: int | None, *,
-        complete: bool, counted: bool, waiting: str,
+        complete: bool, waiting: str,
     ) -> Figures:  # fmt: skip
         seen = self._seen.get(name)
         rows_s = bytes_s = left_s = None
@@ -139,6 +133,5 @@ class CopyProgress:
                 if total is not None and total_bytes is not None:
                     left_s = Rate(rows_s, bytes_s).left_s(max(0, total - rows), max(0, total_bytes - size_bytes))
         return Figures(
-            rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting, total_bytes,
-            counted,
+            rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting, total_bytes
         )  # fmt: skip

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from cdc_core.connections import SafeConnection
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.results import TableReader
-from cdc_core.snapshot import key_places, keys
-from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, computed_end, end_of_chunk, least, size_of
+from cdc_core.snapshot import keys
+from cdc_core.snapshot.chunks import FIRST_ROWS, computed_end, end_of_chunk, size_of
 from cdc_core.snapshot.pace import Pace
-from cdc_core.snapshot.profile import Profile, can_have_profile, profile_of
 from cdc_core.source.definitions import table_schema
 
 log = logging.getLogger(__name__)
@@ -29,29 +28,17 @@ log = logging.getLogger(__name__)
 _RESTARTS = 3
 """How often the copy of a table begins again in one call, because its definition changed meanwhile."""
 
-_PROFILED_CHUNKS, _PROFILED_FIRSTS = 4, 40
-"""A table of fewer chunks, and of fewer rows than so many first chunks, gets no profile."""
-
-_SURE_TIMES = 2
-"""The server's estimate is taken to be right within this factor."""
-
-_COUNTED_FIRSTS = 2 * _PROFILED_FIRSTS
-"""Rows are counted in a table of fewer rows than so many first chunks, by the server's estimate, which may be wrong by
-half. In a larger one a profile tells how many there are, without the scan of an index that a count costs."""
-
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What is to be copied. limit: the greatest key, () for a table without rows. low: of the read view that shows it,
-    as in TableCopy. rows: how many, None where they are not counted, or counting takes too long."""
+    """What is to be copied. limit: the last key, () for a table without rows. low: of the read view that shows it, as
+    in TableCopy."""
 
     limit: keys.Key
     low: Position | None
-    rows: int | None
 
 
-Begin = Callable[[TableSchema, bool], Extent]
-"""The definition, and whether rows are to be counted."""
+Begin = Callable[[TableSchema], Extent]
 
 
 class TableChunks:
@@ -80,25 +67,13 @@ class TableChunks:
         self._meta = meta
         self._lease = lease
         self._source = source
-        self._chunk_bytes = chunk_bytes
         self._pace = Pace(chunk_bytes, chunk_s, first_rows=FIRST_ROWS)
         self._require = require
         self._rules_of = rules_of
         self._lock = threading.Lock()
         self._copy: TableCopy | None = None
-        self._least: keys.Key = ()
-        self._planned_here: dict[int, tuple[keys.Key, keys.Key]] = {}
-        """Chunks that are being read: above and through."""
-        self._read_ranges: list[tuple[keys.Key, keys.Key]] = []
-        """Of the chunks that were read before it was tried to make a profile."""
-        self._share = self._share_bytes = 0.0
-        """Of the table, as far as its keys tell, in the chunks that were read: rows of the profile, or a fraction."""
         self._density = 0.0
         """Rows for each key of the chunk that was read last; 0 where keys are not whole numbers."""
-        self._size = TableSize(0, 0)
-        self._profile: Profile | None = None
-        self._profiled = False
-        self._chunks_read = 0
         self._restarts = 0
 
     @property
@@ -131,19 +106,11 @@ class TableChunks:
             if copy.planned is not None and copy.planned == copy.limit:
                 self.exhausted = True
                 return None
-            if self._chunks_read and not self._profiled:
-                self._profiled, self._profile = True, self._profile_of(control, copy)
-                self._share = self._share_bytes = 0.0
-                for one in self._read_ranges:
-                    self._add_share(copy, *one)
             above = copy.planned or ()
-            if self._profile is not None and above:
-                self._pace.row_bytes = self._profile.row_bytes_after(int(above[0]))
             through = computed_end(copy.schema, above, copy.limit, self._pace.rows, self._density)
             if copy.limit and not through:
                 through = end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
             planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
-            self._planned_here[planned.number] = (above, through)
             self._copy = replace(copy, planned=through)
             return self._copy, planned
 
@@ -155,21 +122,10 @@ class TableChunks:
         with self._lock:
             rows = one.chunk.rows
             copy = self._copy
-            estimated = bytes_estimated = 0
-            if copy is not None:
-                self._chunks_read += 1
-                read = self._planned_here.pop(one.chunk.number, None)
-                if read is not None:
-                    self._add_share(copy, *read)
-                    self._density = self._density_of(copy.schema, *read, rows)
-                estimated = self._estimated(copy, copy.rows + rows)
-                bytes_estimated = self._estimated_bytes(copy.rows + rows, copy.size_bytes + size_bytes, estimated)
-            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated, bytes_estimated)
+            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes)
             if wanted and copy is not None:
-                self._copy = replace(
-                    copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes, rows_estimated=estimated,
-                    bytes_estimated=bytes_estimated,
-                )  # fmt: skip
+                self._density = _density_of(copy.schema, one.chunk)
+                self._copy = replace(copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes)
             self._pace.read(rows, size_bytes, took_s)
             return wanted
 
@@ -208,9 +164,6 @@ class TableChunks:
         self._require(schema)
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
-        self._least = least(control, schema) if schema.key else ()
-        self._size, self._profile, self._profiled = size, None, False
-        self._planned_here, self._read_ranges, self._share, self._share_bytes = {}, [], 0.0, 0.0
         self._density = 0.0
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
         rules = self._rules_of(schema)
@@ -219,73 +172,14 @@ class TableChunks:
         elif known is not None and known.schema.id == schema.id:
             if known.rows:
                 self._pace.row_bytes = known.size_bytes / known.rows
-                # Chunks that a killed reader left are few: their rows are not counted, and their keys are.
-                self._add_share(known, (), known.planned or ())
             return known
-        extent = begin(schema, size.rows < _COUNTED_FIRSTS * FIRST_ROWS or not can_have_profile(schema, size.row_bytes))
-        rows = extent.rows
-        copy = TableCopy(
-            self._source, schema, extent.limit, rows_estimated=size.rows if rows is None else rows,
-            counted=rows is not None, low=extent.low, rules=rules,
-        )  # fmt: skip
+        extent = begin(schema)
+        copy = TableCopy(self._source, schema, extent.limit, rows_estimated=size.rows, low=extent.low, rules=rules)
         self._meta.begin_copy(self._lease, copy)
         return copy
 
-    def _profile_of(self, control: SafeConnection, copy: TableCopy) -> Profile | None:
-        """None for a table that is copied so soon that a profile would not pay. Chunks of it were read: what the server
-        says of the size of rows may be long past."""
-        row_bytes = max(self._pace.row_bytes, self._size.row_bytes)
-        few = copy.rows_estimated < _PROFILED_FIRSTS * FIRST_ROWS
-        if copy.counted and few and copy.rows_estimated * row_bytes < _PROFILED_CHUNKS * self._chunk_bytes:
-            return None
-        reader = TableReader(control, copy.schema)
-        return profile_of(reader, copy.schema, self._least, copy.limit, row_bytes=row_bytes)
 
-    def _estimated(self, copy: TableCopy, rows: int) -> int:
-        """The rows of the whole table, of which so many are read."""
-        if copy.counted:
-            return copy.rows_estimated
-        if self._profile is not None:
-            return rows + round(max(0.0, self._profile.total - self._share))
-        if not self._share:
-            return copy.rows_estimated
-        by_keys = round(rows / self._share)
-        if keys.numbered(copy.schema) or not self._size.rows:
-            return by_keys
-        # Keys that lie unevenly may mislead more than the server does, whose estimate may be off by half.
-        return max(rows, self._size.rows // _SURE_TIMES, min(by_keys, self._size.rows * _SURE_TIMES))
-
-    def _add_share(self, copy: TableCopy, above: keys.Key, through: keys.Key) -> None:
-        """The rows between two keys were read."""
-        self._share += self._share_through(copy, through) - self._share_through(copy, above)
-        if self._profile is not None and through:
-            before = self._profile.bytes_through(int(above[0])) if above else 0.0
-            self._share_bytes += self._profile.bytes_through(int(through[0])) - before
-        if not self._profiled:
-            self._read_ranges.append((above, through))
-
-    def _density_of(self, schema: TableSchema, above: keys.Key, through: keys.Key, rows: int) -> float:
-        if not (self._least and through and keys.numbered(schema)):
-            return 0.0
-        before = int(above[0]) if above else int(self._least[0]) - 1
-        return rows / max(1, int(through[0]) - before)
-
-    def _share_through(self, copy: TableCopy, key: keys.Key) -> float:
-        if not key:
-            return 0.0
-        if self._profile is not None:
-            return self._profile.rows_through(int(key[0]))
-        if keys.numbered(copy.schema):
-            return keys.fraction(copy.schema, self._least, key, copy.limit) or 0.0
-        if not (copy.schema.key and self._least and copy.limit):
-            return 0.0
-        return key_places.fraction(copy.schema, self._least, key, copy.limit) or 0.0
-
-    def _estimated_bytes(self, rows: int, size_bytes: int, of_rows: int) -> int:
-        """The bytes of the values of a whole table of so many rows."""
-        mean = size_bytes / max(1, rows)
-        if self._profile is not None:
-            left_rows = self._profile.total - self._share
-            left_bytes = self._profile.total_bytes - self._share_bytes
-            mean = left_bytes / left_rows if left_rows >= 1 and left_bytes > 0 else mean
-        return size_bytes + round(max(0, of_rows - rows) * mean)
+def _density_of(schema: TableSchema, chunk: CopiedChunk) -> float:
+    if not (chunk.above and chunk.through and keys.numbered(schema)):
+        return 0.0
+    return chunk.rows / max(1, int(chunk.through[0]) - int(chunk.above[0]))

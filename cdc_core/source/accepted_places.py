@@ -45,7 +45,7 @@ class AcceptedPlaces:
     def explain(self, error: LockstepError, place: tuple[str, int]) -> LockstepError:
         """The error that stops the stream at a place, with the command that accepts it."""
         remedy = f"{error.remedy}. Or accept this position, once you know what changed there: "
-        remedy += f"{self._command} {place[0]}:{place[1]}"
+        remedy += f"`{self._command} {place[0]}:{place[1]}`"
         return type(error)(error.what, where=error.where, code=error.code, remedy=remedy)
 
     def require_used(self, before: Position | None = None) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.errors import Refused, UsageError
-from cdc_core.model.batch import Manifest
+from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.staged import SEQ, TS
 from cdc_core.windows import from_us
@@ -26,10 +26,16 @@ _POSITION = re.compile(r"^(?:timeline (\d+) )?([^\s:]+\.\d+):(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class AsOf:
-    """Exactly one of: a time in µs UTC, a position."""
+    """Exactly one of: a time in µs UTC, a position, and what a reader has read: by source, all up to a position, and of
+    copied rows these batches, by their ids, because later ones may be staged at earlier places."""
 
     time_us: int | None = None
     position: Position | None = None
+    read: Mapping[str, tuple[Position, frozenset[str]]] | None = None
+
+    def of(self, source: str) -> AsOf:
+        """The moment for the rows of a source, in those batches that `cut` leaves."""
+        return self if self.read is None else AsOf(position=self.read[source][0])
 
     @property
     def condition(self) -> str:
@@ -46,6 +52,11 @@ class AsOf:
             return pc.field(SEQ) < self.position.seq
         assert self.time_us is not None
         return pc.field(TS) <= pa.scalar(self.time_us, pa.timestamp("us", tz="UTC"))
+
+    def may_have_later(self, source: str, part: Part) -> bool:
+        """Whether a part of a batch that `cut` leaves may have changes after the moment."""
+        place = self.of(source).position
+        return place is None or part.max_seq >= place.seq
 
     def later(self, manifests: Iterable[Manifest]) -> dict[str, list[int]]:
         """By source, the order keys where batches begin whose windows do not begin before the time, in order: what they
@@ -73,6 +84,9 @@ class AsOf:
 
     def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Without what is entirely after it, so that the definitions are those of the moment too."""
+        if self.read is not None:
+            known = [(one, *self.read[one.source]) for one in manifests if one.source in self.read]
+            return [one for one, end, ids in known if (one.batch_id in ids if one.copied else one.begin.position < end)]
         if self.position is None:
             time_us = self.time_us
             return [
@@ -115,7 +129,7 @@ class AsOf:
                     else f"Source {source} is staged only up to {reached}, not up to the requested moment.",
                     where=str(self.position or from_us(self.time_us or 0).isoformat()),
                     code="stage.as_of",
-                    remedy="extract up to it first: lockstep extract PIPELINE --until TIME",
+                    remedy="extract up to it first: `lockstep extract PIPELINE --until TIME`",
                 )
 
     def require_begun(self, manifests: Sequence[Manifest]) -> None:

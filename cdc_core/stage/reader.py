@@ -156,7 +156,7 @@ def change_batches(
                 if until is not None:
                     aligned = aligned.filter(until.expression_of(end_seq(one, after_last)))
                 if since is not None and one.part.path in before:
-                    aligned = aligned.filter(~since.expression_of(end_seq(one, after_first)))
+                    aligned = aligned.filter(~since.of(one.source).expression_of(end_seq(one, after_first)))
                 yield from aligned.to_batches()
 
 
@@ -168,14 +168,13 @@ def _between(
     if until is not None:
         until.require_begun(manifests)
     every, before, up_to = parts_of(manifests, table), _paths(manifests, since), _paths(manifests, until)
-    place = None if since is None else since.position
     parts = [
         one
         for one in every
         if (until is None or one.part.path in up_to)
-        and (place is None or one.part.path not in before or one.part.max_seq >= place.seq)
+        and (one.part.path not in before or since is None or since.may_have_later(one.source, one.part))
     ]
-    if since is not None and place is None and conflict(definitions_of(parts)):
+    if since is not None and since.time_us is not None and conflict(definitions_of(parts)):
         later = later_places(manifests, since)
         parts = [one for one in parts if one.part.path not in before or _goes_on(store, one, since, later)]
     try:
@@ -253,18 +252,29 @@ def export(
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     with _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped) as (relation, schema):
-        return write_parquet(schema, _cast(relation, schema, _BATCH_ROWS), path, level=level)
+        return write_file(schema, _cast(relation, schema, _BATCH_ROWS), path, level=level)
 
 
-def write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
-    """The rows written. The file appears whole or not at all. Raises RetryLater (stage.unwritable)."""
+def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
+    """The rows written, as CSV to a path that ends with .csv, else as Parquet. The file appears whole or not at all.
+    Raises RetryLater (stage.unwritable)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+
     try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
-                rows += batch.num_rows
+        if path.suffix.lower() == ".csv":
+            with duckdb_of_files() as connection:
+                connection.from_arrow(pa.RecordBatchReader.from_batches(schema, counted())).write_csv(str(temporary))
+        else:
+            with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
+                for batch in counted():
+                    writer.write_batch(batch)
         os.replace(temporary, path)
     except OSError as error:
         raise RetryLater(

@@ -147,7 +147,7 @@ def _require_query(query: str) -> None:
             f"The views can only be queried: this is a statement of type {one.type.name}.",
             where=one.query.strip()[:80],
             code="stage.sql",
-            remedy="write a SELECT; for a file of the answer use `lockstep stage export`, --json, or DuckDB itself on "
+            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on "
             "the paths that `lockstep stage ls --files` prints",
         )
 

@@ -471,7 +471,7 @@ def _inspect(
         for place in here:
             new = place.table in strange and (place.table not in held or demands.target.existing == "replace")
             problems += _not_for_it(demands, place, known.noted.get(place.table), new)
-            if place.table in held and not _answered(demands):
+            if place.table in held and demands.target.existing is None:
                 problems.append(not_its_own(demands.target.name, place.name))
             if place.table not in found:
                 continue
@@ -489,12 +489,6 @@ def _inspect(
 def _owned(demands: _Demands, noted: Noted | None) -> bool:
     owner = demands.owner if demands.writing else None
     return owner is None or owner.owns(demands.logical, noted)
-
-
-def _answered(demands: _Demands) -> bool:
-    """Whether the target says what rows are that the stage has not written. Tables to replace are emptied before the
-    jobs of a run."""
-    return demands.target.existing == "keep" or (demands.target.existing == "replace" and not demands.ready)
 
 
 def _not_for_it(demands: _Demands, place: ShardTable, noted: Noted | None, new: bool) -> list[LockstepError]:

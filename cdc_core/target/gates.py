@@ -32,7 +32,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +39,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import SafeConnection, quote, resolve
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, of_all
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.session import OWN_WRITES
 from cdc_core.target.faults import translated
@@ -50,8 +49,6 @@ from cdc_core.words import counted, some_of
 GATES = "_lockstep_gate"
 PREFIX = f"{GATES}_"
 EVENTS = ("insert", "update", "delete")
-_SESSIONS = 4
-"""Of a server, side by side, that make or drop triggers."""
 _WAIT_S = 2
 """For how long those who write to a table queue behind the request for one of its triggers."""
 BINLOG_PRIVILEGE = 1419
@@ -102,21 +99,19 @@ def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, pati
     Raises Refused (cutover.no_trigger), RetryLater (cutover.not_closed), and target.faults' errors.
     """
     end_s = time.monotonic() + patience_s
-    _side_by_side(places, environ, lambda session, tables: _make(session, tables, end_s))
-
-
-def _make(session: SafeConnection, tables: Sequence[Table], end_s: float) -> None:
-    with session.cursor() as cursor:
-        for database, some in _by_database(tables).items():
-            if not set(some) <= _rows(cursor, database).keys():
-                cursor.execute(_CREATE.format(database=quote(database)))
-                cursor.executemany(
-                    f"INSERT IGNORE INTO {quote(database, GATES)} (table_name) VALUES (%s)", [(one,) for one in some]
-                )
-        there = _triggers(cursor, tables)
-        for place in tables:
-            for event in sorted(set(EVENTS) - there.get(place, {}).keys()):
-                _create(session, place, event, end_s)
+    for reference, tables in places.items():
+        with _session(reference, environ) as session, session.cursor() as cursor:
+            for database, some in _by_database(tables).items():
+                if not some <= _rows(cursor, database).keys():
+                    cursor.execute(_CREATE.format(database=quote(database)))
+                    cursor.executemany(
+                        f"INSERT IGNORE INTO {quote(database, GATES)} (table_name) VALUES (%s)",
+                        [(one,) for one in some],
+                    )
+            there = _triggers(cursor, tables)
+            for place in tables:
+                for event in sorted(set(EVENTS) - there.get(place, {}).keys()):
+                    _create(session, place, event, end_s)
 
 
 def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> None:
@@ -142,8 +137,8 @@ def _create(session: SafeConnection, place: Table, event: str, end_s: float) -> 
 def close_gates(places: Places, pipeline: str, token: str, environ: Mapping[str, str] | None = None) -> None:
     """No write passes from the return on. token: letters and digits. Safe to repeat. Raises as make_gates, which must
     have been called before."""
-    change = "closed_by = IF(FIND_IN_SET(%s, closed_by), closed_by, CONCAT_WS(',', NULLIF(closed_by, ''), %s))"
-    _update(places, environ, f"{change}, pipeline = %s", token, token, pipeline)
+    change = "closed_by = CONCAT_WS(',', NULLIF(closed_by, ''), %s), pipeline = %s"
+    _update(places, environ, lambda tokens: token not in tokens, change, token, pipeline)
 
 
 def open_gates(
@@ -151,38 +146,41 @@ def open_gates(
 ) -> None:
     """Lets everybody write again. token: opens only for whoever has closed with it. sparing: tokens that stay. Safe to
     repeat, also after half of it was done. Raises as make_gates."""
+    change = "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))"
     for one in [token] if token else {by for gate in gates_of(places, environ) for by in gate.closed_by - set(sparing)}:
-        _update(
-            places, environ, "closed_by = TRIM(BOTH ',' FROM REPLACE(CONCAT(',', closed_by, ','), %s, ','))", f",{one},"
-        )
+        _update(places, environ, lambda tokens, one=one: one in tokens, change, f",{one},")  # type: ignore[misc]
 
 
-def _update(places: Places, environ: Mapping[str, str] | None, change: str, *arguments: str) -> None:
-    """Rows of other tables are not locked: those who write to these may do so for a long time."""
+def _update(
+    places: Places,
+    environ: Mapping[str, str] | None,
+    among: Callable[[frozenset[str]], bool],
+    change: str,
+    *arguments: str,
+) -> None:
+    """Changes rows with these tokens, and locks no others: who writes to their tables may do so for a long time."""
     for reference, tables in places.items():
         with _session(reference, environ) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
-                if _rows(cursor, database):
-                    marks = ", ".join(["%s"] * len(some))
+                names = [one for one, (tokens, _) in _rows(cursor, database).items() if one in some and among(tokens)]
+                if names:
                     cursor.execute(
-                        f"UPDATE {quote(database, GATES)} SET {change} WHERE table_name IN ({marks})",
-                        [*arguments, *some],
+                        f"UPDATE {quote(database, GATES)} SET {change} "
+                        f"WHERE table_name IN ({', '.join(['%s'] * len(names))})",
+                        [*arguments, *names],
                     )
 
 
 def drop_gates(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Removes the triggers of gates that are open; of those that a transaction or a backup keeps, none. Safe to repeat.
     Raises as make_gates."""
-    _side_by_side(places, environ, _drop)
-
-
-def _drop(session: SafeConnection, tables: Sequence[Table]) -> None:
-    with session.cursor() as cursor:
-        rows = {name: _rows(cursor, name) for name in _by_database(tables)}
-        for (database, table), triggers in _triggers(cursor, tables).items():
-            if not rows[database].get(table, (frozenset(), ""))[0]:
-                for name in triggers.values():
-                    cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
+    for reference, tables in places.items():
+        with _session(reference, environ) as session, session.cursor() as cursor:
+            rows = {name: _rows(cursor, name) for name in _by_database(tables)}
+            for (database, table), triggers in _triggers(cursor, tables).items():
+                if not rows[database].get(table, (frozenset(), ""))[0]:
+                    for name in triggers.values():
+                        cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
 
 
 def gates_of(places: Places, environ: Mapping[str, str] | None = None) -> list[Gate]:
@@ -199,11 +197,6 @@ def gates_of(places: Places, environ: Mapping[str, str] | None = None) -> list[G
             triggers = _triggers(cursor, list(rows)) if rows else {}
             found += [Gate(".".join(place), *rows[place], frozenset(events)) for place, events in triggers.items()]
     return found
-
-
-def closed_gates(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
-    """The tables, `database.table`, to which no write gets through."""
-    return frozenset(one.table for one in gates_of(places, environ) if one.closed)
 
 
 def gated_tables(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
@@ -309,27 +302,6 @@ def _name(table: str, event: str) -> str:
     if len(name) <= 64 and table.isascii() and table == table.lower():
         return name
     return f"{PREFIX}{hashlib.sha256(table.encode()).hexdigest()[:24]}_{event}"
-
-
-def _side_by_side(
-    places: Places, environ: Mapping[str, str] | None, step: Callable[[SafeConnection, Sequence[Table]], None]
-) -> None:
-    shares = [
-        (reference, some)
-        for reference, tables in places.items()
-        for first in range(_SESSIONS)
-        if (some := tables[first::_SESSIONS])
-    ]
-
-    def one(reference: str, tables: Sequence[Table]) -> None:
-        with _session(reference, environ) as session:
-            step(session, tables)
-
-    with ThreadPoolExecutor(max(1, len(shares)), thread_name_prefix="gate") as pool:
-        done = [pool.submit(one, *share) for share in shares]
-    errors = [error for each in done if (error := each.exception()) is not None]
-    if errors:
-        raise of_all(errors)
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.model.version import ORIGIN_BYTES
@@ -67,7 +68,7 @@ def coarser(source: ColumnType, target: ColumnType) -> bool:
     if target.base not in _COLLATED or source.base not in _COLLATED:
         return False
     ours, theirs = _plain(source.collation), _plain(target.collation)
-    if ours == theirs or (not _pads(theirs) and theirs.endswith("_bin")):
+    if (ours == theirs and target.collation != UNCERTAIN) or (not _pads(theirs) and theirs.endswith("_bin")):
         return False
     return not (theirs.endswith("_bin") and _pads(ours))
 
@@ -217,7 +218,7 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
 BYTEWISE = (
     "a collation that compares bytes and trailing spaces (utf8mb4_0900_bin on MySQL, utf8mb4_nopad_bin on MariaDB)"
 )
-APART = f"the source's collation, or {BYTEWISE}"
+APART = f"the source's collation, if both servers are MySQL or both MariaDB, or {BYTEWISE}"
 
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:

@@ -6,7 +6,8 @@ would ever remove it. So the first run of a stage stops before such a table, unt
 its rows are, and takes it once: `replace` empties it, `keep` leaves it as it is. Then the stage is noted, and nobody
 asks again; a stage keeps its name (stage.start) when meta is lost and rebuilt.
 
-A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed.
+A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed. So are
+those of a target that was filled by other means, which `lockstep stage purge --seeded` says.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ _ASKED = 200
 @dataclass(frozen=True, slots=True)
 class Writer:
     """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
-    that meta knows it to have written."""
+    that meta knows it to have written. seeded: somebody has filled the target by other means, and has said so."""
 
     pipeline: str
     stages: frozenset[str]
     written: frozenset[str] = frozenset()
+    seeded: bool = False
 
     def is_in(self, noted: Noted | None) -> bool:
         return noted is not None and not self.stages.isdisjoint(noted.stages)
 
     def owns(self, logical: str, noted: Noted | None) -> bool:
-        return logical in self.written or self.is_in(noted)
+        return self.seeded or logical in self.written or self.is_in(noted)
 
 
 def holding(connection: SafeConnection, database: str, tables: Sequence[str], there: Ours) -> set[str]:
@@ -110,7 +112,7 @@ def take(
             for database in dict.fromkeys(place.database for _, place in mine):
                 cursor.execute(CREATE_LAYOUTS.format(database=quote(database)))
             for logical, place in mine:
-                replace = target.existing == "replace" and logical not in writer.written
+                replace = target.existing == "replace" and not writer.owns(logical, None)
                 with tables_locked(cursor, [place.name]):
                     _take(connection, cursor, place, writer, replace=replace)
 

@@ -12,6 +12,7 @@
     <database>._lockstep_layout      one row per table: which rows it is for (placement.py), of which
                                      stages (ownership.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
+    <database>._lockstep_gate        one row per table that Lockstep alone may write to (gates.py)
     <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 
-from cdc_core.connections import quote
 from cdc_core.errors import Refused
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.keys import Key
@@ -86,12 +85,11 @@ class CountedTable:
             )
 
     def reaches(self, last: Key) -> bool:
-        """Whether the target has this key, and none that is greater."""
+        """Whether the target has this key, and none after it."""
         found = False
         for shard in self._shape.destination.shards:
             schema = target_rows.schema_of(self._shape, shard)
             if self._targets.count(self._shape, shard, f"WHERE {keys.after(schema, last)}"):
                 return False
-            same = " AND ".join(f"{quote(name)} = {value}" for name, value in zip(schema.key, last, strict=True))
-            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {same}"))
+            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {keys.equal(schema, last)}"))
         return found

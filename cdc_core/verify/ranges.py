@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cdc_core.errors import Refused
+from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.snapshot import keys
 from cdc_core.target.destination import Shard
@@ -53,5 +54,6 @@ def ordered_alike(one: ColumnType, other: ColumnType) -> bool:
     if one.base in INTEGER_BYTES:
         return other.base in INTEGER_BYTES
     if one.base in TEXT_BASES:
-        return other.base in TEXT_BASES and (one.charset, one.collation) == (other.charset, other.collation)
+        same = (one.charset, one.collation) == (other.charset, other.collation)
+        return other.base in TEXT_BASES and same and one.collation != UNCERTAIN
     return one.base == other.base and one.labels == other.labels

@@ -30,7 +30,7 @@ from cdc_core.results import TableReader
 from cdc_core.results.faults import UnlikeDefinition, translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.chunks import end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.chunks import end_of_chunk, from_table, last_key, size_of
 from cdc_core.snapshot.pace import Pace
 from cdc_core.snapshot.sessions import open_pair
 from cdc_core.snapshot.throttle import Throttle
@@ -117,11 +117,9 @@ class SourceTables:
         return self._pace(schema).rows
 
     def edge(self, schema: TableSchema, above: keys.Key, rows: int) -> keys.Key | None:
-        """The key of the `rows`-th row after `above`; None if there are fewer, not counting rows with greater keys than
-        there were when this was first asked of the table: a table that grows has an end, too."""
-        if schema.name not in self._last:
-            self._last[schema.name] = greatest(self._control, schema)
-        last = self._last[schema.name]
+        """The key of the `rows`-th row after `above`; None if there are fewer, not counting rows with keys after the
+        last one that there was when this was first asked of the table: a table that grows has an end, too."""
+        last = self._last_of(schema)
         if not last:
             return None
         found = end_of_chunk(self._control, schema, above, last, rows)
@@ -131,10 +129,11 @@ class SourceTables:
         self, schema: TableSchema, logical: str, above: keys.Key, rows: int, take: Take
     ) -> tuple[Read, keys.Key | None]:
         """Reads the next rows after a key, in the order of the key; the key of the last one, or None if these were all
-        that are there now. Rows with greater keys than there were when this was first asked are read at once: a table
-        that grows has an end, too. Else as `read`."""
-        tail = f"WHERE {keys.after(schema, above)} ORDER BY {keys.ordered(schema)}"
-        if schema.name in self._past_last:
+        that are there now. Rows with keys after the last one that there was when this was first asked are read at once:
+        a table that grows has an end, too. Else as `read`."""
+        down = keys.downwards(self._last_of(schema))
+        tail = f"WHERE {keys.after(schema, above)} ORDER BY {keys.ordered(schema, down) if down else 'NULL'}"
+        if schema.name in self._past_last or not down:
             return self._piece(schema, logical, tail, take), None
         reached: list[keys.Key] = []
 
@@ -147,20 +146,24 @@ class SourceTables:
 
     def _key_of(self, schema: TableSchema, above: keys.Key, rows: int, last: pa.RecordBatch) -> keys.Key:
         """The key of a row that was read, the last of so many after `above`, as the server says it in the open view."""
-        if schema.name not in self._last:
-            self._last[schema.name] = greatest(self._reader, schema)
         columns = [schema.column(name) for name in schema.key]
         enums = {column.name.lower() for column in columns if column.type.base == "enum"}
         same = lookup.condition(columns, row_texts(last, columns, enums).to_pylist(), enums)
-        asked = f"{keys.selected(schema)}, {keys.up_to(schema, self._last[schema.name])}"
+        down = keys.downwards(self._last_of(schema))
+        asked = f"{keys.selected(schema)}, {keys.up_to(schema, self._last_of(schema))}"
         found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {same}")
         if len(found) != 1:  # what no condition finds by its value, is found by its place
-            order = f"ORDER BY {keys.ordered(schema)} LIMIT 1 OFFSET {rows - 1}"
+            order = f"ORDER BY {keys.ordered(schema, down)} LIMIT 1 OFFSET {rows - 1}"
             found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {keys.after(schema, above)} {order}")
         *values, before = found[0]
         if not int(before):
             self._past_last.add(schema.name)
-        return keys.literals(schema, values)
+        return keys.literals(schema, values, down)
+
+    def _last_of(self, schema: TableSchema) -> keys.Key:
+        if schema.name not in self._last:
+            self._last[schema.name] = last_key(self._control, schema)
+        return self._last[schema.name]
 
     def _asked(self, sql: str) -> Sequence[Sequence[Any]]:
         with translating(self.name), self._reader.cursor() as cursor:
@@ -184,8 +187,8 @@ class SourceTables:
         """Reads the rows after a key up to the last one of now, chunk by chunk or at once; else as `read`."""
         self._wait()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
-            limit = greatest(self._reader, schema)
-        # Rows above the limit came later: they count as read, and not found.
+            limit = last_key(self._reader, schema)
+        # Rows after the limit came later: they count as read, and not found.
         yield Read(0, view.low, high_of(self._control, view))
         yield from self.read_range(schema, logical, above, limit, take, at_once=at_once)
 
@@ -209,18 +212,18 @@ class SourceTables:
             reached = end
 
     def count(self, schema: TableSchema) -> tuple[int, keys.Key, Read]:
-        """How many rows a table has, its greatest key (() without a key by which it can be cut), and the read."""
+        """How many rows a table has, its last key (() without a key by which it can be cut), and the read."""
         self._wait()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
             with translating(schema.name), self._reader.cursor() as cursor:
                 cursor.execute(f"SELECT COUNT(*) {from_table(schema)}")
                 ((rows,),) = cursor.fetchall()
-            last = greatest(self._reader, schema) if _in_chunks(schema) else ()
+            last = last_key(self._reader, schema) if _in_chunks(schema) else ()
         return int(rows), last, Read(int(rows), view.low, high_of(self._control, view))
 
-    def greatest(self, schema: TableSchema) -> keys.Key:
-        """The greatest key; () for a table without rows, or without a key by which it can be cut."""
-        return greatest(self._control, schema) if _in_chunks(schema) else ()
+    def last_key(self, schema: TableSchema) -> keys.Key:
+        """The last key; () for a table without rows, or without a key by which it can be cut."""
+        return last_key(self._control, schema) if _in_chunks(schema) else ()
 
     @property
     def watermark_us(self) -> int:

@@ -189,7 +189,7 @@ class Table:
         if self._whole or len(self._feeding) != 1:
             return None
         ((source, schema),) = self._feeding
-        last = source.greatest(schema)
+        last = source.last_key(schema)
         return self._counting().reaches(last) if last else None
 
     def _counting(self) -> CountedTable:
@@ -371,4 +371,5 @@ class Table:
         else:
             schema = target_rows.schema_of(self._shape, shard)
             where = f"WHERE {keys.after(schema, range_.above)} AND {keys.up_to(schema, range_.through or ())}"
-            yield f"{where} ORDER BY {keys.ordered(schema)}" if self._reads_ahead else where
+            down = keys.downwards(range_.through or range_.above)
+            yield f"{where} ORDER BY {keys.ordered(schema, down)}" if self._reads_ahead and down else where

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.informing import informing
 from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job
 from cdc_core.verify.kept_progress import KeptProgress
@@ -29,6 +31,8 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     the sources raises; Refused (cutover.switched). What concerns one table alone is its result's error.
     """
     _require_before_a_switch(job)
+    telling = informing("The progress of a verification")
+    job = replace(job, progressed=telling(job.progressed), said=telling(job.said))
     with ExitStack() as opened:
         sources = opened.enter_context(open_sources(job))
         targets = opened.enter_context(TargetTables())

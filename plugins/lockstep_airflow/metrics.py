@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from cdc_core.informing import informing
+
 if TYPE_CHECKING:
     from cdc_core.apply.commit import CommitSummary
     from cdc_core.extract import DrainResult
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 _APPLIED = ("winners", "written", "stale", "absent", "quarantined")
 
 
+@informing("A metric")
 def lag(pipeline: str, source: str, watermark_us: int) -> None:
     """How far a source lags behind this host's clock; nothing without a watermark.
 
@@ -27,6 +30,7 @@ def lag(pipeline: str, source: str, watermark_us: int) -> None:
         stats.gauge("lockstep.lag_seconds", lag_s, tags={"pipeline": pipeline, "source": source})
 
 
+@informing("A metric")
 def drained(pipeline: str, source: str, result: DrainResult, before: DrainResult | None) -> None:
     """A drain of an extractor, whose previous drain returned `before`."""
     lag(pipeline, source, result.watermark_us)
@@ -35,6 +39,7 @@ def drained(pipeline: str, source: str, result: DrainResult, before: DrainResult
         _count(f"lockstep.{name}", total - then.get(name, 0), pipeline=pipeline, source=source)
 
 
+@informing("A metric")
 def committed(pipeline: str, summary: CommitSummary) -> None:
     """The commit of a target; a repeated one counts nothing."""
     if not summary.again:

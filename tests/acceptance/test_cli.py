@@ -207,6 +207,22 @@ def test_sql_shows_every_change_and_the_state(shop: Any, lockstep: Any) -> None:
     assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["u", 2]]
     state = lockstep("stage", "sql", "shop.yaml", f"SELECT order_id FROM {shop.name}.orders ORDER BY 1").document
     assert state["rows"] == [[1], [20]]
+    query = f"SELECT order_id, amount, NULL AS nothing, '' AS empty FROM {shop.name}.orders ORDER BY 1"
+    assert lockstep("stage", "sql", "shop.yaml", query, "-o", "answer.csv").document["rows"] == 2
+    lines = (lockstep.directory / "answer.csv").read_text().splitlines()
+    assert lines == ["order_id,amount,nothing,empty", '1,12.50,,""', '20,,,""']
+    assert lockstep("stage", "sql", "shop.yaml", query, "-o", "answer.csv", code=2).error["code"] == "cli.exists"
+    lockstep("stage", "export", "shop.yaml", f"{shop.name}.orders", "-o", "orders.csv")
+    assert len((lockstep.directory / "orders.csv").read_text().splitlines()) == 3
+    (one,) = lockstep("stage", "export", "shop.yaml", "--all", "-o", "every").document["tables"]
+    assert (one["table"], one["rows"]) == (f"{shop.name}.orders", 2)
+    assert [file.name for file in (lockstep.directory / "every").iterdir()] == [f"{shop.name}.orders.parquet"]
+    command = lockstep.command("stage", "sql", "shop.yaml", query, "--limit", "1")
+    shown = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=dict(lockstep.environment), cwd=lockstep.directory
+    )
+    assert ("12.50" in shown.stdout, " 20 " in shown.stdout) == (True, False)
+    assert "1 of 2 rows; all: -o FILE, or --limit 2" in shown.stderr
     wrong = lockstep("stage", "sql", "shop.yaml", "SELEKT", code=2)
     assert wrong.error["code"] == "stage.sql"
 
@@ -726,8 +742,8 @@ def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizo
     assert (error["code"], batches[3]["begin"] in error["what"]) == ("stage.purged", True)
     since = lockstep("stage", "export", "shop.yaml", table, "-o", "x.parquet", "--since-horizon").document
     assert since["rows"] == 1
-    error = lockstep("stage", "export", "shop.yaml", table, "-o", "x.csv", "--since-horizon", code=2).error
-    assert (error["code"], (lockstep.directory / "x.csv").exists()) == ("cli.not_parquet", False)
+    error = lockstep("stage", "export", "shop.yaml", table, "-o", "x.json", "--since-horizon", code=2).error
+    assert (error["code"], (lockstep.directory / "x.json").exists()) == ("cli.not_parquet", False)
     query = f'SELECT count(*) FROM "{table}{{}}"'
     assert lockstep("stage", "sql", "shop.yaml", query.format("_changes")).document["rows"] == [[1]]
     refused = lockstep("stage", "sql", "shop.yaml", query.format(""), code=3).error

@@ -37,7 +37,7 @@ targets: [{{name: copy, connections: ["env:COPY"], tables: {{"*": {{}}}}}}]
 TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
 
 
-class EndedError(Exception):
+class EndedError(BaseException):
     """What ends the reader after a chunk."""
 
 

@@ -35,7 +35,6 @@ limits: {{lease_s: 600}}
 """
 HANGS_S = 30
 """A process that has not ended by then after SIGTERM is a defect; containers are killed."""
-TRANSACTIONS = 24
 TRANSACTION_BYTES = 200_000
 PATIENCE_S = 120
 
@@ -144,22 +143,25 @@ def test_each_try_reads_on_and_the_log_is_read_once(place: Place, metadata: str)
     place.execute("FLUSH BINARY LOGS")
     file = place.execute("SHOW BINARY LOGS")[-1][0]
     place.begin(f"{{position: {{file: {file}, offset: 4}}}}")
-    change(place, TRANSACTIONS // 2, TRANSACTION_BYTES)
+    whole = metadata == "FULL"
+    transactions = 12 if whole else 30
+    change(place, transactions, TRANSACTION_BYTES)
     place.execute("CREATE TABLE later (id INT PRIMARY KEY)", "INSERT INTO later VALUES (1)")
-    change(place, TRANSACTIONS // 2, TRANSACTION_BYTES)
+    change(place, transactions, TRANSACTION_BYTES)
     backlog = int(place.execute("SHOW BINARY LOGS")[-1][1])
     place.slow(True)
     link, reached = place.links[0], [0]
+    # While it is read ahead, the stream fills the buffers on its way.
+    enough = (6 if whole else 30) * TRANSACTION_BYTES
     while reached[-1] < backlog:
         before = link.passed
-        place.told(("extract", "shop.yaml"), lambda: link.passed > before + 6 * TRANSACTION_BYTES)  # noqa: B023
+        place.told(("extract", "shop.yaml"), lambda: link.passed > before + enough)  # noqa: B023
         reached.append(place.position().offset)
         assert len(reached) < 20, reached
     assert len(reached) > 2, "no try was interrupted"
-    if metadata == "FULL":
+    if whole:
         assert sorted(set(reached)) == reached, "a try has not moved the position"
-    times = 1 if metadata == "FULL" else 2
-    assert link.passed < times * backlog + len(reached) * 3 * TRANSACTION_BYTES
+        assert link.passed < backlog + len(reached) * 3 * TRANSACTION_BYTES
     place.slow(False)
     place.lockstep("run", "shop.yaml")
     assert place.rows("source") == place.rows("target")

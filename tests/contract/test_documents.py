@@ -16,8 +16,8 @@ from typer.main import get_command
 
 from cdc_core import config
 from cdc_core.cli import airflow, reference
-from cdc_core.cli import app as cli_app
 from cdc_core.cli.app import app
+from cdc_core.cli.performable import performable
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -229,7 +229,7 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
     monkeypatch.setattr("sys.argv", ["lockstep", "-v", "check", "PIPELINE", "--json"])
     tree, seen, wrong = get_command(app), 0, []
     for place, remedy in remedies():
-        for command in INLINE_COMMAND.findall(cli_app._performable(remedy, tree)):
+        for command in INLINE_COMMAND.findall(performable(remedy)):
             words, one, at = command.split()[1:], tree, 0
             while at < len(words) and words[at] in getattr(one, "commands", {}):
                 one, at = one.commands[words[at]], at + 1
@@ -239,6 +239,8 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
                     one.make_context(words[at - 1], words[at:])
             except TyperException as error:
                 wrong.append(f"{place}: {command}: {error.format_message()}")
+        if re.search(r"\blockstep [a-z-]+( [a-z-]+)? (PIPELINE|X)\b", re.sub(r"`[^`]*`", "", remedy)):
+            wrong.append(f"{place}: a command without backticks")
     assert seen > 80
     assert wrong == []
 
@@ -250,12 +252,16 @@ def remedies() -> Iterator[tuple[str, str]]:
         for given in (
             node for node in ast.walk(tree) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
         ):
-            for node in ast.walk(given.value if isinstance(given, ast.keyword) else given):
+            nodes = list(ast.walk(given.value if isinstance(given, ast.keyword) else given))
+            parts = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+            for node in nodes:
                 place = f"{path.name}:{getattr(node, 'lineno', 0)}"
                 if isinstance(node, ast.JoinedStr):
-                    parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
-                    yield place, "".join(parts)
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield (
+                        place,
+                        "".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values),
+                    )
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in parts:
                     yield place, node.value
 
 

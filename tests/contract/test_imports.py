@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BASE = {
-    "account", "errors", "extras", "leaving", "model", "windows", "config", "connections", "server_errors", "session",
-    "words", "remedies",
+    "account", "errors", "extras", "informing", "leaving", "model", "windows", "config", "connections",
+    "server_errors", "session", "words", "remedies",
 }  # fmt: skip
 PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
 JOINED = BASE | PACKAGES | {"source", "apply", "extract"}
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "leaving": set(),
     "account": set(),
+    "informing": set(),
     "extras": {"errors"},
     "model": {"errors"},
     "windows": {"errors"},

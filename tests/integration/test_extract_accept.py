@@ -53,7 +53,7 @@ class Line:
         """Where it stops: the place that the error's remedy names."""
         with pytest.raises(DataAtRisk) as raised:
             self.drain()
-        found = re.search(r"lockstep extract shop --source main --accept (\S+):(\d+)$", raised.value.remedy)
+        found = re.search(r"lockstep extract shop --source main --accept (\S+):(\d+)`$", raised.value.remedy)
         assert found, raised.value.remedy
         assert f"{found[1]}:{found[2]}" in raised.value.where
         return found[1], int(found[2])

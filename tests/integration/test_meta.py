@@ -72,8 +72,23 @@ def on_server(request: pytest.FixtureRequest, fixture: str) -> str:
         with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
         url = f"{server.url.rstrip('/')}/{name}"
-    opened(url, upgrade=True).close()
+    barrier, answers = PROCESSES.Barrier(3), PROCESSES.Queue()
+    openers = [PROCESSES.Process(target=_open_at_once, args=(url, barrier, answers)) for _ in range(3)]
+    for opener in openers:
+        opener.start()
+    assert [answers.get(timeout=60) for _ in openers] == ["None"] * 3  # the first commands have made the tables
+    for opener in openers:
+        opener.join()
     return url
+
+
+def _open_at_once(url: str, barrier: Any, answers: Any) -> None:
+    barrier.wait()
+    try:
+        with opened(url) as meta:
+            answers.put(repr(meta.checkpoint("shop")))
+    except LockstepError as error:
+        answers.put(f"{error.code}: {error}")
 
 
 def opened(url: str, **options: Any) -> Meta:

@@ -29,6 +29,7 @@ from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables
 from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
+from tests.integration.test_target_session import HOSTILE, INIT_CONNECT, with_globals
 from tests.integration.test_verify import (
     FIRST_MARIADB,
     FIRST_MYSQL,
@@ -133,6 +134,65 @@ def test_every_planted_fault_is_repaired_and_other_rows_keep_their_versions(
     assert line.ok("verify")["equal"] is True
     staged = sorted(repr(row[:3]) for row in in_stage(run, "number"))  # the server prints a FLOAT with six digits
     assert staged == sorted(repr(row[:3]) for row in at_source(run, "number"))
+
+
+LONG = 20_000
+LONG_KEYS = {
+    "falling": ("g INT NOT NULL, k VARCHAR(700) NOT NULL, v INT, PRIMARY KEY (g DESC, k))", "1, CONCAT(begin, n), n"),
+    "hashed": (
+        "k VARCHAR(1600) CHARACTER SET latin1, v INT, PRIMARY KEY USING HASH (k)) ENGINE = MEMORY",
+        "CONCAT(REPEAT('a', 1500), n), n",
+    ),
+}
+DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
+SEQUENCE = (
+    f"(SELECT LPAD(a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d, 8, '0') AS n, REPEAT('a', 600) AS begin "
+    f"FROM {DIGITS} a, {DIGITS} b, {DIGITS} c, {DIGITS} e, (SELECT 0 d UNION ALL SELECT 1) f)"
+)
+
+
+@pytest.mark.parametrize("any_server", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)], indirect=True)
+def test_keys_that_begin_alike_are_copied_verified_and_repaired_whatever_the_server_has_set(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified()
+    line, server = Repaired(run, commands), run.line.origin.sql
+    for table, (columns, values) in LONG_KEYS.items():
+        run.source(
+            "SET SESSION max_heap_table_size = 256 << 20",
+            f"CREATE TABLE {table} ({columns}",
+            f"INSERT INTO {table} SELECT {values} FROM {SEQUENCE} numbers ORDER BY n MOD 7919, n",
+        )
+        run.target(f"CREATE TABLE {table} LIKE {run.line.origin.name}.{table}", f"ALTER TABLE {table} ENGINE = InnoDB")
+    run.line.begin_now()
+    (run.line.folder / "shop.yaml").write_text(run.line.text)
+    admin = "CONNECTION ADMIN" if run.line.origin.mariadb else "CONNECTION_ADMIN"
+    run.line.origin.execute_on_server(
+        "CREATE USER lean IDENTIFIED BY 'x'", "GRANT ALL ON *.* TO lean", f"REVOKE SUPER, {admin} ON *.* FROM lean"
+    )
+    run.environ |= dict.fromkeys(("SOURCE", "TARGET"), f"mysql://lean:x@{server.host}:{server.port}")
+
+    def hostile(command: str, *arguments: str) -> Any:
+        with with_globals(server, {**HOSTILE, "init_connect": INIT_CONNECT}):
+            return line(command, *arguments)
+
+    try:
+        for command in (("extract",), ("snapshot",), ("run",)):
+            done = hostile(*command)
+            assert done.code == 0, done.document
+        equal = "SELECT COUNT(*), SUM(v), COUNT(DISTINCT v) FROM {}.{}"
+        with run.line.origin.session() as asked:
+            for table in LONG_KEYS:
+                (found,) = asked(equal.format(run.place, table))
+                assert found == (LONG, LONG * (LONG - 1) // 2, LONG), table
+        for table in LONG_KEYS:
+            run.target(f"DELETE FROM {table} WHERE v = 17", f"UPDATE {table} SET v = -1 WHERE v = {LONG - 1}")
+        done = hostile("verify")
+        found = {one["table"]: sum(one["differences"].values()) for one in done.document["tables"]}
+        assert found == dict.fromkeys(LONG_KEYS, 2)
+        assert hostile("repair").document["equal"] is True
+    finally:
+        run.line.origin.execute_on_server("DROP USER lean")
 
 
 def differing(line: Repaired) -> list[str]:

@@ -601,6 +601,10 @@ def test_collations_of_one_name_compare_alike_on_both_kinds_of_server(mysql9: An
             assert coarser(here, there), name
             assert coarser(there, here) is (name not in BYTES), name
             assert not ordered_alike(here, there), name
+    uncertain = parse_column_type("varchar(9)", charset="utf8mb4", collation="utf8mb4_0900_bin", mariadb=True)
+    assert coarser(uncertain, uncertain)
+    assert not ordered_alike(uncertain, uncertain)
+    assert run(mariadb, None, f"SELECT 'b' COLLATE {uncertain.collation} > 'a'") == [(1,)]
 
 
 COLLATIONS = "SELECT COLLATION_NAME, CHARACTER_SET_NAME FROM information_schema.COLLATIONS"

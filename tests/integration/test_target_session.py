@@ -201,7 +201,7 @@ def test_a_session_has_its_settings_whatever_the_server_and_its_init_connect_say
             with connect(lean, where="test", settings=settings) as session, session.cursor() as asked:
                 for _ in range(2):
                     asked.execute("SELECT @@max_sort_length, @@sql_select_limit, @@time_zone, @@autocommit, 'ä'")
-                    assert asked.fetchone() == (262144, 2**64 - 1, "+00:00", 1, "ä")
+                    assert asked.fetchone() == (131072, 2**64 - 1, "+00:00", 1, "ä")
                     session.close()
                     session.ping(reconnect=True)
         cursor.execute("DROP USER lean")

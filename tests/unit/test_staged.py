@@ -16,11 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import lockstep
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start
+from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.layout import CopiedName, copied_path, horizon_path
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_batches import covered
@@ -186,6 +189,41 @@ def test_by_key_the_last_row_of_a_key_says_whether_it_is_there(tmp_path: Path) -
     ]  # fmt: skip
     last = {row[0]: row[1:] for row in rows(found, "id", "_cdc_op", "note")}
     assert {key: note for key, (op, note) in last.items() if op != "d"} == {1: "moved"}
+
+
+def test_a_bookmark_gives_each_later_change_once_copied_rows_too(tmp_path: Path) -> None:
+    """Rows of a copy may be staged at a place that was read before they were."""
+    staged(tmp_path, [Made([insert(1)]), Made([insert(2)])], [Made([insert(3)])])
+    stage = lockstep.open(tmp_path)
+    bookmark = stage.bookmark()
+    store = open_store(tmp_path.as_uri())
+    first, last = manifests.chain(store, "shop")
+    assert rows(stage["shop.orders"].changes(since=bookmark), "id") == []
+
+    path = copied_path("shop.orders", 0, CopiedName("shop", 7, 1, 0))
+    store.put(path, store.get(first.parts[0].path))
+    at = first.end.position
+    part = replace(first.parts[0], path=path, ops={"r": 2})
+    chunk = CopiedChunk(7, "shop.orders", (), (), 0, at, at, 2, (path,))
+    copied = replace(
+        first, begin=first.end, end=first.end, parts=(part,), events=0, transactions=0, chunks=(chunk,), coverage={}
+    )
+    manifests.commit(store, copied)
+    writer = BatchWriter(store, pipeline="p", source="shop", epoch=1, begin=last.end, window=(2 * HOUR_US, 3 * HOUR_US))
+    writer.add(block([Made([insert(4)])], last.end.position, source="shop"))
+    manifests.commit(store, writer.finish(Checkpoint(place(4), watermark_us=3 * HOUR_US)))
+    stage.refresh()
+    assert sorted(rows(stage["shop.orders"].changes(since=bookmark), "id")) == [(1,), (2,), (4,)]
+    assert rows(stage["shop.orders"].changes(since=stage.bookmark()), "id") == []
+    ahead = stage.bookmark().replace(str(place(4)), str(place(9)))
+    for moment, code in (("{}}", "stage.moment"), (ahead, "stage.as_of")):
+        with pytest.raises(lockstep.LockstepError) as refused:
+            stage["shop.orders"].changes(since=moment)
+        assert refused.value.code == code
+    store.put(horizon_path("shop"), Horizon("shop", place(3), HOUR_US, "x", (), {}).to_bytes())
+    with pytest.raises(lockstep.Refused) as purged:
+        stage["shop.orders"].changes(since=bookmark.replace(str(place(3)), str(place(2))))
+    assert purged.value.code == "stage.purged"
 
 
 def test_changes_of_a_table_without_a_key_are_not_told_by_key(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.snapshot.keys import selected
+from cdc_core.snapshot.keys import after, downwards, equal, literals, ordered, selected, up_to
 
 
 def test_a_set_whose_numbers_a_double_does_not_tell_apart_cuts_no_table() -> None:
@@ -19,3 +19,15 @@ def test_a_set_whose_numbers_a_double_does_not_tell_apart_cuts_no_table() -> Non
     with pytest.raises(Refused) as refused:
         selected(table(ColumnType("set", labels=labels)))
     assert refused.value.code == "snapshot.key_type"
+
+
+def test_a_key_says_for_each_column_whether_greater_or_smaller_values_come_after_it() -> None:
+    columns = (Column("g", ColumnType("int"), key_part=1), Column("k", ColumnType("int"), key_part=2))
+    schema = TableSchema("shop", "t", columns)
+    key = literals(schema, [3, 7], [False, True])
+    assert key == ("3", "7 DESC")
+    assert after(schema, key) == "(`g` >= 3 AND ((`g` > 3) OR (`g` = 3 AND `k` < 7)))"
+    assert up_to(schema, key) == "(`g` <= 3 AND ((`g` < 3) OR (`g` = 3 AND `k` >= 7)))"
+    assert equal(schema, key) == "`g` = 3 AND `k` = 7"
+    assert ordered(schema, downwards(key)) == "`g`, `k` DESC"
+    assert ordered(schema, downwards(key), reverse=True) == "`g` DESC, `k`"

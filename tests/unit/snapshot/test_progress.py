@@ -9,9 +9,7 @@ import pytest
 from cdc_core.meta import TableCopy
 from cdc_core.meta.copy_pace import ROW_COST_BYTES
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.snapshot import keys
 from cdc_core.snapshot.pace import Pace
-from cdc_core.snapshot.profile import Profile
 from cdc_core.snapshot.progress import CopyProgress
 
 
@@ -44,15 +42,15 @@ def test_time_left_counts_the_bytes_of_rows_that_are_still_to_come() -> None:
     progress = CopyProgress({"shop.a": 1000, "shop.b": 100}, lambda: now_s[0])
     for second in (1, 2):
         now_s[0] = second
-        progress.update(copy("a", 100 * second, 1000, size_bytes=10_000 * second, bytes_estimated=500_000))
+        progress.update(copy("a", 100 * second, 1000, size_bytes=10_000 * second))
     found = progress.table("shop.a")
-    # 100 rows/s of 100 bytes; then 800 rows and 480,000 bytes, each row with its fixed cost
-    assert found.left_s == (480_000 + 800 * ROW_COST_BYTES) / (10_000 + 100 * ROW_COST_BYTES)
-    assert (found.total_bytes, found.counted) == (500_000, False)
-    # rows of b are taken to be as large as those read so far
-    assert progress.overall().total_bytes == 510_000
+    # 100 rows/s of 100 bytes; then 800 rows, taken to be as large, each with its fixed cost
+    assert found.left_s == (80_000 + 800 * ROW_COST_BYTES) / (10_000 + 100 * ROW_COST_BYTES)
+    assert found.total_bytes == 100_000
+    # rows of b are taken to be as large, too
+    assert progress.overall().total_bytes == 110_000
     progress.update(copy("a", 1000, 1000, size_bytes=470_000, complete=True))
-    assert (progress.table("shop.a").total_bytes, progress.table("shop.a").counted) == (470_000, True)
+    assert progress.table("shop.a").total_bytes == 470_000
 
 
 def test_of_two_readers_that_report_out_of_order_the_larger_count_stays_and_a_new_copy_begins_at_its_own() -> None:
@@ -68,31 +66,6 @@ def test_more_rows_than_estimated_are_never_more_than_all() -> None:
     progress = CopyProgress({"shop.a": 10})
     progress.update(copy("a", 50, 10))
     assert progress.table("shop.a").fraction == 1.0
-
-
-@pytest.mark.parametrize(
-    ("kind", "least", "key", "limit", "expected"),
-    [
-        ("int", "1", "50", "100", 0.5),
-        ("bigint", "-100", "-1", "99", 0.5),
-        ("bigint", "18446744073709551606", "18446744073709551610", "18446744073709551615", 0.5),
-        ("int", "7", "7", "7", 1.0),
-        ("varchar", "'a'", "'b'", "'c'", None),
-    ],
-)
-def test_whole_numbers_tell_how_far_a_key_is(
-    kind: str, least: str, key: str, limit: str, expected: float | None
-) -> None:
-    schema = TableSchema("shop", "a", (Column("id", ColumnType(kind), key_part=1),))
-    assert keys.fraction(schema, (least,), (key,), (limit,)) == expected
-
-
-def test_a_profile_tells_rows_and_bytes_up_to_a_key() -> None:
-    found = Profile(starts=[0, 100, 1100], rows=[100.0, 10.0], row_bytes=[10.0, 1000.0])
-    assert (found.total, found.total_bytes) == (110, 11_000)
-    assert [found.rows_through(key) for key in (-1, 49, 99, 599, 1099, 5000)] == [0, 50, 100, 105, 110, 110]
-    assert [found.bytes_through(key) for key in (-1, 49, 99, 599, 1099)] == [0, 500, 1000, 6000, 11_000]
-    assert [found.row_bytes_after(key) for key in (-7, 98, 99, 5000)] == [10, 10, 1000, 1000]
 
 
 @pytest.mark.parametrize("took_s", [0.1, 60.0])

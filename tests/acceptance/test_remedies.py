@@ -1,0 +1,150 @@
+"""Each remedy that is a command of Lockstep is performed as it is printed, and leads to a state without an error."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TABLES = (
+    "CREATE TABLE orders (id INT PRIMARY KEY, k INT)",
+    "INSERT INTO orders VALUES (1, 1), (2, 2), (3, 3), (4, 4)",
+)
+COMMAND = re.compile(r"`lockstep ([^`]*)`")
+
+
+class Shop:
+    """A pipeline `shop` from one database to another, which nothing was done with."""
+
+    def __init__(self, source: Any, server: Any, lockstep: Any) -> None:
+        self.source, self.server, self.lockstep, self.name = source, server, lockstep, source.name
+        self.file: Path = lockstep.directory / "shop.yaml"
+
+    def target(self, *statements: str) -> list[tuple[Any, ...]]:
+        with self.server.connect(f"{self.name}_copy", autocommit=True) as opened, opened.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall() or ())
+
+    def edit(self, old: str, new: str) -> None:
+        text = self.file.read_text()
+        assert old in text
+        self.file.write_text(text.replace(old, new))
+
+    def run(self) -> None:
+        self.lockstep("run", "shop.yaml")
+
+    def meta(self) -> Path:
+        (found,) = self.lockstep.directory.rglob("*.db")
+        return Path(found)
+
+
+@pytest.fixture
+def shop(source_database: Any, mariadb_target: Any, lockstep: Any) -> Iterator[Shop]:
+    lockstep.environ |= {"SHOP": source_database.server.url, "COPY": mariadb_target.url}
+    source_database.execute(*TABLES)
+    made = Shop(source_database, mariadb_target, lockstep)
+    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL local_infile = ON")
+        cursor.execute(f"CREATE DATABASE {made.name}_copy")
+        try:
+            lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{made.name}\..*", "--target", "env:COPY")
+            text = re.sub(r"(?ms)^targets:.*?(?=^\S|\Z)", "", made.file.read_text())
+            made.file.write_text(
+                f"{text}\ntargets:\n  - name: copy\n    connections: ['env:COPY']\n"
+                f"    tables: {{'{made.name}.orders': {{database: {made.name}_copy, table: orders}}}}\n"
+            )
+            lockstep("target", "create", "shop.yaml")
+            yield made
+        finally:
+            cursor.execute(f"DROP DATABASE {made.name}_copy")
+
+
+Failing = tuple[Sequence[str], str, str]
+"""The command that fails, its code, and a pattern of the command in its remedy that is performed."""
+
+
+def nothing_run(shop: Shop) -> Failing:
+    return ("verify", "shop.yaml"), "verify.not_started", "run"
+
+
+def no_evidence(shop: Shop) -> Failing:
+    shop.run()
+    return ("verify", "shop.yaml", "--show"), "verify.no_evidence", "verify"
+
+
+def paused(shop: Shop) -> Failing:
+    shop.run()
+    shop.lockstep("snapshot", "shop.yaml", "--pause")
+    return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "snapshot.paused", "snapshot"
+
+
+def purged(shop: Shop) -> Failing:
+    shop.run()
+    shop.source.execute("INSERT INTO orders VALUES (5, 5)", "FLUSH BINARY LOGS", "FLUSH BINARY LOGS")
+    with shop.source.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW MASTER STATUS")
+        newest = cursor.fetchone()[0]
+        cursor.execute("SHOW BINARY LOGS")
+        while cursor.fetchone()[0] != newest:
+            cursor.execute(f"PURGE BINARY LOGS TO '{newest}'")
+            cursor.execute("SHOW BINARY LOGS")
+    return ("run", "shop.yaml"), "source.purged", "extract"
+
+
+def no_target_table(shop: Shop) -> Failing:
+    shop.target("DROP TABLE orders")
+    return ("run", "shop.yaml"), "target.table", "target create"
+
+
+def rows_differ(shop: Shop) -> Failing:
+    shop.run()
+    shop.target("UPDATE orders SET k = 99 WHERE id = 2")
+    return ("verify", "shop.yaml"), "verify.differs", "repair"
+
+
+def meta_lost(shop: Shop) -> Failing:
+    shop.run()
+    for file in shop.meta().parent.glob(f"{shop.meta().name}*"):
+        file.unlink()
+    return ("run", "shop.yaml"), "extract.meta_behind", "meta rebuild"
+
+
+def unlogged(shop: Shop) -> Failing:
+    shop.run()
+    shop.edit("on_unlogged_change: resync", "on_unlogged_change: stop")
+    shop.source.execute("ALTER TABLE orders MODIFY k INT NOT NULL DEFAULT 5")
+    return ("run", "shop.yaml"), "source.unlogged_change", "extract"
+
+
+def isolated(shop: Shop) -> Failing:
+    shop.run()
+    shop.edit("on_unreadable: resync", "on_unreadable: isolate")
+    shop.source.execute("SET SESSION binlog_format = STATEMENT", "UPDATE orders SET k = 7 WHERE id = 1")
+    shop.lockstep("extract", "shop.yaml")
+    return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "snapshot.not_captured", "stage isolated"
+
+
+CASES = (
+    purged, no_target_table, meta_lost, isolated,
+    *(pytest.param(one, marks=pytest.mark.matrix) for one in (nothing_run, no_evidence, paused, rows_differ, unlogged)),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_printed_remedy_is_performed_and_the_command_succeeds(shop: Shop, case: Callable[[Shop], Failing]) -> None:
+    arguments, code, wanted = case(shop)
+    done = shop.lockstep(*arguments, code=None)
+    assert (done.code != 0, done.error["code"]) == (True, code), done.error
+    remedy = done.error["remedy"]
+    (command, *_) = [one for one in COMMAND.findall(remedy) if one.startswith(f"{wanted} ")] or [remedy]
+    shop.lockstep(*shlex.split(command))
+    shop.lockstep(*arguments)
+    shop.run()
+    shop.lockstep("verify", "shop.yaml")
+    shop.lockstep("status", "shop.yaml")
