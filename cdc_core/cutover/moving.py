@@ -75,12 +75,9 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
 
 def _still_read(pipeline: Pipeline, places: Places) -> Places:
     """A way back reads other tables once the application was led to another target."""
-    captures = [Capture(pipeline.tables, pipeline.routes, lower_case=one) for one in (False, True)]
-    kept = {
-        reference: tuple(table for table in tables if any(capture.route(*table) for capture in captures))
-        for reference, tables in places.items()
-    }
-    return {reference: tables for reference, tables in kept.items() if tables}
+    routes = [Capture(pipeline.tables, pipeline.routes, lower_case=one).route for one in (False, True)]
+    kept = {name: [one for one in tables if any(route(*one) for route in routes)] for name, tables in places.items()}
+    return {name: tables for name, tables in kept.items() if tables}
 
 
 def require_no_other(work: Work) -> None:

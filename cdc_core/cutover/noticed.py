@@ -86,15 +86,15 @@ def _column(column: ColumnDefinition, there: ColumnDefinition) -> Iterator[Notic
     ):
         if lacks:
             yield Noticed(f"{column.name} is not {what}")
-    labels = there.type.labels
-    if any(label in labels and labels.index(label) != at for at, label in enumerate(column.type.labels)):
+    was, now = column.type.labels, there.type.labels
+    if any(label in now and now.index(label) != at for at, label in enumerate(was)):
         yield Noticed(
             f"{column.name} has its labels in another order",
             _MOVE.format("what uses their numbers, such as ORDER BY, would mean others", "with the former order"),
             stops=True,
         )
-    if not set(column.type.labels) <= set(labels):
-        yield Noticed(f"{column.name} lacks the labels {', '.join(sorted(set(column.type.labels) - set(labels)))}")
+    if not set(was) <= set(now):
+        yield Noticed(f"{column.name} lacks the labels {', '.join(sorted(set(was) - set(now)))}")
 
 
 def _collations(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
@@ -114,35 +114,23 @@ def _sorted_by(table: TableDefinition, column: ColumnDefinition) -> str:
 
 
 def _keys(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
-    mine, theirs = dict(_unique(old)), dict(_unique(new))
-    for name, parts in mine.items():
-        if not any(one <= parts for one in theirs.values()):
-            yield Noticed(f"it has no unique key like {name}")
-    for name, parts in theirs.items():
-        if not any(one <= parts for one in mine.values()):
-            yield Noticed(f"it has the unique key {name}", "writes that the old table took fail there: drop it")
-    indexes = [_searched(one) for one in new.indexes if not one.hidden]
     for one in old.indexes:
-        kind, columns = _searched(one)
-        if not (one.unique or one.hidden) and not any(
-            kind == its_kind and columns == theirs[: len(columns)] for its_kind, theirs in indexes
-        ):
-            yield Noticed(f"it has no index like {one.name}", _SEARCHED)
+        if (one.unique or not one.hidden) and not any(_does_for(one, there) for there in new.indexes):
+            kind, remedy = ("unique key", MAKE) if one.unique else ("index", _SEARCHED)
+            yield Noticed(f"it has no {kind} like {one.name}", remedy)
+    for one in new.indexes:
+        if one.unique and not any(had.unique and set(_parts(had)) <= set(_parts(one)) for had in old.indexes):
+            yield Noticed(f"it has the unique key {one.name}", "writes that the old table took fail there: drop it")
 
 
-Part = tuple[str, int | None, str]
+def _does_for(index: IndexDefinition, there: IndexDefinition) -> bool:
+    """Whether rows that the index keeps unique, or finds, are kept unique or found."""
+    mine, theirs = _parts(index), _parts(there)
+    if index.unique:
+        return there.unique and set(theirs) <= set(mine)
+    kinds = [one.kind if one.kind in ("FULLTEXT", "SPATIAL") else "" for one in (index, there)]
+    return not there.hidden and kinds[0] == kinds[1] and theirs[: len(mine)] == mine
 
 
-def _unique(table: TableDefinition) -> Iterator[tuple[str, frozenset[Part]]]:
-    """Name and parts of each unique key."""
-    for one in table.indexes:
-        if one.unique:
-            yield one.name, frozenset(_parts(one))
-
-
-def _searched(index: IndexDefinition) -> tuple[str, tuple[Part, ...]]:
-    return index.kind if index.kind in ("FULLTEXT", "SPATIAL") else "", _parts(index)
-
-
-def _parts(index: IndexDefinition) -> tuple[Part, ...]:
+def _parts(index: IndexDefinition) -> tuple[tuple[str, int | None, str], ...]:
     return tuple((part.column.lower(), part.prefix, part.expression.text) for part in index.parts)

@@ -68,10 +68,9 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
 
 
 def _require_before_a_switch(job: Job) -> None:
-    """The application does not write to the target yet: its rows there would be called wrong, and repaired away.
-    Raises Refused (cutover.switched)."""
+    """Later the target's newer rows would be called wrong, and repaired away. Raises Refused (cutover.switched)."""
     led = job.meta.latest_cutover(job.pipeline.pipeline)
-    if led is None or not led.switched or job.target.name not in led.details["target"]:
+    if led is None or not led.switched or job.target.name not in led.details.get("target", ()):
         return
     back = job.meta.latest_cutover(led.way_back)
     if back is None or not back.switched or back.created_us < led.created_us:
@@ -79,8 +78,7 @@ def _require_before_a_switch(job: Job) -> None:
             f"A cutover has led the application to the tables of {job.target.name!r}, and the sources are behind them.",
             where=f"cutover {led.cutover_id}",
             code="cutover.switched",
-            remedy=f"nothing was compared. `lockstep verify {led.way_back}` compares in the direction in which changes "
-            "go now",
+            remedy=f"`lockstep verify {led.way_back}` compares in the direction in which changes go now",
         )
 
 
