@@ -21,7 +21,7 @@ from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, combined, parts_of
 from cdc_core.meta import Meta
-from cdc_core.model.run import RunPlan, TargetRun
+from cdc_core.model.run import MergeTable, RunPlan, TargetRun
 from cdc_core.model.schema import Column, DefinedSince, TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source.defaults import column_defaults
@@ -261,8 +261,10 @@ def make_ready(
         present = {}
     wanted, renames = {}, _renames(meta, pipeline)
     for one in tables:
-        origins = _staged_origins(plan.current_schemas(one), present.get(one.table, ()))
-        wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins), renames.get(one.table, ()))
+        schemas, now = plan.current_schemas(one), present.get(one.table, ())
+        origins = _staged_origins(schemas, now)
+        renamed = _followed(renames.get(one.table, ()), [origin.schema for origin in now], plan, one)
+        wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins), renamed)
     return _made(target, wanted, Actions(create=creates, add=add), environ)
 
 
@@ -280,18 +282,13 @@ def _follow(meta: Meta, pipeline: Pipeline, plan: RunPlan, run: TargetRun, envir
     if not add:
         return
     renames = _renames(meta, pipeline)
-    staged = {
-        table.table: {column.name.lower() for schema in plan.current_schemas(table) for column in schema.columns}
-        for table in plan.merge_set(run.merge_set).tables
-    }
+    staged = {table.table: table for table in plan.merge_set(run.merge_set).tables}
     wanted = {}
     for logical, origins in source_tables(pipeline, environ, only=add).origins.items():
-        schemas = [origin.schema for origin in origins]
-        left = {old.lower() for old, _ in renames.get(logical, ())}
-        left -= {column.name.lower() for schema in schemas for column in schema.columns}
-        if left.isdisjoint(staged.get(logical, ())):  # otherwise the run has rows with the former name
-            key = key_of(target, logical, schemas)
-            wanted[logical] = Wanted(tuple(origins), key, _alone(origins), renames.get(logical, ()))
+        schemas, mine = [origin.schema for origin in origins], renames.get(logical, ())
+        renamed = _followed(mine, schemas, plan, staged.get(logical))
+        if renamed == mine:
+            wanted[logical] = Wanted(tuple(origins), key_of(target, logical, schemas), _alone(origins), renamed)
     _made(target, wanted, Actions(create=False, add=frozenset(wanted)), environ)
 
 
@@ -310,6 +307,19 @@ def _renames(meta: Meta, pipeline: Pipeline) -> dict[str, tuple[tuple[str, str],
         for one, logical in _statements(meta, source):
             found[logical] = (*found.get(logical, ()), *one.renamed)
     return found
+
+
+def _followed(
+    renames: tuple[tuple[str, str], ...], now: Sequence[TableSchema], plan: RunPlan, table: MergeTable | None
+) -> tuple[tuple[str, str], ...]:
+    """These renames; none while a run has rows under a former name. now: definitions of the source."""
+    staged = [plan.schemas[file.schema_id] for file in table.files] if table is not None else []
+    left = {old.lower() for old, _ in renames} - _names(now)
+    return renames if left.isdisjoint(_names(staged)) else ()
+
+
+def _names(schemas: Iterable[TableSchema]) -> set[str]:
+    return {column.name.lower() for schema in schemas for column in schema.columns}
 
 
 def _made(target: Target, wanted: Mapping[str, Wanted], actions: Actions, environ: Mapping[str, str] | None) -> bool:

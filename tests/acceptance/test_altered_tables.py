@@ -49,7 +49,9 @@ STATEMENTS = {
 }
 """Changes for which a person must alter the target's tables: nothing that exists there is altered otherwise."""
 
-SAMPLE = frozenset({"with_default", "without_default", "computed", "other_type", "dropped_not_null", "wider_key"})
+SAMPLE = frozenset(
+    {"with_default", "without_default", "computed", "other_type", "dropped_not_null", "wider_key", "renamed_not_null"}
+)
 """Of both kinds, altered in one run: `make test` has no time for more."""
 
 
