@@ -15,6 +15,7 @@ TEXTS = (
     "ć", "c", "č", "đ", "😀", "🚀", "\t", "\x01", "i", "I", "ı", "İ", "zażółć",
     "\\", "'", '"', "`", "%", "_", "\n", "0",
     "é", "e\u0301", "ｶ", "カ", "か", "がが", "a" * 40, "a" * 39 + "b",
+    "a" * 600 + "b", "a" * 600 + "c",
 )  # fmt: skip
 """Many are equal under one collation and differ under another."""
 CHARSETS = ("utf8mb4", "utf8mb3", "latin1", "cp1251", "ucs2", "utf16", "gbk", "ascii", "latin2")
@@ -104,9 +105,9 @@ def text(chance: random.Random, collations: Sequence[str]) -> Kind:
     """collations: that the server has."""
     collation = chance.choice(collations)
     charset = collation.partition("_")[0]
-    length = chance.choice([1, 3, 40, 190])
+    length = chance.choice([1, 3, 40, 190, 700])
     name = chance.choice(
-        [f"CHAR({length})", f"VARCHAR({length})", f"VARCHAR({length})", "TINYTEXT", "TEXT", "MEDIUMTEXT"]
+        [f"CHAR({min(length, 190)})", f"VARCHAR({length})", f"VARCHAR({length})", "TINYTEXT", "TEXT", "MEDIUMTEXT"]
     )
     return Kind(
         "text",

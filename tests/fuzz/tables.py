@@ -33,6 +33,7 @@ class Table:
     database: str
     name: str
     flavor: str
+    target: str
     collations: Sequence[str]
     columns: list[Column] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -57,15 +58,15 @@ def name(text: str) -> str:
 
 
 def random_table(
-    chance: random.Random, database: str, title: str, flavor: str, collations: Sequence[str], *, prefixes: bool
+    chance: random.Random, database: str, title: str, flavor: str, target: str, collations: Sequence[str]
 ) -> Table:
-    """prefixes: keys may be over the beginnings of texts, of which MySQL as a target has no unique key."""
-    made = Table(database, title, flavor, collations)
+    """flavor, target: the kinds of the two servers."""
+    made = Table(database, title, flavor, target, collations)
     for _ in range(chance.randint(1, 7)):
         made.columns.append(new_column(chance, made))
     if chance.random() < 0.4:
         made.columns.append(_generated(chance, made))
-    _add_keys(chance, made, prefixes)
+    _add_keys(chance, made)
     return made
 
 
@@ -91,11 +92,14 @@ def _generated(chance: random.Random, table: Table) -> Column:
     table.made += 1
     kind = Kind("int", "BIGINT", [])
     source = f"{name(chance.choice(whole).name)} + 7" if whole else "1 + 1"
-    return Column(f"g{table.made}", kind, chance.choice([" VIRTUAL", " STORED"]), source)
+    # At a server of another kind the column is a plain one, and MariaDB logs a virtual one with FULL images alone.
+    ways = [" VIRTUAL", " STORED"] if table.flavor == table.target else [" STORED"]
+    return Column(f"g{table.made}", kind, chance.choice(ways), source)
 
 
-def _add_keys(chance: random.Random, table: Table, prefixes: bool) -> None:
+def _add_keys(chance: random.Random, table: Table) -> None:
     """A primary key, a unique key, both, or none."""
+    prefixes = table.target == MARIADB  # MySQL has no unique key over the whole of a TEXT
     way = chance.choice(["primary", "primary", "primary", "unique", "both", "none"])
     able = [
         one

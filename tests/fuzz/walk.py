@@ -71,7 +71,7 @@ class Round:
     def __init__(self, commands: ForkedCommands, source: Any, target: Any, seed: str, folder: Path) -> None:
         self._commands, self._source, self._target, self._seed, self._folder = commands, source, target, seed, folder
         self._chance = random.Random(seed)
-        self._flavor = MYSQL if "MySql" in type(source).__name__ else MARIADB
+        self._flavor = flavor_of(source)
         self._database = f"f{zlib.crc32(seed.encode())}"
         self._statements: list[str] = []
         self._tables: list[Table] = []
@@ -113,12 +113,7 @@ class Round:
         collations = self._collations()
         for _ in range(20):
             made = tables.random_table(
-                self._chance,
-                self._database,
-                title,
-                self._flavor,
-                collations,
-                prefixes="MariaDb" in type(self._target).__name__,
+                self._chance, self._database, title, self._flavor, flavor_of(self._target), collations
             )
             with self._at(self._source) as source:
                 if self._execute(source, made.create):
@@ -235,6 +230,10 @@ class Round:
             return False
         self._statements.append(statement)
         return True
+
+
+def flavor_of(server: Any) -> str:
+    return MYSQL if "MySql" in type(server).__name__ else MARIADB
 
 
 def _cell(column: tables.Column, row: dict[str, Any], exact: dict[str, str]) -> str | None:
