@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from cdc_core import leaving
+from cdc_core.cli import extract
+from cdc_core.cli.output import CliOutput
+from cdc_core.config import parse
 from cdc_core.errors import RetryLater
 from cdc_core.leaving import leave_if_told, unhurried, uninterrupted
 from cdc_core.meta import Meta
@@ -109,6 +112,44 @@ def test_other_threads_leave_between_two_steps() -> None:
     told.set()
     thread.join()
     assert left == ["a step", "left"]
+
+
+def test_what_an_unhurried_process_still_does_is_not_cut_short() -> None:
+    def undo() -> None:
+        with unhurried():
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
+            leave_if_told()
+            done.append("read")
+        leave_if_told()
+
+    done: list[str] = []
+    with pytest.raises(SystemExit):
+        undo()
+    assert done == ["read"]
+
+
+def test_an_extraction_whose_thread_was_told_to_leave_is_not_taken_for_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def drained(*_: object) -> bool:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(extract, "_drain", drained)
+    pipeline = parse(
+        f"""
+        pipeline: shop
+        schedule: "* * * * *"
+        sources: [{{name: shop, connection: env:X, server_id: 5}}]
+        tables: {{include: ['shop\\..*']}}
+        stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+        meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+        """,
+        where="test",
+    )
+    with pytest.raises(SystemExit) as left:
+        extract.extract_sources(pipeline, ["shop"], None, CliOutput(as_json=True))
+    assert left.value.code == 143
 
 
 WAITING = """
