@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from cdc_core import leaving
 from cdc_core.cli import extract
@@ -192,3 +193,33 @@ def test_a_lease_that_a_signal_has_left_behind_is_given_back_when_meta_is_closed
     with Meta.open(url, "shop") as meta:
         meta.acquire_lease("shop", "shop", "you", 60.0)
         meta.acquire_lease("other", "shop", "you", 60.0)
+
+
+def test_a_lease_that_a_signal_interrupts_as_it_is_taken_is_given_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/meta.db"
+    with Meta.open(url, "shop") as meta:
+        write = meta._database.write
+
+        def interrupted(work: Callable[[Connection], object]) -> None:
+            monkeypatch.undo()
+            write(work)
+            raise SystemExit
+
+        monkeypatch.setattr(meta._database, "write", interrupted)
+        with pytest.raises(SystemExit):
+            meta.acquire_lease("shop", "shop", "me", 600.0)
+    with Meta.open(url, "shop") as meta:
+        meta.acquire_lease("shop", "shop", "you", 60.0)
+
+
+def test_a_lease_that_another_has_taken_stays_with_it_also_where_the_holders_have_one_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/meta.db"
+    with Meta.open(url, "shop") as other:
+        with Meta.open(url, "shop") as meta:
+            lost = meta.acquire_lease("shop", "shop", "host:1", 0.0)
+            taken = other.acquire_lease("shop", "shop", "host:1", 60.0)
+            with pytest.raises(RetryLater, match="is lost"):
+                meta.release_lease(lost)
+        other.renew_lease(taken, 60.0)
