@@ -60,7 +60,8 @@ _CLOCK: Mapping[str, str] = {
     "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)",
     "mysql": "SELECT timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 }
-_ATTEMPTS = 5
+_PAUSES_S = (0.0, 0.02, 0.1, 0.5, 2.5)
+"""Before each attempt of a transaction. MySQL takes seconds to make all tables."""
 _TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _MYSQL_OPTIONS = ("charset", "unix_socket")
 """What a MySQL URL may say besides TLS and time-outs. Any other option would be ignored, or weaken the connection."""
@@ -70,8 +71,8 @@ its lease, which has expired, for as long as its session lives."""
 _STATEMENT_S = 3600.0
 """Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
-_THERE = frozenset({1050, "42P07"})
-"""Another process has made the table that this one makes."""
+_THERE = frozenset({1050, 1684, "42P07"})
+"""Another process has made the table that this one makes, or is making it."""
 _DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 
@@ -198,14 +199,14 @@ class Database:
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` as one transaction; again, from its start, after a deadlock or a race for the same new row."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        for attempt, pause_s in enumerate(_PAUSES_S, 1):
+            time.sleep(pause_s)
             try:
                 return self._attempt(work, write=True)
             except _Collision as collision:
                 log.info("meta %s: attempt %d collided: %s", self.name, attempt, collision)
-                time.sleep(0.02 * attempt)
         raise RetryLater(
-            f"{_ATTEMPTS} attempts collided with other writers of the meta database.",
+            f"{len(_PAUSES_S)} attempts collided with other writers of the meta database.",
             where=self.name,
             code="meta.busy",
             remedy="nothing has moved; the next attempt may succeed",
