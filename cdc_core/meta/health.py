@@ -156,7 +156,8 @@ def _set_aside(status: Status) -> Iterator[Problem]:
             f"{', '.join(one.table for one in found)} that it rejected: the run {run_id} set them aside.",
             where=run_id, code="target.row_error", since_us=found[0].since_us,
             remedy="correct the rows at the source; or let the target take them, then `lockstep run "
-            f"{status.pipeline} --requeue {run_id} --target {target}`. The stage has the rows and reasons in runs/",
+            f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
+            "its batches were purged. The stage has the rows and reasons in runs/",
             exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.meta.copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
+from cdc_core.model.run import WriteCounts
 from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
@@ -320,6 +321,20 @@ def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> 
     assert {info.path.split("/")[1] for info in line.store.list("runs/")} == {"open"}
     assert line.meta.ledger("old: first") != ()
     assert purge(line).runs == ()
+
+
+def test_a_run_stays_as_long_as_its_target_lacks_rows_that_it_set_aside(line: Line) -> None:
+    run = line.plan("first")
+    (table,) = run.merge_set("0").tables
+    line.apply(run, written=[WriteCounts(table.table, "0", table.rows - 1, 0, 0, quarantined=1)])
+    line.commit(run)
+    done = purge(line, forget_us=NEVER)
+    assert (done.sources[0].batches, done.runs, done.forgotten_runs) == (5, (), 0)
+    assert [one.run_id for one in line.meta.set_aside("t")] == ["first"]
+    assert line.store.stat(run.path) is not None
+    line.meta.settle("t", run_id="first")
+    done = purge(line, forget_us=NEVER)
+    assert (done.runs, done.forgotten_runs) == (("first",), 1)
 
 
 def known(line: Line) -> list[str]:
