@@ -25,6 +25,7 @@ from cdc_core.target.placement import Noted, noted_in
 from cdc_core.target.prepare import (
     CREATE_LAYOUTS,
     LAYOUTS,
+    LEDGER,
     MARKS,
     STAGES_CHARS,
     TRUNCATES,
@@ -77,10 +78,14 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
 def _left(database: str, table: str, there: Ours) -> dict[str, str]:
     """The table and those beside it: where rows of it are, and which."""
     beside = [name for name in (tombstones_table(table), versions_table(table)) if name in there]
-    of_it = f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
     shared = [name for name in (TRUNCATES, MARKS) if name in there]
-    places: Mapping[str, str] = {table: "", **dict.fromkeys(beside, ""), **dict.fromkeys(shared, of_it)}
+    places: Mapping[str, str] = {table: "", **dict.fromkeys(beside, ""), **dict.fromkeys(shared, _of(table))}
     return {quote(database, name): where for name, where in places.items()}
+
+
+def _of(table: str) -> str:
+    """Its rows, of a table that several have in common."""
+    return f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
 
 
 def not_its_own(target: str, table: str) -> Refused:
@@ -126,8 +131,10 @@ def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Wr
     if fence is not None and fence.keeps_out(writer.pipeline):
         raise fenced(place.name, fence.note)
     if replace:
-        left = _left(place.database, place.table, ours_beside(connection, place.database, [place.table]))
-        for name, where in left.items():
+        there = ours_beside(connection, place.database, [place.table])
+        # The ledger first: a pipeline that still writes here finds that its rows are gone (apply.lost_writes).
+        ledger = {quote(place.database, LEDGER): _of(place.table)} if LEDGER in there else {}
+        for name, where in (ledger | _left(place.database, place.table, there)).items():
             removed = _AT_ONCE
             while removed == _AT_ONCE:
                 removed = cursor.execute(f"DELETE FROM {name}{where} LIMIT {_AT_ONCE}")

@@ -188,7 +188,11 @@ class Trial:
         )
 
     def begin_again(self) -> None:
+        (self.lockstep.directory / ".lockstep").rename(self.lockstep.directory / ".former")
+
+    def return_to_the_former(self) -> None:
         shutil.rmtree(self.lockstep.directory / ".lockstep")
+        (self.lockstep.directory / ".former").rename(self.lockstep.directory / ".lockstep")
 
     def rows(self) -> dict[str, set[tuple[int, int]]]:
         """At the target, as its tables at the source would have them."""
@@ -240,6 +244,10 @@ def test_a_stage_that_begins_again_asks_once_what_the_rows_at_the_target_are_and
     trial.source.execute("INSERT INTO used.orders VALUES (7, 7)")
     trial.lockstep("run", "shop.yaml")
     assert trial.rows() == trial.at_source()
+    trial.return_to_the_former()
+    error = trial.lockstep("run", "shop.yaml", code=4).error
+    assert error["code"] == "target.lost_writes"
+    assert all(f"used.{table} lacks" in error["what"] for table in ("both", "log", "orders"))
 
 
 def test_rows_of_somebody_else_stay_where_the_target_says_keep_and_are_never_replaced_in_silence(trial: Trial) -> None:
