@@ -7,7 +7,8 @@ its rows are, and takes it once: `replace` empties it, `keep` leaves it as it is
 asks again; a stage keeps its name (stage.start) when meta is lost and rebuilt.
 
 A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed. So are
-those of a target that was filled by other means, which `lockstep stage purge --seeded` says.
+those of a target that was filled by other means, which `lockstep stage purge --seeded` says, and those whose purged
+history the target has, which the stage says. `replace` empties a table only if the stage brings all of its rows.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ _ASKED = 200
 @dataclass(frozen=True, slots=True)
 class Writer:
     """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
-    that meta knows it to have written. seeded: somebody has filled the target by other means, and has said so."""
+    that meta knows it to have written, or whose purged history the target has. seeded: somebody has filled the target
+    by other means, and has said so. in_part: logical tables of which the run leaves out what no later one brings."""
 
     pipeline: str
     stages: frozenset[str]
     written: frozenset[str] = frozenset()
     seeded: bool = False
+    in_part: frozenset[str] = frozenset()
 
     def is_in(self, noted: Noted | None) -> bool:
         return noted is not None and not self.stages.isdisjoint(noted.stages)
@@ -75,29 +78,36 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
     return found
 
 
-def _left(database: str, table: str, there: Ours) -> dict[str, str]:
-    """The table and those beside it: where rows of it are, and which."""
+def _left(database: str, table: str, there: Ours, *others: str) -> dict[str, str]:
+    """Others that tables have in common, those beside the table, and itself: where rows of it are, and which."""
     beside = [name for name in (tombstones_table(table), versions_table(table)) if name in there]
-    shared = [name for name in (TRUNCATES, MARKS) if name in there]
-    places: Mapping[str, str] = {table: "", **dict.fromkeys(beside, ""), **dict.fromkeys(shared, _of(table))}
+    of_it = f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
+    shared = [name for name in (*others, TRUNCATES, MARKS) if name in there]
+    places: Mapping[str, str] = {**dict.fromkeys(shared, of_it), **dict.fromkeys(beside, ""), table: ""}
     return {quote(database, name): where for name, where in places.items()}
 
 
-def _of(table: str) -> str:
-    """Its rows, of a table that several have in common."""
-    return f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
-
-
-def not_its_own(target: str, table: str) -> Refused:
-    return Refused(
-        "The table has rows, or versions and deleted keys of rows, that this stage has not written: what the source "
-        "does not have would stay there for ever, and no run would know of it.",
-        where=table,
-        code="target.existing",
-        remedy=f"nothing was written. Say what they are, with `existing` in targets.{target} of the pipeline file: "
-        "replace, and the first run empties such tables before it writes what was copied; or keep, and they stay until "
-        "the source changes them",
-    )
+def require_answer(target: Target, writer: Writer, logical: str, table: str) -> None:
+    """For a table that has rows, and is not the writer's. Raises Refused (target.existing)."""
+    if target.existing == "replace" and logical in writer.in_part:
+        raise Refused(
+            "The table has rows to be replaced, and the run leaves out changes of it that no later run brings.",
+            where=table,
+            code="target.existing",
+            remedy=f"nothing was written. First replay all of it: `lockstep run {writer.pipeline} --replay --target "
+            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source tables "
+            f"again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
+        )
+    if target.existing is None:
+        raise Refused(
+            "The table has rows, or versions and deleted keys of rows, that this stage has not written. Those that the "
+            "source does not have would stay for ever, because no run knows of them.",
+            where=table,
+            code="target.existing",
+            remedy=f"nothing was written. Set `existing` in targets.{target.name} of the pipeline file: with replace, "
+            "the first run empties such tables before it writes the copied rows; with keep, their rows stay until the "
+            "source changes them",
+        )
 
 
 def take(
@@ -107,8 +117,8 @@ def take(
     environ: Mapping[str, str] | None = None,
 ) -> None:
     """Notes that the writer was let in to tables, which come with their logical names; first empties those that it has
-    never written, if the target says `replace`. Safe to repeat, and with others that do it at the same time. Raises
-    Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
+    never written and brings as a whole, if the target says `replace`. Safe to repeat, and with others that do it at the
+    same time. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
     for number, reference in enumerate(target.connections):
         mine = [(logical, place) for logical, place in tables if place.connection == number]
         if not mine:
@@ -117,7 +127,7 @@ def take(
             for database in dict.fromkeys(place.database for _, place in mine):
                 cursor.execute(CREATE_LAYOUTS.format(database=quote(database)))
             for logical, place in mine:
-                replace = target.existing == "replace" and not writer.owns(logical, None)
+                replace = target.existing == "replace" and not (writer.owns(logical, None) or logical in writer.in_part)
                 with tables_locked(cursor, [place.name]):
                     _take(connection, cursor, place, writer, replace=replace)
 
@@ -133,8 +143,7 @@ def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Wr
     if replace:
         there = ours_beside(connection, place.database, [place.table])
         # The ledger first: a pipeline that still writes here finds that its rows are gone (apply.lost_writes).
-        ledger = {quote(place.database, LEDGER): _of(place.table)} if LEDGER in there else {}
-        for name, where in (ledger | _left(place.database, place.table, there)).items():
+        for name, where in _left(place.database, place.table, there, LEDGER).items():
             removed = _AT_ONCE
             while removed == _AT_ONCE:
                 removed = cursor.execute(f"DELETE FROM {name}{where} LIMIT {_AT_ONCE}")
