@@ -77,9 +77,9 @@ _LOCKED = "ALTER USER … ACCOUNT UNLOCK"
 _REMEDIES = {
     1820: _EXPIRED, 1862: _EXPIRED, 3955: _BLOCKED, 4150: _BLOCKED, 3118: _LOCKED, 4151: _LOCKED,
     3159: "the server demands TLS: write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection",
-    1129: "FLUSH HOSTS on the server (TRUNCATE performance_schema.host_cache), and find out what broke off connections",
+    1129: "FLUSH HOSTS on the server (TRUNCATE performance_schema.host_cache), and find out why connections broke off",
     1184: "correct init_connect on the server, which fails for the account; the server's log says why",
-    3989: "ALTER SCHEMA … READ ONLY = 0 once whatever has made the schema read-only is over",
+    3989: "ALTER SCHEMA … READ ONLY = 0, once the work for which it was made read-only is over",
     1040: "raise max_connections, or end sessions; the next attempt may find a free connection",
     1203: "raise the account's limit (MAX_USER_CONNECTIONS, max_user_connections), or end its other sessions",
     1226: "raise the account's limit that the message names (ALTER USER … WITH …), or wait until its hour is over",
@@ -119,7 +119,7 @@ def explained(
     number, kind = number_of(error), kind_of(error)
     said = said or said_by(error)
     if kind in RETRIED:
-        how = "cannot be reached" if kind is Kind.GONE else "is not able to do it now"
+        how = "cannot be reached" if kind is Kind.GONE else "cannot do it now"
         lasts = _REMEDIES.get(number, "check that the server runs, its log and load, and that host and port are right")
         remedy = f"nothing is lost, and the next attempt may succeed; if this lasts, {lasts}"
         return RetryLater(f"{who} {how}: {said}.", where=where, code=passing, remedy=remedy)

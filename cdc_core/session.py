@@ -166,8 +166,8 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
                 f"The session has {one.name} = {values[one.name]!r}, although it was set to {one.value!r}.",
                 where=where,
                 code="connection.answer",
-                remedy="let what is between Lockstep and the server (a proxy, a pool) pass SET SESSION on, and give "
-                "each client a session of its own",
+                remedy="let the proxy or pool between Lockstep and the server pass SET SESSION on, and give each "
+                "client a session of its own",
             )
 
 
