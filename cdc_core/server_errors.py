@@ -1,9 +1,9 @@
-"""What an error of a MySQL or MariaDB server means: one table of the servers' numbers, by class, for all who ask.
+"""Classifies errors of MySQL and MariaDB servers: one table of the servers' numbers, by class, for all packages.
 
-Only what ends by itself is worth a retry: GONE, BUSY and PASSING. A number that the table lacks is UNKNOWN, which is
-refused with the server's words: it is not a defect in Lockstep, and nothing says that it ends. A package that knows
-more of its own statements has its own wording for some classes (target.faults, results.faults, source.faults); what it
-does not name is `explained` here.
+Only classes that pass without an operator are worth a retry: GONE, BUSY and PASSING. A number that is not in the table
+is UNKNOWN, and is refused with the server's words: it is not a defect in Lockstep, and it may last. A package that
+knows more about its own statements words some classes itself (target.faults, results.faults, source.faults);
+`explained` words all others.
 
 Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
 """
@@ -114,8 +114,8 @@ def explained(
     passing: str = "connection.unreachable",
     unknown: str = "connection.statement",
 ) -> LockstepError:
-    """The error where nothing but its class matters. said: the server's message as it may be shown. passing, unknown:
-    the codes of what ends by itself, and of what the table lacks."""
+    """The error for its class alone. said: the server's message as it may be shown. passing: the code for errors that
+    pass; unknown: the code for numbers that the table lacks."""
     number, kind = number_of(error), kind_of(error)
     said = said or said_by(error)
     if kind in RETRIED:
