@@ -299,8 +299,8 @@ def status(
       lockstep cutover status shop
 
     Reads the meta database, and checks that the servers that the application has left still refuse writes. Exit code 4
-    means that a person must act: no process is moving an unfinished cutover that may keep writes out, or tables take
-    writes that they should refuse.
+    means that a person must act: a cutover is half done and no process is moving it, or tables take writes that they
+    should refuse.
     """
     from cdc_core.cli.cutover_status import left_alone
     from cdc_core.cli.status import problem_document, problem_lines
