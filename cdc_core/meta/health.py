@@ -166,8 +166,8 @@ def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
     for one in status.targets:
         if one.copied_rows and one.target in targets:
             yield Problem(
-                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'row')} that were copied wait for the "
-                f"next run: {one.target} does not have them yet.",
+                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'copied row')} wait for the next run: "
+                f"{one.target} does not have them yet.",
                 remedy="the DAG's next run applies them when its interval has ended; `lockstep run` does it now",
             )  # fmt: skip
 

@@ -231,8 +231,8 @@ def _require_shard_key(
         shards_of(pa.array([], kind.arrow), sharding)  # it refuses a type that the function does not take
         if sharding.key in key and spelled_apart_in(kind):
             raise Refused(
-                f"The shard key {sharding.key!r} of {logical!r} is compared in {kind.collation}, and "
-                f"{sharding.function} tells its values apart by their bytes: rows with one key would be in two shards.",
+                f"The collation of the shard key {sharding.key!r} of {logical!r}, {kind.collation}, treats values as "
+                f"equal that {sharding.function} tells apart by bytes: one row's versions would be in two shards.",
                 where=f"targets.{target}.tables",
                 code="target.shard_key",
                 remedy=f"shard by another column; or give it, on the source, {BYTEWISE}; or set function: python, with "

@@ -1,14 +1,14 @@
-"""Whose rows a table of a target has: the stages that were let in are noted beside it (`_lockstep_layout.stages`).
+"""Which stages may write to a table of a target: `_lockstep_layout.stages`, beside the table, names them.
 
 A table may have rows from before the first run of a stage: somebody's own, or those of a stage that is gone, with its
-versions, deleted keys and marks. A row of which the stage knows nothing is in no copy and in no change, so that no run
-would ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what
-its rows are, and takes it once: `replace` empties it, `keep` leaves it as it is. Then the stage is noted, and nobody
-asks again; a stage keeps its name (stage.start) when meta is lost and rebuilt.
+versions, deleted keys and marks. No copy and no change contains a row that the stage does not know, so no run would
+ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what to do:
+`replace` empties the table, `keep` leaves it as it is. The run then notes the stage, and no later run asks again; a
+stage keeps its name (stage.start) when meta is lost and rebuilt.
 
-A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed. So are
-those of a target that was filled by other means, which `lockstep stage purge --seeded` says, and those whose purged
-history the target has, which the stage says. `replace` empties a table only if the stage brings all of its rows.
+A table that this pipeline has written, by meta, is its own, whatever is noted: it may have been renamed. A target that
+somebody has filled by other means (`lockstep stage purge --seeded`) is the pipeline's own, too, and so is a table whose
+purged history the target has, by the stage. `replace` empties a table only if the stage brings all of its rows.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _ASKED = 200
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
-    that meta knows it to have written, or whose purged history the target has. seeded: somebody has filled the target
-    by other means, and has said so. in_part: logical tables of which the run leaves out what no later one brings."""
+    """The pipeline that is about to write. stages: the names in the starts of its sources. written: logical tables that
+    it has written, by meta, or whose purged history the target has. seeded: somebody has filled the target by other
+    means, and has said so. in_part: logical tables of which the run leaves out what no later run brings."""
 
     pipeline: str
     stages: frozenset[str]
@@ -64,7 +64,7 @@ class Writer:
 
 
 def holding(connection: SafeConnection, database: str, tables: Sequence[str], there: Ours) -> set[str]:
-    """Those that have rows, or something that Lockstep has left beside them. there: what ours_beside says."""
+    """The tables that have rows, or beside which Lockstep has left something. there: from ours_beside."""
     found: set[str] = set()
     with connection.cursor() as cursor:
         for at in range(0, len(tables), _ASKED):
@@ -116,9 +116,9 @@ def take(
     writer: Writer,
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Notes that the writer was let in to tables, which come with their logical names; first empties those that it has
-    never written and brings as a whole, if the target says `replace`. Safe to repeat, and with others that do it at the
-    same time. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
+    """Notes that the writer may write to tables, which come with their logical names. If the target says `replace`, it
+    first empties those that the writer has never written and brings as a whole. Safe to repeat, and beside others that
+    do the same. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
     for number, reference in enumerate(target.connections):
         mine = [(logical, place) for logical, place in tables if place.connection == number]
         if not mine:
