@@ -63,8 +63,9 @@ def leave(code: int) -> None:
 
 
 def leave_if_told() -> None:
-    """In any thread, between two steps. Raises SystemExit if the process was told to end."""
-    if _process.code is not None:
+    """In any thread, between two steps. Raises SystemExit if the process was told to end, and is not `unhurried`: what
+    undoes a cutover must not end early."""
+    if _process.code is not None and not _process.unhurried:
         raise SystemExit(_process.code)
 
 
@@ -81,7 +82,7 @@ def uninterrupted() -> Iterator[None]:
         _process.uninterrupted -= main
     if main and _process.waiting and not _process.uninterrupted:
         _process.waiting = False
-        leave_if_told()
+        raise SystemExit(_process.code)
 
 
 @contextmanager

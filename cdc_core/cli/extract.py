@@ -221,8 +221,6 @@ def extract_sources(
                 drain = partial(_drain, pipeline, name, meta, until_us, progressed, accept, abandon)
                 while not (_stand_by(drain, name, stop) if endless else drain()):
                     pass
-            except SystemExit:
-                pass
             except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
                 errors.append(error)
                 stop.set()
@@ -238,8 +236,10 @@ def extract_sources(
             except (KeyboardInterrupt, SystemExit) as signalled:
                 interrupted = signalled
                 stop.set()
-    if errors:
-        raise errors[0]
+    for error in errors:
+        # A thread has left: nobody else knows that its source is not drained, unless this thread had it leave.
+        if interrupted is None or not isinstance(error, SystemExit):
+            raise error
     if interrupted is not None and not endless:
         raise interrupted
     return [(name, latest[name]) for name in names if name in latest]

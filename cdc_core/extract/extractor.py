@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -251,7 +250,7 @@ class Extractor:
                 isolated=left_out,
                 history=self._meta.history(source.name),
                 ahead=self._meta.read_ahead(source.name),
-                keep_ahead=partial(self._meta.keep_read_ahead, self._lease),
+                keep_ahead=self._keep_ahead,
                 limits=pipeline.limits,
                 undone=self._undone,
                 accept=pending,
@@ -352,6 +351,15 @@ class Extractor:
         """A lease that another extractor took over, or a meta database that is down, must not fail the exit."""
         with suppress(LockstepError):
             self._meta.release_lease(lease, self._ring_depth())
+
+    def _keep_ahead(self, kept: str) -> None:
+        """Without it, the next extractor reads that much of the log again. Raises RetryLater (meta.lease_lost)."""
+        try:
+            self._meta.keep_read_ahead(self._lease, kept)
+        except LockstepError as error:
+            if error.code == "meta.lease_lost":
+                raise
+            log.warning("%s: what was read ahead could not be kept: %s", self._source.name, error)
 
     def _read(self, stream: SourceStream, ring: Ring, leaving: threading.Event) -> None:
         try:

@@ -77,8 +77,8 @@ class Meta:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._holds: dict[tuple[str, str], str] = {}
-        """Leases, with their holders."""
+        self._holds: dict[tuple[str, str], Lease] = {}
+        """Leases that were taken and not given back."""
 
     @classmethod
     def open(
@@ -134,9 +134,9 @@ class Meta:
         self._database.close()
 
     def _give_back(self) -> None:
-        for (pipeline, source), holder in list(self._holds.items()):
+        for lease in list(self._holds.values()):
             with suppress(LockstepError):
-                self._database.write(partial(leases.give_back, pipeline=pipeline, source=source, holder=holder))
+                self._database.write(partial(leases.give_back, lease=lease))
 
     # Leases
 
@@ -145,12 +145,18 @@ class Meta:
         at_the_last(self._give_back)
         named = pipeline, source
         before = self._holds.get(named)
-        self._holds[named] = holder  # a signal may come once it is taken and before we know
+
+        def take(connection: Connection) -> Lease:
+            # Before the transaction ends: a signal may come once it is taken and before we know.
+            lease = self._holds[named] = leases.acquire(connection, source, pipeline, holder, ttl_s)
+            return lease
+
         try:
-            return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+            return self._database.write(take)
         except Exception:
-            if before is None:
-                del self._holds[named]
+            self._holds.pop(named, None)
+            if before is not None:
+                self._holds[named] = before
             raise
 
     def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
@@ -326,7 +332,9 @@ class Meta:
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
         """
         chain = tuple(manifests)
-        return self._database.write(lambda c: batches.rebuild(c, lease, chain, purged or {}))
+        raised, added = self._database.write(lambda c: batches.rebuild(c, lease, chain, purged or {}))
+        self._holds[lease.pipeline, lease.source] = raised
+        return raised, added
 
     def batches(
         self, source: str, *, after: Position | None = None, until: Position | None = None

@@ -102,6 +102,7 @@ class History:
     def _wait(self, schemas: Sequence[TableSchema], point: LogPoint) -> None:
         """The server has just said this, and what a point begins is the last that is known of the tables."""
         defaults = [self._defaults_now(schema) for schema in schemas]
+        # After the answers: whatever a server shows of a table, its log has by then.
         until = self._end() if schemas else point.after
         for schema, these in zip(schemas, defaults, strict=True):
             self._answers[_name(schema)] = _Answer(schema, these, point.seq, until)
@@ -248,7 +249,7 @@ class History:
             known = self._as_of(name, point.seq, point.after.timeline)
             if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
-            # MariaDB may show what a statement does before the log has it: read the log again after the server.
+            # A table that is left out must be copied again: ask once more, and read the log again after the server.
             again = self._ask(*name)
             if again is not None and not _same(known, again) and not self._redefined_after(name, point):
                 found.append((name, _unexplained(known, again, point)))

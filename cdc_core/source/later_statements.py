@@ -16,6 +16,8 @@ from cdc_core.source.statements import Statement, classify
 
 KEEP_S = 5.0
 """How often what was found is kept."""
+KEPT_BYTES = 1 << 20
+"""A longer text is not kept: databases refuse long statements, and reading again costs only time."""
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
 _TEMPORARY = 0x04
 """The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
@@ -31,7 +33,7 @@ class Stretch:
 
 class LogAhead:
     """What was read ahead: a stretch that grows, and its events that may matter. No event is read twice, also by those
-    that begin again: what was found is kept while it is read.
+    that begin again: what was found is kept while it is read, up to KEPT_BYTES.
 
     stretches: of the log, from a position up to its current end. keep: keeps a text. known: the last text kept, or "".
     matter: whether an event is among those to be found; one of these is enough.
@@ -62,7 +64,7 @@ class LogAhead:
             try:
                 self._read_on(self._end)
             finally:
-                self._keep(self._kept(after))
+                self._keep_from(after)
         return (one for one in self._found if one[0] > after and (until is None or one[0] <= until))
 
     def _read_on(self, begin: Position) -> None:
@@ -80,17 +82,19 @@ class LogAhead:
                         self._found.append((here, event))
                 self._end = max(self._end or begin, stretch.end)
                 if time.monotonic() - kept_s > KEEP_S:
-                    self._keep(self._kept(begin))
+                    self._keep_from(begin)
                     kept_s = time.monotonic()
 
-    def _kept(self, after: Position) -> str:
+    def _keep_from(self, after: Position) -> None:
         assert self._begin is not None
         assert self._end is not None
         begin, found = max(self._begin, min(after, self._end)), self._found
-        return json.dumps([begin.to_json(), self._end.to_json(), [
+        text = json.dumps([begin.to_json(), self._end.to_json(), [
             (here.to_json(), astuple(event.header), b64encode(event.body).decode(), event.file, event.start)
             for here, event in found if here > begin
         ]])  # fmt: skip
+        if len(text) <= KEPT_BYTES:
+            self._keep(text)
 
 
 class LaterStatements:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.model.block import Block
-from cdc_core.model.position import Checkpoint
+from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import server, stream
+from cdc_core.source.definitions import table_schema
 from cdc_core.source.start import find_start
 from cdc_core.windows import from_us
 from tests.integration.source_origin import Origin, read_to
@@ -312,3 +315,39 @@ def test_a_default_altered_past_the_log_is_refused(origin: Origin) -> None:
         assert "sql_log_bin" in error.what
     finally:
         origin.execute("SET GLOBAL binlog_row_image = FULL")
+
+
+def test_what_a_server_shows_of_a_table_is_in_its_log_by_then(origin: Origin) -> None:
+    """So an answer holds up to where the log ended after it was given."""
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY AUTO_INCREMENT, c0 INT)")
+    begin = origin.end().position
+
+    def alter() -> None:
+        with origin.session() as run:
+            for n in range(80):
+                kind, how = ("BIGINT", "COPY") if n % 4 == 1 else ("INT", "DEFAULT")
+                run(f"ALTER TABLE t CHANGE c{n} c{n + 1} {kind}, ALGORITHM={how}")
+
+    def insert() -> None:
+        with origin.session() as run:
+            while not altering.done():
+                run("INSERT INTO t (id) VALUES (NULL)")
+
+    shown: list[tuple[bytes, Position]] = []
+    with ThreadPoolExecutor(3) as pool:
+        altering = pool.submit(alter)
+        inserting = [pool.submit(insert) for _ in range(2)]
+        while not altering.done():
+            now = table_schema(origin.control, origin.name, "t")
+            assert now is not None
+            shown.append((now.columns[1].name.encode(), server.end_position(origin.control, 0)))
+        for one in (altering, *inserting):
+            one.result()
+    logged = {b"c0": begin}
+    for stretch in origin.stream(origin.end())._statements_after(begin):
+        for event in stretch.events:
+            if (found := re.search(rb"CHANGE c\d+ (c\d+)", event.body)) is not None:
+                logged[found[1]] = Position(0, event.file, event.start + event.header.length)
+    assert len(logged) == 81
+    assert len({name for name, _ in shown}) > 10
+    assert [(name, end) for name, end in shown if logged[name] > end] == []

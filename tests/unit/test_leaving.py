@@ -7,12 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from cdc_core import leaving
+from cdc_core.cli import extract
+from cdc_core.cli.output import CliOutput
+from cdc_core.config import parse
 from cdc_core.errors import RetryLater
 from cdc_core.leaving import leave_if_told, unhurried, uninterrupted
 from cdc_core.meta import Meta
@@ -111,6 +115,44 @@ def test_other_threads_leave_between_two_steps() -> None:
     assert left == ["a step", "left"]
 
 
+def test_what_an_unhurried_process_still_does_is_not_cut_short() -> None:
+    def undo() -> None:
+        with unhurried():
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
+            leave_if_told()
+            done.append("read")
+        leave_if_told()
+
+    done: list[str] = []
+    with pytest.raises(SystemExit):
+        undo()
+    assert done == ["read"]
+
+
+def test_an_extraction_whose_thread_was_told_to_leave_is_not_taken_for_a_whole_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def drained(*_: object) -> bool:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(extract, "_drain", drained)
+    pipeline = parse(
+        f"""
+        pipeline: shop
+        schedule: "* * * * *"
+        sources: [{{name: shop, connection: env:X, server_id: 5}}]
+        tables: {{include: ['shop\\..*']}}
+        stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+        meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+        """,
+        where="test",
+    )
+    with pytest.raises(SystemExit) as left:
+        extract.extract_sources(pipeline, ["shop"], None, CliOutput(as_json=True))
+    assert left.value.code == 143
+
+
 WAITING = """
 import sys, threading
 from cdc_core import leaving
@@ -151,3 +193,33 @@ def test_a_lease_that_a_signal_has_left_behind_is_given_back_when_meta_is_closed
     with Meta.open(url, "shop") as meta:
         meta.acquire_lease("shop", "shop", "you", 60.0)
         meta.acquire_lease("other", "shop", "you", 60.0)
+
+
+def test_a_lease_that_a_signal_interrupts_as_it_is_taken_is_given_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/meta.db"
+    with Meta.open(url, "shop") as meta:
+        write = meta._database.write
+
+        def interrupted(work: Callable[[Connection], object]) -> None:
+            monkeypatch.undo()
+            write(work)
+            raise SystemExit
+
+        monkeypatch.setattr(meta._database, "write", interrupted)
+        with pytest.raises(SystemExit):
+            meta.acquire_lease("shop", "shop", "me", 600.0)
+    with Meta.open(url, "shop") as meta:
+        meta.acquire_lease("shop", "shop", "you", 60.0)
+
+
+def test_a_lease_that_another_has_taken_stays_with_it_also_where_the_holders_have_one_name(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/meta.db"
+    with Meta.open(url, "shop") as other:
+        with Meta.open(url, "shop") as meta:
+            lost = meta.acquire_lease("shop", "shop", "host:1", 0.0)
+            taken = other.acquire_lease("shop", "shop", "host:1", 60.0)
+            with pytest.raises(RetryLater, match="is lost"):
+                meta.release_lease(lost)
+        other.renew_lease(taken, 60.0)

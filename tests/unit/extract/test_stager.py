@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.extract import Extractor
 from cdc_core.extract.stager import Stager, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
@@ -267,3 +268,21 @@ def test_who_lost_the_lease_moves_nothing_in_meta_even_if_its_manifest_is_first(
             assert caught.value.code == "meta.lease_lost"
             assert new.meta.checkpoint("shop") is None
             assert [batch.rows for batch in new.batches] == [1]
+
+
+def test_what_could_not_be_kept_of_the_log_ahead_ends_only_who_has_lost_the_lease(house, monkeypatch):
+    extractor = Extractor(house.pipeline, "shop", meta=house.meta)
+    extractor._lease = house.lease
+
+    def refused(_: object) -> None:
+        raise Refused(
+            "Got a packet bigger than 'max_allowed_packet' bytes.", where="", code="meta.statement", remedy=""
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(house.meta._database, "write", refused)
+        extractor._keep_ahead("what was found")
+    house.meta.release_lease(house.lease)
+    with pytest.raises(RetryLater) as lost:
+        extractor._keep_ahead("what was found")
+    assert lost.value.code == "meta.lease_lost"
