@@ -1,6 +1,7 @@
-"""The home, name and folders of the account that a process runs as. A container may give it a user id without a name,
-and no home, or one that is not there. Whatever keeps files beside those of a pipeline, here or in Spark, finds its
-folder through these functions.
+"""The home, name and folders of the account that a process runs as.
+
+A container may run as a user id without a name, and without a home or with one that does not exist. Code that keeps
+files other than those of a pipeline, here or in Spark, finds its folder through these functions.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def require_one_server(server: Server, *, where: str) -> None:
             where=where,
             code="source.several_servers",
             remedy="give the connection the address of one server, not of a balancer; list the others under "
-            "`connection` of the source, where reading continues after a failover",
+            "`connection` of the source, so that reading continues there after a failover",
         )
 
 

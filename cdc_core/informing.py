@@ -1,4 +1,4 @@
-"""What only informs (estimates, progress, metrics) never ends what works: all of it runs within `informing`."""
+"""Estimates, progress and metrics only inform, and never end the work itself: all of them run within `informing`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def informing(what: str) -> Iterator[None]:
-    """A block, or a function as a decorator, whose error is a warning in the log; a function then returns None."""
+    """Turns an error of the block, or of the decorated function, into a warning in the log; the function then returns
+    None."""
     try:
         yield
     except Exception as error:

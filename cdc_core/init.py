@@ -287,8 +287,8 @@ def _targets(wishes: Wishes, catalogue: Catalogue) -> list[str]:
             "    # Tables and columns that it lacks are created from the source's definitions when a run needs them.",
             "    # `lockstep target create --dry-run` shows the statements. To create them by hand, write stop.",
             "    on_missing_table: create",
-            "    # Where tables have rows already, of a former trial for instance, the first run stops until you write",
-            "    # what happens to these rows: replace, or keep.",
+            "    # If tables already have rows, from an earlier trial for instance, the first run stops until you say",
+            "    # here what happens to these rows: replace or keep.",
             "    # existing: replace",
             "    tables:",
         ]

@@ -1,12 +1,13 @@
-"""How a process ends that was told to, by SIGTERM, by Ctrl-C or by Airflow: within seconds, in every phase.
+"""Ends a process within seconds, in every phase, after SIGTERM, Ctrl-C or Airflow has told it to end.
 
-The main thread raises SystemExit at once, or after an `uninterrupted` block; its other threads raise it where they call
-`leave_if_told`. So everything unwinds: open batches are closed, threads are joined, leases are given back. What has not
-unwound after GRACE_S, because it waits for a server or computes, is left as a kill would leave it, except that what was
-registered with `at_the_last` is done: above all, leases are given back, so that the next attempt begins at once.
+The main thread raises SystemExit at once, or after an `uninterrupted` block; the other threads raise it where they call
+`leave_if_told`. So everything unwinds: open batches are closed, threads are joined, leases are given back. A process
+that has not unwound after GRACE_S, because it waits for a server or computes, ends as if it was killed, but first
+performs the actions registered with `at_the_last`: above all, it gives leases back, so that the next attempt begins at
+once.
 A cutover is `unhurried`: it ends when it is undone.
 
-This is the state of a process, as signals are.
+The state here belongs to the process, as signals do.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def unhurried() -> Iterator[None]:
 
 
 def at_the_last(action: Callable[[], None]) -> None:
-    """Has an action done if the process ends before it has unwound, and said so by `unwound`."""
+    """Registers an action for a process that ends before it has unwound. `unwound` cancels it."""
     _process.last[action] = None
 
 

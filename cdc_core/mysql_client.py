@@ -156,11 +156,11 @@ class SafeConnection(pymysql.Connection):
         if self.identity and (found := self.server_identity()) != self.identity:
             self._force_close()
             raise RetryLater(
-                f"The address led to the server {self.identity} before, and {found} answers now.",
+                f"The address led to the server {self.identity} before, and now the server {found} answers.",
                 where=self._where,
                 code="source.other_server",
-                remedy="run it again: after a failover it continues at the new server, and nothing that was read "
-                "counts until then",
+                remedy="run the command again: after a failover it continues at the new server. What it has read but "
+                "not recorded does not count",
             )
 
     def server_identity(self) -> str:

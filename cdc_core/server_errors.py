@@ -1,9 +1,9 @@
-"""What an error of a MySQL or MariaDB server means: one table of the servers' numbers, by class, for all who ask.
+"""Classifies errors of MySQL and MariaDB servers: one table of the servers' numbers, by class, for all packages.
 
-Only what ends by itself is worth a retry: GONE, BUSY and PASSING. A number that the table lacks is UNKNOWN, which is
-refused with the server's words: it is not a defect in Lockstep, and nothing says that it ends. A package that knows
-more of its own statements has its own wording for some classes (target.faults, results.faults, source.faults); what it
-does not name is `explained` here.
+Only classes that pass without an operator are worth a retry: GONE, BUSY and PASSING. A number that is not in the table
+is UNKNOWN, and is refused with the server's words: it is not a defect in Lockstep, and it may last. A package that
+knows more about its own statements words some classes itself (target.faults, results.faults, source.faults);
+`explained` words all others.
 
 Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
 """
@@ -23,13 +23,14 @@ _SHOWN = 500
 class Kind(Enum):
     """A class of errors, with their numbers."""
 
-    GONE = 0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031
+    GONE = 0, 1042, 1043, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031
     """The connection broke, or someone ended it or its statement; another attempt on a new connection may succeed."""
     BUSY = 1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572
     """A lock wait, a deadlock, a transaction that a replication group rolled back."""
     PASSING = (
         3, 23, 24, 28, 1021, 1026, 1114, 1878,  # disk and files
-        1037, 1038, 1040, 1041, 1135, 1203, 1226, 1461,  # memory, threads, connections
+        1037, 1038, 1040, 1041, 1135, 1203, 1226, 1461, 1637,  # memory, threads, connections, transactions
+        9001, 9002,  # ProxySQL has no server to ask at the moment
         1047, 1290, 1792, 1836, 3032, 3168, 1969, 3024,  # read-only, offline, not in its cluster; time of statements
     )  # fmt: skip
     """The server cannot do it now."""
@@ -77,9 +78,9 @@ _LOCKED = "ALTER USER … ACCOUNT UNLOCK"
 _REMEDIES = {
     1820: _EXPIRED, 1862: _EXPIRED, 3955: _BLOCKED, 4150: _BLOCKED, 3118: _LOCKED, 4151: _LOCKED,
     3159: "the server demands TLS: write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection",
-    1129: "FLUSH HOSTS on the server (TRUNCATE performance_schema.host_cache), and find out what broke off connections",
+    1129: "FLUSH HOSTS on the server (TRUNCATE performance_schema.host_cache), and find out why connections broke off",
     1184: "correct init_connect on the server, which fails for the account; the server's log says why",
-    3989: "ALTER SCHEMA … READ ONLY = 0 once whatever has made the schema read-only is over",
+    3989: "ALTER SCHEMA … READ ONLY = 0, once the work for which it was made read-only is over",
     1040: "raise max_connections, or end sessions; the next attempt may find a free connection",
     1203: "raise the account's limit (MAX_USER_CONNECTIONS, max_user_connections), or end its other sessions",
     1226: "raise the account's limit that the message names (ALTER USER … WITH …), or wait until its hour is over",
@@ -114,12 +115,12 @@ def explained(
     passing: str = "connection.unreachable",
     unknown: str = "connection.statement",
 ) -> LockstepError:
-    """The error where nothing but its class matters. said: the server's message as it may be shown. passing, unknown:
-    the codes of what ends by itself, and of what the table lacks."""
+    """The error for its class alone. said: the server's message as it may be shown. passing: the code for errors that
+    pass; unknown: the code for numbers that the table lacks."""
     number, kind = number_of(error), kind_of(error)
     said = said or said_by(error)
     if kind in RETRIED:
-        how = "cannot be reached" if kind is Kind.GONE else "is not able to do it now"
+        how = "cannot be reached" if kind is Kind.GONE else "cannot do it now"
         lasts = _REMEDIES.get(number, "check that the server runs, its log and load, and that host and port are right")
         remedy = f"nothing is lost, and the next attempt may succeed; if this lasts, {lasts}"
         return RetryLater(f"{who} {how}: {said}.", where=where, code=passing, remedy=remedy)

@@ -1,8 +1,8 @@
-"""The settings of each session at a source or a target: nothing that it reads or writes depends on the server's own.
+"""The settings of each session at a source or a target: its reads and writes do not depend on the server's own.
 
-May assume a connection that has just logged in, and nothing else: `init_connect` may have set anything. It must keep
-true that each order, comparison, limit and value in the answers to our statements is the one with these settings, that
-none of them needs a privilege, and that all of them were read back: a proxy may drop a SET.
+May assume a connection that has just logged in, and nothing else: `init_connect` may have set anything. Must guarantee
+that each order, comparison, limit and value in the answers to our statements follows these settings, that none of them
+needs a privilege, and that all of them were read back: a proxy may drop a SET.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def apply(connection: pymysql.Connection[Any], settings: Settings, *, where: str
                 f"The session has {one.name} = {values[one.name]!r}, although it was set to {one.value!r}.",
                 where=where,
                 code="connection.answer",
-                remedy="let what is between Lockstep and the server (a proxy, a pool) pass SET SESSION on, and give "
-                "each client a session of its own",
+                remedy="let the proxy or pool between Lockstep and the server pass SET SESSION on, and give each "
+                "client a session of its own",
             )
 
 

@@ -244,14 +244,14 @@ class Stage:
         return Rows(lambda: answer.schema, lambda rows: iter(answer.to_batches(max_chunksize=rows)))
 
     def bookmark(self) -> str:
-        """Up to where everything is read now. Keep it, and give it to a later stage as `changes(since=bookmark)`: that
-        has what came since, each change once, rows of copies too."""
+        """Marks how far this stage goes. Keep the text, and give it to a later stage: `changes(since=bookmark)` returns
+        the changes that came since, each of them once, and rows of copies too."""
         chains = {name: chain for name, chain in self._chains.by_source.items() if chain}
         ids = {name: [one.batch_id for one in chain if one.copied] for name, chain in chains.items()}
         return json.dumps({name: [str(chain[-1].end.position), ids[name]] for name, chain in chains.items()})
 
     def _since(self, moment: Moment | None) -> AsOf | None:
-        """As _moment, of a bookmark too. Raises Refused (stage.purged) where a purge went past it."""
+        """As _moment, and accepts a bookmark. Raises Refused (stage.purged) if a purge has gone past it."""
         if not isinstance(moment, str) or not moment.startswith("{"):
             return self._moment(moment)
         try:
@@ -264,7 +264,7 @@ class Stage:
             horizon = horizons.read(self._store, name)
             if horizon is not None and horizon.position > end:
                 raise Refused(
-                    "Changes since the bookmark were purged.",
+                    "Changes that came since the bookmark were purged.",
                     where=f"{name}: {end}",
                     code="stage.purged",
                     remedy="read the state (`now()`), and continue with a new bookmark",
@@ -340,11 +340,13 @@ class Table:
     ) -> Rows:
         """The staged changes: each source's in the order of its log, with the columns of docs/analysts.md.
 
-        since, until: what `as_of(since)` does not have yet and `as_of(until)` has. since: also a `Stage.bookmark`.
-        by_key:       each change is one of a single key, so that the last row of a key says whether the row exists: an
-                      update that changes the key is a `d` of the old key and a `c` of the new one, a truncate a `d` of
-                      each key that lives. key: its columns; by default the table's own. Not together with `since`.
-        Where history was purged, it begins at the horizon. Raises what `as_of` raises; reading, what `now` does.
+        since, until: the changes that `as_of(until)` includes and `as_of(since)` does not. since may also be a
+                      `Stage.bookmark`.
+        by_key:       each change concerns a single key, so that the last row of a key says whether the row exists: an
+                      update that changes the key is a `d` of the old key and a `c` of the new one; a truncate is a `d`
+                      of each key that exists. Not together with `since`.
+        key:          the columns of the key; by default the table's own.
+        If history was purged, it begins at the horizon. Raises what `as_of` raises; reading raises what `now` does.
         """
         manifests, store, name = self._manifests, self._stage._store, self.name
         first, last = self._stage._since(since), self._stage._moment(until)
@@ -466,8 +468,8 @@ class Rows:
         return (connection or duckdb).from_arrow(self.to_arrow())
 
     def to_parquet(self, path: str | Path) -> int:
-        """Writes the rows to one Parquet file (CSV, if its name ends with .csv), batch by batch; the rows written. It
-        appears whole or not at all.
+        """Writes the rows to one Parquet file (CSV if its name ends with .csv), batch by batch. Returns the number of
+        rows. The file appears whole or not at all.
 
         Raises RetryLater (stage.unwritable).
         """

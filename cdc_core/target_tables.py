@@ -323,13 +323,17 @@ def _names(schemas: Iterable[TableSchema]) -> set[str]:
 
 
 def _made(target: Target, wanted: Mapping[str, Wanted], actions: Actions, environ: Mapping[str, str] | None) -> bool:
-    """Whether anything was made. Raises what make_tables raises, and the errors of single tables."""
+    """Whether anything was made. Raises what make_tables raises, and why a table could not be made or altered."""
     results = make_tables(target, wanted, actions, environ=environ, literals_of=literals_of)
     for made in results:
         for note in made.notes if made.state == "created" else ():
             log.info("%s: %s", made.name, note)
-    if refused := [made.error for made in results if made.error is not None]:
-        # Why a table cannot be made is what its user has to know; that it is missing follows from that.
+        if made.error is not None:
+            log.error("%s: %s", made.name, made.error)
+    # A table that somebody has made otherwise than Lockstep would may lack nothing: whoever asks again finds out.
+    if refused := [
+        one.error for one in results if one.error is not None and (one.state == "missing" or one.statements)
+    ]:
         raise combined(refused)
     return any(made.state in ("created", "altered") for made in results)
 

@@ -443,6 +443,6 @@ def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> N
                 code="plan.purged",
                 remedy="fill its tables from a dump of a target that has them, made in one transaction, with "
                 "_cdc_version and the tables _lockstep_tombstone_*, _lockstep_version_*, _lockstep_truncate and "
-                "_lockstep_mark; tables that have a key, also from a dump of the source; then confirm it: "
+                "_lockstep_mark. Tables with a key may also come from a dump of the source. Then confirm it: "
                 f"`lockstep stage purge PIPELINE --seeded {target}`",
             )

@@ -1,7 +1,8 @@
-"""Rows that a target rejected and a run set aside, until nothing is lacking any more.
+"""Looks at rows that a target rejected and a run set aside, until the target lacks none of them.
 
-Their ledger says so (meta.runs) until a replay has taken the same batches again, a verification has found all rows
-equal, or what is looked for here: the target has something newer under the key of each of them.
+The run's ledger names them (meta.runs) until one of three things has happened: a replay has taken the same batches
+again; a verification has found all rows equal; or, which this module finds out, the target has something newer under
+the key of each of them.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def check(
     if home.startswith(f"{tempfile.gettempdir()}/lockstep-"):
         findings.warn(
             "account",
-            f"the user id {os.getuid()} has no home that it can use: compiled code and archives are kept in {home}, "
-            "and made again where that folder is gone",
+            f"the user id {os.getuid()} has no home that it can use: Lockstep keeps compiled code and archives "
+            f"in {home}, and makes them again if that folder is gone",
             "set HOME, or LOCKSTEP_CACHE and NUMBA_CACHE_DIR, to folders that the account can write to",
         )
     known_to_meta, covered = _meta(pipeline, findings)

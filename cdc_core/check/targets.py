@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import pymysql
 
+from cdc_core.apply import left_out
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.plan import key_of, keys_apart, rows_lacking_values
 from cdc_core.check.findings import Findings, connected
@@ -22,6 +24,7 @@ from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
+from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.definition_sql import Origin
@@ -100,6 +103,8 @@ def require_target(
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
     owner = writer_of(meta, pipeline, target_name)
+    if target.existing == "replace" and not all(owner.owns(table.table, None) for table in tables):
+        owner = replace(owner, in_part=left_out.in_part(meta, open_stage(pipeline.stage), pipeline, plan, target_name))
     new: list[tuple[str, ShardTable]] = []
     try:
         followed = _followed(covered or meta.coverage, pipeline, target)
@@ -134,9 +139,17 @@ def require_target(
 
 
 def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
-    """Raises what opening the stage and reading the starts of its sources raise."""
-    names = starts.names(open_stage(pipeline.stage), [source.name for source in pipeline.sources])
-    return Writer(pipeline.pipeline, names, frozenset(meta.last_writes(target)), meta.seeded(target))
+    """Raises what opening the stage and reading the starts and horizons of its sources raise."""
+    store, sources = open_stage(pipeline.stage), [source.name for source in pipeline.sources]
+    purged = {
+        table
+        for source in sources
+        if (horizon := horizons.read(store, source)) is not None and target in horizon.targets
+        for table in [*horizon.tables, *(table for one in horizon.coverage.values() for table in one.feeds)]
+    }
+    written = set(meta.last_writes(target))
+    written |= purged - meta.left_out(target, purged - written).keys()
+    return Writer(pipeline.pipeline, starts.names(store, sources), frozenset(written), meta.seeded(target))
 
 
 def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:

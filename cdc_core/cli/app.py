@@ -97,7 +97,7 @@ def lockstep(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors; may also follow the command."
+            "--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors. May also follow the command."
         ),
     ] = False,
 ) -> None:
@@ -185,7 +185,7 @@ def _usage(error: TyperException) -> UsageError:
 
 def _interrupted() -> RetryLater:
     return RetryLater(
-        "Stopped by a signal; what was complete is kept, and what was not will be done again.",
+        "Stopped by a signal. Completed work is kept; the next attempt does the rest.",
         code="cli.interrupted",
         remedy="run the same command again",
     )

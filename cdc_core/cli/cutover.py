@@ -298,8 +298,9 @@ def status(
     \b
       lockstep cutover status shop
 
-    Reads the meta database, and asks the servers that the application has left whether writes there are still refused.
-    Exit code 4: a person must act, because writes fail that nobody is about to let pass, or pass that should fail.
+    Reads the meta database, and checks that the servers that the application has left still refuse writes. Exit code 4
+    means that a person must act: a cutover is half done and no process is moving it, or tables take writes that they
+    should refuse.
     """
     from cdc_core.cli.cutover_status import left_alone
     from cdc_core.cli.status import problem_document, problem_lines
@@ -332,7 +333,7 @@ def _lost(output: CliOutput, found: Cutover) -> DataAtRisk | None:
     try:
         return lost_gates(read(found.details["tables"]).sources, os.environ)
     except LockstepError as error:
-        output.note(f"nobody knows whether writes to the old tables are refused: {error}")
+        output.note(f"nobody knows whether the old tables refuse writes: {error}")
         return None
 
 

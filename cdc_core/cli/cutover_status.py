@@ -62,19 +62,20 @@ def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
     since_us = (found.at_us(State.ARMED) or found.at_us(State.PROVED)) if armed else found.at_us(State.STOPPED)
     resume, asked = f"`lockstep cutover resume {pipeline}`", state is State.SWITCHING
     if state is State.SWITCHED or (asked and answer == Answer.SWITCHED):
-        what, code = "the application is switched, and the way back is not let in", "cutover.unchecked"
+        what, code = "the application is switched, but the way back may not write yet", "cutover.unchecked"
         remedy = f"{resume} finishes it"
     elif asked and answer != Answer.NOT_SWITCHED:
-        what, code = "nobody knows whether the application is, and writes to the old tables fail", "cutover.unknown"
+        what = "nobody knows whether the application is switched, and writes to the old tables fail"
+        code = "cutover.unknown"
         remedy = f"look where the application writes; then {resume} `--answer switched`, or `--answer not-switched`"
     elif (asked or state in HELD) and (armed or stops):
         may = "writes to the old tables may fail" if armed else "the application may still be stopped"
-        what, code = f"the application is not switched, not all is undone, and {may}", "cutover.not_undone"
+        what, code = f"the application is not switched, not everything is undone, and {may}", "cutover.not_undone"
         remedy = f"`lockstep cutover abort {pipeline}`, as soon as the servers answer"
     else:
         return None
     return Problem(
-        Level.FAILED, f"cutover {pipeline}", f"No process is at it, and it is {state}: {what}.",
+        Level.FAILED, f"cutover {pipeline}", f"No process is moving it, and it is {state}: {what}.",
         where=f"cutover {found.cutover_id}", remedy=remedy, code=code, since_us=since_us or found.updated_us,
         exit_class=DataAtRisk.exit_class, exit_code=DataAtRisk.exit_code,
     )  # fmt: skip

@@ -85,8 +85,9 @@ def extract(
       lockstep extract shop --abandon binlog.000012:4711   the log is purged, reset or damaged from there on
 
     Starts where the last extract ended, here or in Airflow. If several commands follow one source, one reads and the
-    others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). An interrupt
-    (Ctrl-C, SIGTERM) stages what has come, up to the end of its last transaction, and releases the source.
+    others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). After an
+    interrupt (Ctrl-C, SIGTERM), it stages what it has received, up to the last whole transaction, and releases the
+    source.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

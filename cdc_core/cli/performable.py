@@ -1,7 +1,7 @@
-"""Remedies whose commands can be given as they are printed: they name the pipeline of the command that prints them.
+"""Makes the commands in a remedy ready to copy: they name the pipeline of the command that prints them.
 
-Errors come from packages that do not know how the pipeline was called on the command line. They write PIPELINE for it,
-or leave it out.
+Errors come from packages that do not know the pipeline's name on the command line. They write PIPELINE instead, or
+leave the name out.
 """
 
 from __future__ import annotations

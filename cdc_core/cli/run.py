@@ -121,9 +121,10 @@ def run(
     fix the target first.
 
     With --every, one command keeps the targets up to date: it repeats the whole run and keeps its driver, so that a
-    small run takes a second or two. A run that must be tried again later is; any other error ends the command. An
-    interrupt (Ctrl-C, SIGTERM) ends it and the run under way, which the next run continues. Runs that apply nothing
-    print nothing. Other runs of the pipeline, by hand or in Airflow, may come between: they take turns.
+    small run takes a second or two. After an error that may pass, it tries again when the next run is due; any other
+    error ends the command. An interrupt (Ctrl-C, SIGTERM) ends the command and the current run, which the next run
+    continues. Runs that apply nothing print nothing. Other runs of the pipeline, by hand or in Airflow, may come
+    between: they take turns.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)

@@ -290,8 +290,9 @@ def verify(
       lockstep stage verify shop
       lockstep stage verify shop --deep
 
-    If anything is wrong, shows all problems and exits with 'data at risk'. A copy of its table heals a lost or damaged
-    file: no state needs it any more. It stays in the list, since the changes from before the copy cannot be read.
+    If anything is wrong, shows all problems and exits with 'data at risk'. A lost or damaged file no longer counts once
+    its table was copied again, because no state needs the file then. It stays in the list, since the changes from
+    before the copy cannot be read.
     """
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
@@ -602,7 +603,7 @@ def export(
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")] = "",
-    every: Annotated[bool, typer.Option("--all", help="Each table, to a Parquet file of its own.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Write every table, each to its own Parquet file.")] = False,
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
     ] = None,
@@ -670,7 +671,7 @@ def export(
 def _require_free(to: Path, *, force: bool) -> None:
     if to.suffix.lower() in _OTHER_FORMATS:
         raise UsageError(
-            f"The file is Parquet or CSV, and {to.name} has the name of another format.",
+            f"This command writes Parquet or CSV, and {to.name} is named like another format.",
             where=str(to),
             code="cli.not_parquet",
             remedy=f"write -o {to.with_suffix('.parquet')} or -o {to.with_suffix('.csv')}; other tools convert them",
@@ -689,7 +690,7 @@ def sql(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Write the answer to a .parquet or .csv file instead."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show; --json and -o have all.")] = _SHOWN_ROWS,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Rows to show; --json and -o give all.")] = _SHOWN_ROWS,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     partial: PartialOption = False,
     as_of: AsOfOption = "",

@@ -53,9 +53,10 @@ def status(
     Reads only the meta database, neither source nor target. Problems come first: rows that differ, or that a target
     rejected and lacks; the last error of an extract, a plan or a run that has not succeeded since; copies that somebody
     has paused while tables wait for them; a source or target that is late by the schedule; a source that was never
-    extracted, or that will purge its log soon. Each ends with its cause. The exit code is the class of the first of
-    them (docs/errors.md): 0 only if nothing needs attention, 75 for what is paused, late or was never extracted. Of
-    many notes and tables only some are shown, with a count of the others, unless you pass --all; --json always has all.
+    extracted, or that will purge its log soon. Each is shown until its cause is gone. The exit code is the class of the
+    first of them (docs/errors.md): 0 only if nothing needs attention, 75 if something is paused or late, or was never
+    extracted. If there are many notes and tables, only some are shown, with a count of the others, unless you pass
+    --all; --json always has all.
     """
     from cdc_core.meta import Meta
 

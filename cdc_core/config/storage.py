@@ -50,11 +50,11 @@ class Limits(Model):
     batch_rows: int = Field(
         1_000_000,
         ge=1,
-        description="changes that end a batch: it has as many, and the rest of the block of whole transactions that "
-        "reaches the number",
+        description="number of changes at which a batch ends; it also takes the rest of the block of whole "
+        "transactions that reaches the number",
     )
-    batch_mib: int = Field(128, ge=1, description="size of a batch's files that ends it in the same way")
-    batch_age_s: float = Field(60.0, gt=0, description="age of an open batch that ends it in the same way")
+    batch_mib: int = Field(128, ge=1, description="size of its files at which a batch ends, in the same way")
+    batch_age_s: float = Field(60.0, gt=0, description="age at which an open batch ends, in the same way")
     lease_s: float = Field(
         60.0, ge=5, description="an extractor that does not renew its lease for this long loses the source to another"
     )

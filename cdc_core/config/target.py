@@ -150,9 +150,9 @@ class TargetTable(Model):
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="the table's columns follow those of the source: add what it lacks, with NULL allowed if the "
-        "table has rows; rename what was renamed; allow NULL in what the source no longer has. Or stop the run with "
-        "the statement to execute",
+        description="add: the table's columns follow those of the source. A run adds columns that the table lacks, "
+        "with NULL allowed if the table has rows, renames renamed columns, and allows NULL in columns that the source "
+        "no longer has. stop: the run stops with the statement to execute",
     )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
@@ -213,9 +213,10 @@ class Target(Model):
     )
     existing: Literal["replace", "keep"] | None = Field(
         None,
-        description="rows that its tables have before the first run, and that the stage knows nothing of: replace "
-        "empties these tables, once, before that run writes to them; keep leaves the rows until the source changes "
-        "them or their table is copied again. Without it, `lockstep check` and the run stop before such a table",
+        description="what to do with rows that its tables have before the first run, and that the stage does not know. "
+        "replace: that run empties these tables, once, before it writes to them. keep: the rows stay until the source "
+        "changes them or their table is copied again. If it is not set, `lockstep check` and the run stop at such a "
+        "table",
     )
     sessions: int = Field(
         32,

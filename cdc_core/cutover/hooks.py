@@ -4,15 +4,15 @@
 A command is called with these variables in its environment:
 
     LOCKSTEP_CUTOVER_PHASE      stop, release or switch
-    LOCKSTEP_CUTOVER_ID         the same for all calls of one cutover: whoever gets it twice does nothing twice
+    LOCKSTEP_CUTOVER_ID         the same in all calls of one cutover, so that a command can ignore a repeated call
     LOCKSTEP_CUTOVER_PIPELINE   the pipeline whose sources the application leaves
-    LOCKSTEP_CUTOVER_TARGET     the target whose tables it comes to; several, of a way back, with commas
+    LOCKSTEP_CUTOVER_TARGET     the target whose tables it moves to; several targets of a way back, with commas
     LOCKSTEP_CUTOVER_DIRECTION  there, or back
     LOCKSTEP_CUTOVER_TIMEOUT_S  how long this call may take
 
-stop_with is called to stop the application's writes and, if nothing comes of it, to release them again: code 0 says
-that it is done. switch_with is called once: code 0 says that the application was switched, 3 that it surely was not.
-Any other end, and none in time, says nothing: only a person knows then what has happened.
+stop_with is called to stop the application's writes and, if the cutover is undone, to release them again: code 0 means
+that it is done. switch_with is called once: code 0 means that the application was switched, and 3 that it certainly was
+not. After any other code, or no end in time, only a person can find out what has happened.
 
 A function is called by a command (call_hook.py).
 """

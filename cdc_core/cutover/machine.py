@@ -178,7 +178,7 @@ def back(work: Work, lease: Lease) -> Cutover:
         return known
     completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
-        f"The cutover of {work.way_back.name!r} was completed: nobody goes back any more."
+        f"The cutover of {work.way_back.name!r} was completed, after which nothing leads back."
         if completed
         else f"The application was not switched by a cutover of {work.way_back.name!r}.",
         where=work.way_back.name,
@@ -292,12 +292,13 @@ def _finished(moving: Moving) -> Cutover:
 def left_behind(cutover: Cutover) -> DataAtRisk:
     left = cutover.details["left"]
     return DataAtRisk(
-        f"The application was not switched, and {left['rows']:,} changes were made in the tables that it would have "
-        f"come to, while they were open: those that it writes to do not have them. Rows: {left['named']}.",
+        f"The application was not switched, and somebody made {left['rows']:,} changes in the tables that it would "
+        "have moved to, while they were open. The tables to which it writes do not have these changes. Rows: "
+        f"{left['named']}.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.slipped_before",
-        remedy=f"carry over what is needed of these rows by hand; then `lockstep verify {cutover.pipeline}`, and "
-        f"`lockstep repair {cutover.pipeline}` makes them equal again",
+        remedy="carry over by hand the changes that are needed; then `lockstep verify "
+        f"{cutover.pipeline}`, and `lockstep repair {cutover.pipeline}` makes the tables equal again",
     )
 
 
@@ -306,8 +307,8 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
         f"Nobody knows whether the application was switched: {why}. The old tables take no writes, the new ones do.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.unknown",
-        remedy="look where the application writes, and make sure that the command is not running any more; then say "
-        f"so: `lockstep cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
+        remedy="look where the application writes, and make sure that the command is not running any more; then "
+        f"answer: `lockstep cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
     )
 
 

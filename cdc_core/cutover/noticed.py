@@ -1,7 +1,7 @@
-"""What an application notices when a table takes the place of another one: a pure function of two definitions.
+"""Differences that an application notices when one table replaces another: a pure function of two definitions.
 
-Some of it changes what the same statement writes, and no error tells: that stops a cutover. Everything else is for
-people, who know what the application does.
+Some differences make the same statement write other values, without an error: these stop a cutover. People judge the
+others, because they know what the application does.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cdc_core.target.create import Existing, same_literal
 from cdc_core.target.definition import LITERAL, ColumnDefinition, IndexDefinition, TableDefinition
 
 MAKE = (
-    "an application that needs it fails there, or writes other rows: make the tables as it needs them (`lockstep ddl`; "
-    "foreign keys and triggers by hand), before it is switched"
+    "an application that needs it fails there, or writes other rows: alter the new tables before the switch (`lockstep "
+    "ddl`; foreign keys and triggers by hand)"
 )
-_SORTED = "the same query finds, sorts and joins other rows: give the columns the former collation, or test that"
+_SORTED = "the same query finds, sorts and joins rows differently: give the columns the old collation, or test this"
 _SEARCHED = "queries that use it read the whole table: add it (`lockstep ddl`) before the application is switched"
-_MOVE = "{}, and no error would tell: ALTER TABLE ... MODIFY COLUMN ... {}, then begin again"
+_MOVE = "{}, without any error: ALTER TABLE ... MODIFY COLUMN ... {}, then begin again"
 
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """what: of the new table. stops: no cutover leads there."""
+    """what: the difference of the new table. stops: no cutover leads to it."""
 
     what: str
     remedy: str = MAKE
@@ -33,7 +33,7 @@ class Noticed:
 
 
 def noticed(former: Existing, made: Existing) -> Iterator[Noticed]:
-    """former: the table that the application leaves. made: one that it comes to."""
+    """former: the table that the application leaves. made: a table that it moves to."""
     old, new = former.definition, made.definition
     yield from _order(old, new)
     for column in old.columns:
@@ -70,7 +70,7 @@ def _order(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
     if moved is not None:
         yield Noticed(
             f"its columns are in another order: {moved[1]} is where {moved[0]} was",
-            _MOVE.format("an INSERT that names no columns would write the values to others", "AFTER ..."),
+            _MOVE.format("an INSERT that names no columns would write its values to other columns", "AFTER ..."),
             stops=True,
         )
     if set(here) != set(there):
@@ -90,7 +90,7 @@ def _column(column: ColumnDefinition, there: ColumnDefinition) -> Iterator[Notic
     if any(label in now and now.index(label) != at for at, label in enumerate(was)):
         yield Noticed(
             f"{column.name} has its labels in another order",
-            _MOVE.format("what uses their numbers, such as ORDER BY, would mean others", "with the former order"),
+            _MOVE.format("ORDER BY, and all else that uses their numbers, would differ", "with the old order"),
             stops=True,
         )
     if not set(was) <= set(now):
@@ -108,7 +108,7 @@ def _collations(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]
 
 
 def _sorted_by(table: TableDefinition, column: ColumnDefinition) -> str:
-    """MariaDB's collations with the names of MySQL's compare otherwise."""
+    """MariaDB's collations with names of MySQL's compare differently."""
     name = re.sub("^utf8_", "utf8mb3_", column.type.collation)
     return f"{name} of MariaDB" if table.mariadb and "_0900_" in name else name
 
@@ -120,7 +120,7 @@ def _keys(old: TableDefinition, new: TableDefinition) -> Iterator[Noticed]:
             yield Noticed(f"it has no {kind} like {one.name}", remedy)
     for one in new.indexes:
         if one.unique and not any(had.unique and set(_parts(had)) <= set(_parts(one)) for had in old.indexes):
-            yield Noticed(f"it has the unique key {one.name}", "writes that the old table took fail there: drop it")
+            yield Noticed(f"it has the unique key {one.name}", "writes that the old table takes may fail: drop the key")
 
 
 def _does_for(index: IndexDefinition, there: IndexDefinition) -> bool:

@@ -1,11 +1,12 @@
-"""What the log of tables says that the application must not have written to.
+"""Reads the log of tables that the application must not have written to.
 
-Old tables, when a person has said that the application switched: did they take writes after the final position? What
-kept writes out of them may have been undone before the answer. So their gates are closed again, and their log is
-asked, before the way back writes there as well: the log does not tell its writes from the application's. Until that was
-possible the cutover stays SWITCHED.
+When a person has said that the application was switched: did the old tables take writes after the final position? Their
+gates may have been opened before the answer. So the cutover closes the gates again and reads the log, before the way
+back writes there as well, because the log does not distinguish its writes from the application's. Until the log was
+read, the cutover stays SWITCHED.
 
-Tables that a cutover had opened for the application, and closed again because it was not switched: `written_in`.
+`written_in` reads the log of tables that a cutover had opened for the application, and closed again because the
+application was not switched.
 """
 
 from __future__ import annotations

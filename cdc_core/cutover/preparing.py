@@ -161,13 +161,13 @@ def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
         found.warn(
             "cutover.switch_with",
             f"the pipeline has the targets {', '.join(names)}, and one command",
-            "make sure that it leads the application to the one in LOCKSTEP_CUTOVER_TARGET",
+            "make sure that the command leads the application to the target in LOCKSTEP_CUTOVER_TARGET",
         )
     for one in with_due(tables.targets, work.environ):
         found.warn(
             f"table {one.name}",
-            "indexes are due, which were dropped before its first load",
-            "the next run builds them; the cutover does before it begins",
+            "indexes that were dropped before its first load are due",
+            "the next run builds them, or the cutover before it begins",
         )
     return (*found.made, *look(tables.pairs, work.way_back.preview(), work.environ))
 

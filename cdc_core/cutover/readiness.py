@@ -1,6 +1,6 @@
-"""What would go wrong after a switch, or during it, found beforehand: findings as those of `lockstep check`.
+"""Finds beforehand what would go wrong during a switch or after it: findings like those of `lockstep check`.
 
-the new tables             in what an application notices that they are others (noticed.py)
+the new tables             differences that an application notices (noticed.py)
 views, routines, sequences that the old databases have, and the new ones lack
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
@@ -94,9 +94,9 @@ def look(
     if left:
         findings.warn(
             "the old databases",
-            f"they have what the new ones lack: {some_of(sorted(left.values()), _SHOWN)}",
-            "make there what the application uses: a view that stays behind shows the old tables; let a sequence begin "
-            "above what the old one has given out",
+            f"the new ones lack some of their objects: {some_of(sorted(left.values()), _SHOWN)}",
+            "create those that the application uses: a view that stays behind shows the old tables; a new sequence "
+            "must begin above the numbers that the old one has given out",
         )
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]

@@ -107,11 +107,11 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
         patiently(step, work.told)
     except RetryLater as error:
         raise RetryLater(
-            f"The cutover did not switch, and not all that it had made could be undone: {error.what}",
+            f"The application was not switched, and the cutover could not undo everything: {error.what}",
             where=f"cutover {cutover.cutover_id}",
             code="cutover.not_undone",
-            remedy=f"the old tables may refuse writes until you say `lockstep cutover abort {cutover.pipeline}`, as "
-            "soon as the servers answer again",
+            remedy="the old tables may refuse writes until you give the command `lockstep cutover abort "
+            f"{cutover.pipeline}`, once the servers answer again",
         ) from error
 
 

@@ -60,10 +60,10 @@ class StagedTables:
                         f"{lacks(table, source.name, one)}.",
                         where=f"source {source.name}",
                         code="cutover.not_captured",
-                        remedy="nothing was switched. Fix the cause; where the table is isolated, "
-                        f"`lockstep stage isolated --source {source.name} --clear {table}`; and `lockstep run`. Copy "
-                        "the table if that does not (`lockstep snapshot`); then begin again, which verifies every row "
-                        "first",
+                        remedy="nothing was switched. Fix the cause. If the table is isolated, clear it: "
+                        f"`lockstep stage isolated --source {source.name} --clear {table}`. Then `lockstep run`; if "
+                        "that does not copy the table, `lockstep snapshot` does. Then begin again, which verifies "
+                        "every row first",
                     )
 
     def missed(self, places: Mapping[str, Position], store: ObjectStore) -> str:

@@ -180,9 +180,9 @@ class NewWayBack:
                 f"{self._file} is there already, and carries other tables, or carries them otherwise.",
                 where=str(self._file),
                 code="cutover.way_back_differs",
-                remedy="if it is of an earlier cutover, from which the application was led back, remove this file, and "
-                "leave what it has staged where it is: the next one continues from there. Else make its sources, "
-                "tables, routes and targets those that this pipeline needs",
+                remedy="if it is from an earlier cutover, and the application was led back, remove this file, and "
+                "leave its stage where it is: the next way back continues from there. Otherwise change its sources, "
+                "tables, routes and targets to those that this pipeline needs",
             )
         return found
 

@@ -249,6 +249,7 @@ class Extractor:
                 policy=policy,
                 isolated=left_out,
                 history=self._meta.history(source.name),
+                excludes=self._capture.excludes,
                 ahead=self._meta.read_ahead(source.name),
                 keep_ahead=self._keep_ahead,
                 limits=pipeline.limits,

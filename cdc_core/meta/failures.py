@@ -1,9 +1,15 @@
 """The latest error of each task that has not succeeded since: shown first for a pipeline.
 
-An error of `extract` is removed when the source's position or watermark moves (batches), one of a run when the run is
-planned again or committed (runs), one of `plan` when a run is planned, one of a copy when that step of the copy has
-succeeded, one of a repair when a repair of the target has ended equal, or a verification has found all of its rows
-equal, one of gates when they are closed again. Nothing else removes one.
+An error is removed
+
+    of `extract`    when the source's position or watermark moves (batches)
+    of a run        when the run is planned again or committed (runs)
+    of `plan`       when a run is planned
+    of a copy       when that step of the copy has succeeded
+    of a repair     when a repair of the target has ended equal, or a verification has found all of its rows equal
+    of gates        when they are closed again
+
+and by nothing else.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
 
 from cdc_core.meta import tables
-from cdc_core.meta.states import RunState
+from cdc_core.meta.runs import ended
 from cdc_core.model.position import Position
 
 _batch, _run = tables.batch, tables.run
@@ -39,7 +39,7 @@ def batches(connection: Connection, horizons: Mapping[str, Position], before_us:
 
 def runs(connection: Connection, pipeline: str, before_us: int, *, dry_run: bool) -> int:
     """See Meta.forget_runs."""
-    old = (_run.c.pipeline == pipeline) & (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
+    old = ended(connection, pipeline, before_us)
     return _delete(connection, _run, old, (tables.apply_ledger,), dry_run=dry_run)
 
 

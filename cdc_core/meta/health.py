@@ -156,7 +156,8 @@ def _set_aside(status: Status) -> Iterator[Problem]:
             f"{', '.join(one.table for one in found)} that it rejected: the run {run_id} set them aside.",
             where=run_id, code="target.row_error", since_us=found[0].since_us,
             remedy="correct the rows at the source; or let the target take them, then `lockstep run "
-            f"{status.pipeline} --requeue {run_id} --target {target}`. The stage has the rows and reasons in runs/",
+            f"{status.pipeline} --requeue {run_id} --target {target}`, or `lockstep verify` and `lockstep repair` once "
+            "its batches were purged. The stage has the rows and reasons in runs/",
             exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class,
         )  # fmt: skip
 
@@ -165,8 +166,8 @@ def _copied(status: Status, targets: Sequence[str]) -> Iterator[Problem]:
     for one in status.targets:
         if one.copied_rows and one.target in targets:
             yield Problem(
-                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'row')} that were copied wait for the "
-                f"next run: {one.target} does not have them yet.",
+                Level.NOTED, f"target {one.target}", f"{counted(one.copied_rows, 'copied row')} wait for the next run: "
+                f"{one.target} does not have them yet.",
                 remedy="the DAG's next run applies them when its interval has ended; `lockstep run` does it now",
             )  # fmt: skip
 

@@ -503,7 +503,7 @@ class Meta:
         return self._database.read(lambda c: runs.seeded(c, target))
 
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
-        """Runs that were committed before a time."""
+        """Runs that were committed before a time, and whose rows no target lacks that it set aside."""
         return self._database.of(pipeline).read(lambda c: runs.finished(c, pipeline, before_us))
 
     def unfinished_runs(self, pipeline: str, since_us: int) -> tuple[RunRow, ...]:
@@ -524,7 +524,7 @@ class Meta:
         return self._database.write(lambda c: forget.batches(c, horizons, before_us, dry_run=dry_run))
 
     def forget_runs(self, pipeline: str, before_us: int, *, dry_run: bool = False) -> int:
-        """Drop runs that were committed before a time, with their ledgers; how many runs."""
+        """Drop the finished_runs of before a time, with their ledgers; how many runs."""
         return self._database.of(pipeline).write(lambda c: forget.runs(c, pipeline, before_us, dry_run=dry_run))
 
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, insert, or_, select, update
 
 from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import failures, layouts, tables, writes
@@ -381,8 +381,15 @@ def seeded(connection: Connection, target: str) -> bool:
 
 def finished(connection: Connection, pipeline: str, before_us: int) -> tuple[str, ...]:
     """See Meta.finished_runs."""
+    query = select(_run.c.run_id).where(ended(connection, pipeline, before_us)).order_by(_run.c.run_id)
+    return tuple(connection.execute(query).scalars())
+
+
+def ended(connection: Connection, pipeline: str, before_us: int) -> ColumnElement[bool]:
+    """Of runs: committed before a time, and no target lacks rows that they set aside."""
+    lacking = {one.run_id for one in set_aside(connection)}
     old = (_run.c.pipeline == pipeline) & (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
-    return tuple(connection.execute(select(_run.c.run_id).where(old).order_by(_run.c.run_id)).scalars())
+    return old & _run.c.run_id.not_in(lacking)
 
 
 def unfinished(connection: Connection, pipeline: str, since_us: int) -> tuple[RunRow, ...]:

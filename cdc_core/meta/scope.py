@@ -1,8 +1,8 @@
-"""Every statement concerns the rows of one pipeline: the one that its transaction is for.
+"""Limits every statement to the rows of one pipeline: the pipeline of its transaction.
 
-Pipelines that share a meta database may have equal names for everything else: sources, targets, tables, batches. So
-every table begins its key with `pipeline`, and no query has to name it. What is asked for, changed or deleted is
-narrowed down here, in subqueries too; what is inserted gets its pipeline here. The tables in which two pipelines meet
+Pipelines that share a meta database may use equal names for everything else: sources, targets, tables, batches. So
+every table begins its key with `pipeline`, and no query has to name it. This module adds the pipeline to the conditions
+of each SELECT, UPDATE and DELETE, in subqueries too, and to each row that is inserted. Tables that two pipelines share
 are exempt (SHARED): their queries name the pipeline.
 """
 

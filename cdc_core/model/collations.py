@@ -1,7 +1,7 @@
-"""What a collation is on the kind of server that has it.
+"""Names a collation by the server's own name for it.
 
-MariaDB takes names of MySQL's collations of Unicode 9 as aliases of its own, which are of Unicode 14 and treat other
-characters as equal. Lockstep calls such a collation by MariaDB's own name: then equal names mean equal comparisons.
+MariaDB accepts the names of MySQL's Unicode 9 collations as aliases of its own Unicode 14 collations, which treat other
+characters as equal. Lockstep calls such a collation by MariaDB's own name, so that equal names mean equal comparisons.
 """
 
 from __future__ import annotations

@@ -174,6 +174,10 @@ class Capture:
         """Whether the value of this column is replaced by a hash."""
         return self._masking.masks(schema, column)
 
+    def excludes(self, schema: TableSchema, column: str) -> bool:
+        """Whether nothing of this column is staged."""
+        return self._masking.excludes(schema, column)
+
     def processes(self, schema: TableSchema) -> bool:
         """Whether a function of the user's makes the columns of this table."""
         return any(self.matches(rule.match, schema.name) for rule in self.tables.processors)

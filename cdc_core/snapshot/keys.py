@@ -1,9 +1,9 @@
 """Keys of rows as SQL: read from the server as literals, and compared by the server alone.
 
-A literal is never interpreted here. It must keep true that it is the key's exact value, and that a comparison with it
-follows the column's own order: collation, padding, sign, the order of an ENUM's labels. A key says for each column
-whether greater values come after it, or smaller ones: so an index of (a DESC, b) is followed as it is, and a copy that
-continues after the index was changed keeps to its order.
+This module never interprets a literal. It must guarantee that a literal is the key's exact value, and that a comparison
+with it follows the column's own order: collation, padding, sign, the order of an ENUM's labels. A key says for each
+column whether greater or smaller values come after it. So a copy follows an index of (a DESC, b) as it is, and keeps
+that order if it continues after the index was changed.
 """
 
 from __future__ import annotations

@@ -54,8 +54,7 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 class History:
     """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
-    now. ask_defaults: returns a table's current defaults
-    (defaults.column_defaults).
+    now. ask_defaults: returns a table's current defaults (defaults.column_defaults). excludes: as SourceStream's.
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
            the log does not have them. Otherwise the log has everything except what single sessions leave out.
@@ -68,8 +67,10 @@ class History:
         ahead: LogAhead,
         end: Callable[[], Position],
         ask_defaults: AskDefaults = lambda schema: {},
+        excludes: Callable[[TableSchema, str], bool] = lambda schema, column: False,
     ) -> None:
         self._ask = ask
+        self._excludes = excludes
         self._end = end
         self._ask_defaults = ask_defaults
         self.early = True
@@ -195,9 +196,10 @@ class History:
         definition that it follows."""
         name = _name(schema)
         last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
-        if last is None or last.gone or last.rowless or (not self.early and known != schema):
+        told = TableSchema(*name, tuple(one for one in schema.columns if not self._excludes(schema, one.name)))
+        if last is None or last.gone or last.rowless or (not self.early and known != told):
             defaults = last.defaults if last is not None and last.rowless and known is not None else None
-            kept = known or TableSchema(*name, ()) if self.early else schema
+            kept = known or TableSchema(*name, ()) if self.early else told
             self._learn(DefinedSince(point.seq, kept, defaults))
 
     def before(self, name: Table, point: LogPoint) -> TableSchema | None:

@@ -66,6 +66,7 @@ class SourceStream:
     replica_host:      the name under which we register (server_id.replica_host): only our own old streams are ended.
     isolated:          tables that are already isolated, `database.table` -> since where, and why.
     history:           earlier definitions, from earlier blocks (Block.definitions).
+    excludes:          whether no definition that is kept may name a column, where the log itself names them.
     limits:            of the ring; they bound the size of a block.
     undone:            see TransactionAssembler; the stream adds to it.
     accept, accept_by: file and offset of events that an operator accepts; the command for it, without FILE:OFFSET.
@@ -84,6 +85,7 @@ class SourceStream:
         policy: CapturePolicy,
         isolated: Mapping[str, str] | None = None,
         history: Iterable[DefinedSince] = (),
+        excludes: Callable[[TableSchema, str], bool] = lambda schema, column: False,
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
         undone: set[int] | None = None,
@@ -112,7 +114,7 @@ class SourceStream:
             captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
             self._require_seen_cascades,
         )  # fmt: skip
-        self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults)
+        self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults, excludes)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)

@@ -1,12 +1,11 @@
-"""Which parts the state of a table is folded from: none that is older than a change `t`, after which no older row of
-its source table counts (a TRUNCATE of the source, or a copy that takes the place of older rows). What is left may have
-one definition where the whole history has several that exclude each other.
+"""Chooses the parts that the state of a table is folded from. It leaves out parts that are older than a change `t`,
+after which no older row of its source table counts (a TRUNCATE of the source, or a copy that replaces older rows). The
+parts that are left may have one definition where the whole history has several that exclude each other.
 
-So a file that is lost or damaged is healed by a copy of its table: the history from before it has a hole, and the state
-has none.
+So a copy of a table heals a lost or damaged file: the history from before the copy has a hole, and the state has none.
 
-Pure functions. Keeps true: a part is left out only if all of its changes are older than a `t` that counts; where the
-manifests do not say so for certain, it stays.
+Pure functions. Keeps true: a part is left out only if all of its changes are older than a `t` that counts; if the
+manifests do not say so for certain, the part stays.
 """
 
 from __future__ import annotations

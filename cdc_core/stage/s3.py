@@ -301,17 +301,17 @@ class S3Store:
                 where=f"{self.uri} {path}",
                 code="stage.denied",
                 remedy="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, that they may get, put, list and delete in "
-                "the bucket, and that no rule of the bucket forbids it: a policy that demands encryption by a header "
+                "the bucket, and that no rule of the bucket forbids it: a policy that demands an encryption header "
                 "(set the bucket's default encryption instead), or an object lock",
             )
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if 400 <= status < 500 and status not in (408, 409, 429) and code not in _PASSING and not code.isdigit():
             return Refused(
-                f"The bucket does not take the request ({code}): {text}",
+                f"The bucket refuses the request ({code}): {text}",
                 where=f"{self.uri} {path}",
                 code="stage.refused",
-                remedy="change the rule of the bucket that the message is about, or use another bucket: Lockstep sends "
-                "none of the checksums of its own that a bucket with an object lock demands",
+                remedy="change the rule of the bucket that the message names, or use another bucket. A bucket with an "
+                "object lock demands checksums that Lockstep does not send",
             )
         return RetryLater(
             f"The server answered {code}: {text}",

@@ -55,7 +55,7 @@ _READ_OTHERWISE = (
 
 _KEY_CHANGED, _KEYS_DIFFER = "the state alone", "the key"
 """In place of the code stage.key: the changes can be read."""
-_STATE_ALONE = "the state of the table (the view without a suffix) is from after that, and can be read"
+_STATE_ALONE = "the state of the table (the view without a suffix) begins after that, and can be read"
 
 
 def sql(
@@ -251,8 +251,8 @@ def _refused(said: str) -> Refused | DataAtRisk | None:
         return Refused(
             f"The changes cannot be read as those of one table: {what}.",
             code=code,
-            remedy="read them up to a position before the change (--as-of); or in Python with `changes()`, whose error "
-            f"names `since` and `until` for either side, if no type holds both; {_STATE_ALONE}",
+            remedy="read them up to a position before the change (--as-of). Or use `changes()` in Python: if no type "
+            f"holds both, its error names `since` and `until` for either side. And {_STATE_ALONE}",
         )
     if code == _KEYS_DIFFER:
         return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)

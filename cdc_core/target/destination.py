@@ -41,7 +41,7 @@ from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
 from cdc_core.target.keys import BYTEWISE, coarser_columns, spelled_apart_in
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session
-from cdc_core.target.ownership import Writer, holding, not_its_own
+from cdc_core.target.ownership import Writer, holding, require_answer
 from cdc_core.target.placement import Noted, misplaced, noted_in
 from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
@@ -231,8 +231,8 @@ def _require_shard_key(
         shards_of(pa.array([], kind.arrow), sharding)  # it refuses a type that the function does not take
         if sharding.key in key and spelled_apart_in(kind):
             raise Refused(
-                f"The shard key {sharding.key!r} of {logical!r} is compared in {kind.collation}, and "
-                f"{sharding.function} tells its values apart by their bytes: rows with one key would be in two shards.",
+                f"The collation of the shard key {sharding.key!r} of {logical!r}, {kind.collation}, treats values as "
+                f"equal that {sharding.function} tells apart by bytes: one row's versions would be in two shards.",
                 where=f"targets.{target}.tables",
                 code="target.shard_key",
                 remedy=f"shard by another column; or give it, on the source, {BYTEWISE}; or set function: python, with "
@@ -471,8 +471,8 @@ def _inspect(
         for place in here:
             new = place.table in strange and (place.table not in held or demands.target.existing == "replace")
             problems += _not_for_it(demands, place, known.noted.get(place.table), new)
-            if place.table in held and demands.target.existing is None:
-                problems.append(not_its_own(demands.target.name, place.name))
+            if place.table in held and demands.owner is not None:
+                _collect(problems, require_answer, demands.target, demands.owner, demands.logical, place.name)
             if place.table not in found:
                 continue
             facts = found[place.table]

@@ -1,25 +1,25 @@
 """Gates: triggers by which every write to a table fails, except Lockstep's own.
 
-An application that was switched, and still writes to an old table from some forgotten place, gets an error, and not
-rows that are lost. A table has three: for INSERT, UPDATE and DELETE. Sessions that set `@lockstep_writes` pass
-(target.load does). TRUNCATE and DDL pass as well: they fire no trigger.
+If an application that was switched still writes to an old table from some forgotten place, it gets an error, and loses
+no rows. A table has three: for INSERT, UPDATE and DELETE. Sessions that set `@lockstep_writes` pass (target.load sets
+it). TRUNCATE and DDL pass as well: they fire no trigger.
 
-The triggers are made while everybody writes. They read a row of `_lockstep_gate`, in the database of the table: the
-gate is closed while the row names somebody who has closed it. So closing and opening are UPDATEs, and wait for no
+The triggers are created while everybody writes. They read a row of `_lockstep_gate`, in the database of the table: the
+gate is closed while the row names somebody who has closed it. So an UPDATE closes or opens a gate, and waits for no
 metadata lock: no backup, dump or long transaction keeps an application from writing again. FLUSH TABLES WITH READ LOCK
-does, which stops the application's own writes as well.
+does, but it stops the application's own writes as well.
 
-    a locking read      so that a transaction with an old snapshot sees a gate that has been closed since. What it locks
-                        is given back when the transaction ends: a gate closes once all that have passed it have ended,
-                        and opens once all that it has refused have. It begins no snapshot in the transaction
-    AFTER               a MariaDB refuses several rows by one `INSERT (...) SELECT`, with 1048, where a table has a
-                        BEFORE trigger. IGNORE and REPLACE do not pass. A duplicate key is told first, and changes
+    a locking read      makes a transaction with an old snapshot see a gate that was closed since. The transaction holds
+                        the lock until it ends: a gate closes once all transactions that have passed it have ended, and
+                        opens once all that it has refused have ended. The read begins no snapshot in the transaction
+    AFTER               because MariaDB refuses several rows by one `INSERT (...) SELECT`, with 1048, if a table has a
+                        BEFORE trigger. IGNORE and REPLACE do not pass. A duplicate key is reported first, and changes
                         nothing; a table without transactions keeps the row of a statement that was refused
 
 (measured on MySQL 9.7 and MariaDB 11.4). A gate costs the application some 25 µs for each row that it writes.
 
-`closed_by` has tokens, one of each process that has closed it, so that a process that was paused, and undoes late what
-it has made, does not open the gates of the one that went on without it.
+`closed_by` has a token of each process that has closed the gate. So a process that was paused, and undoes its work
+late, does not open the gates of the process that continued without it.
 
 The row stays when the triggers go: a table of that name that was swapped for another one, by RENAME, has none, and
 takes writes that are lost. `lost_gates` finds it.
@@ -211,13 +211,13 @@ def lost_gates(places: Places, environ: Mapping[str, str] | None = None) -> Data
         return None
     names = some_of(sorted(one.table for one in lost), 3)
     return DataAtRisk(
-        f"The application has left {names}, and nothing keeps writes out any more: the gates were dropped, or the "
-        "table was swapped for another one. What is written there is lost.",
+        f"A cutover has led the application away from {names}, and nothing keeps writes out any more: the gates were "
+        "dropped, or the table was swapped for another one. What is written there is lost.",
         where=", ".join(places),
         code="cutover.gates_gone",
         remedy=f"`lockstep cutover resume {lost[0].pipeline}` closes them again; then verify the pipeline that writes "
-        "to these tables: it names the rows that were written meanwhile. If the application is to write there, and no "
-        f"cutover is open, delete their rows from {GATES}",
+        "to these tables: it names the rows that were written meanwhile. If the application is meant to write there, "
+        f"and no cutover is open, delete the rows of these tables from {GATES}",
     )
 
 
@@ -236,15 +236,15 @@ def require_not_left(places: Places, environ: Mapping[str, str] | None = None, *
     gated = sorted(one.table for one in gates_of(places, environ) if one.closed_by - {but})
     if gated:
         raise Refused(
-            f"Gates keep the application from writing to {counted(len(gated), 'table')} that it would be led away "
-            f"from: {', '.join(gated[:3])}{', ...' if len(gated) > 3 else ''}. A cutover has led it to other tables "
-            "before, and what it writes there would be left behind.",
+            f"The application would be led away from {counted(len(gated), 'table')} with closed gates: "
+            f"{', '.join(gated[:3])}{', ...' if len(gated) > 3 else ''}. An earlier cutover has led it to other "
+            "tables, and its writes there would be left behind.",
             where=", ".join(places),
             code="cutover.left_before",
             remedy="nothing was switched. See where the application writes (`lockstep cutover status` of each pipeline "
-            "that has these tables), and lead it on, or back, from there. If it writes to these tables, the gates are "
-            "of a cutover that was rolled back: `lockstep cutover abort PIPELINE` opens them; give it twice if a "
-            "cutover is open",
+            "that has these tables), and switch it from there, forward or back. If it writes to these tables, the "
+            "gates are left from a cutover that was rolled back: `lockstep cutover abort PIPELINE` opens them; if a "
+            "cutover is open, give that command twice",
         )
 
 
@@ -327,10 +327,10 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
         )
     if number in (1205, 1213):
         return RetryLater(
-            "The gates of tables could not be moved: a transaction uses a table, or was refused by a gate and has not "
-            "ended, or a backup keeps triggers from being made.",
+            "Gates could not be created, closed or opened: a transaction uses a table, or has not ended after a gate "
+            "refused it, or a backup keeps triggers from being created.",
             where=reference,
             code="cutover.not_closed",
-            remedy="nothing was switched. End it, or wait for it; then begin again",
+            remedy="nothing was switched. End that transaction or backup, or wait for its end; then begin again",
         )
     return translated(error, where=reference)

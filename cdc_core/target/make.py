@@ -379,7 +379,8 @@ def _rename(
         if old.lower() not in names - planned or new.lower() in names:
             continue
         names = names - {old.lower()} | {new.lower()}
-        for table in (definition.table, tombstones_table(definition.table), versions_table(definition.table)):
+        # The table itself comes last: as long as it has the former name, another run begins again.
+        for table in (tombstones_table(definition.table), versions_table(definition.table), definition.table):
             statement = f"ALTER TABLE {quote(definition.database, table)} RENAME COLUMN {quote(old)} TO {quote(new)}"
             try:
                 with connection.cursor() as cursor:

@@ -1,13 +1,14 @@
-"""Whose rows a table of a target has: the stages that were let in are noted beside it (`_lockstep_layout.stages`).
+"""Which stages may write to a table of a target: `_lockstep_layout.stages`, beside the table, names them.
 
 A table may have rows from before the first run of a stage: somebody's own, or those of a stage that is gone, with its
-versions, deleted keys and marks. A row of which the stage knows nothing is in no copy and in no change, so that no run
-would ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what
-its rows are, and takes it once: `replace` empties it, `keep` leaves it as it is. Then the stage is noted, and nobody
-asks again; a stage keeps its name (stage.start) when meta is lost and rebuilt.
+versions, deleted keys and marks. No copy and no change contains a row that the stage does not know, so no run would
+ever remove it. So the first run of a stage stops before such a table, until `existing` of the target says what to do:
+`replace` empties the table, `keep` leaves it as it is. The run then notes the stage, and no later run asks again; a
+stage keeps its name (stage.start) when meta is lost and rebuilt.
 
-A table that meta knows this pipeline to have written is its own, whatever is noted: it may have been renamed. So are
-those of a target that was filled by other means, which `lockstep stage purge --seeded` says.
+A table that this pipeline has written, by meta, is its own, whatever is noted: it may have been renamed. A target that
+somebody has filled by other means (`lockstep stage purge --seeded`) is the pipeline's own, too, and so is a table whose
+purged history the target has, by the stage. `replace` empties a table only if the stage brings all of its rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cdc_core.target.placement import Noted, noted_in
 from cdc_core.target.prepare import (
     CREATE_LAYOUTS,
     LAYOUTS,
+    LEDGER,
     MARKS,
     STAGES_CHARS,
     TRUNCATES,
@@ -44,13 +46,15 @@ _ASKED = 200
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The pipeline that is about to write. stages: what the starts of its sources are called. written: logical tables
-    that meta knows it to have written. seeded: somebody has filled the target by other means, and has said so."""
+    """The pipeline that is about to write. stages: the names in the starts of its sources. written: logical tables that
+    it has written, by meta, or whose purged history the target has. seeded: somebody has filled the target by other
+    means, and has said so. in_part: logical tables of which the run leaves out what no later run brings."""
 
     pipeline: str
     stages: frozenset[str]
     written: frozenset[str] = frozenset()
     seeded: bool = False
+    in_part: frozenset[str] = frozenset()
 
     def is_in(self, noted: Noted | None) -> bool:
         return noted is not None and not self.stages.isdisjoint(noted.stages)
@@ -60,7 +64,7 @@ class Writer:
 
 
 def holding(connection: SafeConnection, database: str, tables: Sequence[str], there: Ours) -> set[str]:
-    """Those that have rows, or something that Lockstep has left beside them. there: what ours_beside says."""
+    """The tables that have rows, or beside which Lockstep has left something. there: from ours_beside."""
     found: set[str] = set()
     with connection.cursor() as cursor:
         for at in range(0, len(tables), _ASKED):
@@ -74,25 +78,36 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
     return found
 
 
-def _left(database: str, table: str, there: Ours) -> dict[str, str]:
-    """The table and those beside it: where rows of it are, and which."""
+def _left(database: str, table: str, there: Ours, *others: str) -> dict[str, str]:
+    """Others that tables have in common, those beside the table, and itself: where rows of it are, and which."""
     beside = [name for name in (tombstones_table(table), versions_table(table)) if name in there]
     of_it = f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
-    shared = [name for name in (TRUNCATES, MARKS) if name in there]
-    places: Mapping[str, str] = {table: "", **dict.fromkeys(beside, ""), **dict.fromkeys(shared, of_it)}
+    shared = [name for name in (*others, TRUNCATES, MARKS) if name in there]
+    places: Mapping[str, str] = {**dict.fromkeys(shared, of_it), **dict.fromkeys(beside, ""), table: ""}
     return {quote(database, name): where for name, where in places.items()}
 
 
-def not_its_own(target: str, table: str) -> Refused:
-    return Refused(
-        "The table has rows, or versions and deleted keys of rows, that this stage has not written: what the source "
-        "does not have would stay there for ever, and no run would know of it.",
-        where=table,
-        code="target.existing",
-        remedy=f"nothing was written. Say what they are, with `existing` in targets.{target} of the pipeline file: "
-        "replace, and the first run empties such tables before it writes what was copied; or keep, and they stay until "
-        "the source changes them",
-    )
+def require_answer(target: Target, writer: Writer, logical: str, table: str) -> None:
+    """For a table that has rows, and is not the writer's. Raises Refused (target.existing)."""
+    if target.existing == "replace" and logical in writer.in_part:
+        raise Refused(
+            "The table has rows to be replaced, and the run leaves out changes of it that no later run brings.",
+            where=table,
+            code="target.existing",
+            remedy=f"nothing was written. First replay all of it: `lockstep run {writer.pipeline} --replay --target "
+            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source tables "
+            f"again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
+        )
+    if target.existing is None:
+        raise Refused(
+            "The table has rows, or versions and deleted keys of rows, that this stage has not written. Those that the "
+            "source does not have would stay for ever, because no run knows of them.",
+            where=table,
+            code="target.existing",
+            remedy=f"nothing was written. Set `existing` in targets.{target.name} of the pipeline file: with replace, "
+            "the first run empties such tables before it writes the copied rows; with keep, their rows stay until the "
+            "source changes them",
+        )
 
 
 def take(
@@ -101,9 +116,9 @@ def take(
     writer: Writer,
     environ: Mapping[str, str] | None = None,
 ) -> None:
-    """Notes that the writer was let in to tables, which come with their logical names; first empties those that it has
-    never written, if the target says `replace`. Safe to repeat, and with others that do it at the same time. Raises
-    Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
+    """Notes that the writer may write to tables, which come with their logical names. If the target says `replace`, it
+    first empties those that the writer has never written and brings as a whole. Safe to repeat, and beside others that
+    do the same. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
     for number, reference in enumerate(target.connections):
         mine = [(logical, place) for logical, place in tables if place.connection == number]
         if not mine:
@@ -112,7 +127,7 @@ def take(
             for database in dict.fromkeys(place.database for _, place in mine):
                 cursor.execute(CREATE_LAYOUTS.format(database=quote(database)))
             for logical, place in mine:
-                replace = target.existing == "replace" and not writer.owns(logical, None)
+                replace = target.existing == "replace" and not (writer.owns(logical, None) or logical in writer.in_part)
                 with tables_locked(cursor, [place.name]):
                     _take(connection, cursor, place, writer, replace=replace)
 
@@ -126,8 +141,9 @@ def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Wr
     if fence is not None and fence.keeps_out(writer.pipeline):
         raise fenced(place.name, fence.note)
     if replace:
-        left = _left(place.database, place.table, ours_beside(connection, place.database, [place.table]))
-        for name, where in left.items():
+        there = ours_beside(connection, place.database, [place.table])
+        # The ledger first: a pipeline that still writes here finds that its rows are gone (apply.lost_writes).
+        for name, where in _left(place.database, place.table, there, LEDGER).items():
             removed = _AT_ONCE
             while removed == _AT_ONCE:
                 removed = cursor.execute(f"DELETE FROM {name}{where} LIMIT {_AT_ONCE}")

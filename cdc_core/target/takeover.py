@@ -1,14 +1,15 @@
-"""What a pipeline finds in tables that another one has written to before a cutover.
+"""Takes over tables that another pipeline has written to before a cutover.
 
-Versions of different sources compare by commit time (model/version.py), which two servers' clocks tell. From a cutover
-on one pipeline alone writes to the tables, so that whatever it brings is newer than all that others have left there,
-whatever these clocks said: a row that was deleted at a source whose clock is ahead, and that the application has
-inserted again at the new place, is to be carried back. So the versions of others get the commit time 0, and say no
-origin any more: other tables feed these now. Those of one source still compare with each other by their place in its
-log: when the other pipeline takes the tables over again, its former changes are still older than these.
+Versions of different sources compare by commit time (model/version.py), and those times come from the clocks of two
+servers. After a cutover only one pipeline writes to the tables, so its changes are newer than everything that others
+have left there, whatever the clocks said. For example, a source whose clock is ahead has deleted a row, and the
+application has inserted it again at the new place: that insert must be carried back. So the versions of others get the
+commit time 0, and lose their origin, because other tables feed these now. Versions of one source still compare with
+each other by their place in its log: when the other pipeline takes the tables over again, its earlier changes are still
+older than these.
 
-Versions in the rows (guard.store: row) stay: a way back ignores them (destination.py), and no two pipelines keep theirs
-there.
+Versions in the rows (guard.store: row) stay: a way back ignores them (destination.py), and no two pipelines keep their
+versions there.
 """
 
 from __future__ import annotations

@@ -68,17 +68,19 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
 
 
 def _require_before_a_switch(job: Job) -> None:
-    """Later the target's newer rows would be called wrong, and repaired away. Raises Refused (cutover.switched)."""
+    """After the switch, a verification would call the target's newer rows wrong, and a repair would remove them. Raises
+    Refused (cutover.switched)."""
     led = job.meta.latest_cutover(job.pipeline.pipeline)
     if led is None or not led.switched or job.target.name not in led.details.get("target", ()):
         return
     back = job.meta.latest_cutover(led.way_back)
     if back is None or not back.switched or back.created_us < led.created_us:
         raise Refused(
-            f"A cutover has led the application to the tables of {job.target.name!r}, and the sources are behind them.",
+            f"A cutover has led the application to the tables of {job.target.name!r}, whose rows are newer than those "
+            "of the sources.",
             where=f"cutover {led.cutover_id}",
             code="cutover.switched",
-            remedy=f"`lockstep verify {led.way_back}` compares in the direction in which changes go now",
+            remedy=f"`lockstep verify {led.way_back}` compares in the direction in which changes flow now",
         )
 
 

@@ -188,7 +188,11 @@ class Trial:
         )
 
     def begin_again(self) -> None:
+        (self.lockstep.directory / ".lockstep").rename(self.lockstep.directory / ".former")
+
+    def return_to_the_former(self) -> None:
         shutil.rmtree(self.lockstep.directory / ".lockstep")
+        (self.lockstep.directory / ".former").rename(self.lockstep.directory / ".lockstep")
 
     def rows(self) -> dict[str, set[tuple[int, int]]]:
         """At the target, as its tables at the source would have them."""
@@ -238,6 +242,31 @@ def test_a_stage_that_begins_again_asks_once_what_the_rows_at_the_target_are_and
     (trial.lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
     trial.lockstep("meta", "rebuild", "shop.yaml")
     trial.source.execute("INSERT INTO used.orders VALUES (7, 7)")
+    trial.lockstep("run", "shop.yaml")
+    assert trial.rows() == trial.at_source()
+    trial.return_to_the_former()
+    error = trial.lockstep("run", "shop.yaml", code=4).error
+    assert error["code"] == "target.lost_writes"
+    assert all(f"used.{table} lacks" in error["what"] for table in ("both", "log", "orders"))
+
+
+def test_rows_are_not_replaced_by_a_run_that_brings_part_of_those_of_the_source(trial: Trial) -> None:
+    trial.answer("replace")
+    text = trial.file.read_text()
+    trial.file.write_text(text.replace("      used.orders: {}\n", ""))
+    trial.lockstep("run", "shop.yaml")
+    trial.copy.execute("CREATE TABLE used.orders (id INT PRIMARY KEY, n INT)")
+    trial.copy.execute("INSERT INTO used.orders VALUES (0, 1), (1, 1), (99, 9)")
+    trial.file.write_text(text)
+    trial.source.execute("UPDATE used.orders SET n = 2 WHERE id = 1")
+    error = trial.lockstep("run", "shop.yaml", code=3).error
+    assert (error["code"], error["where"]) == ("target.existing", "used.orders")
+    assert len(trial.rows()["orders"]) == 3
+    replay = re.search(r"`lockstep (run shop) (--replay .*?)`", error["remedy"])
+    assert replay is not None, error
+    trial.lockstep("run", "shop.yaml", *replay[2].split())
+    assert trial.rows() == trial.at_source()
+    trial.source.execute("UPDATE used.orders SET n = 3 WHERE id = 1")
     trial.lockstep("run", "shop.yaml")
     assert trial.rows() == trial.at_source()
 

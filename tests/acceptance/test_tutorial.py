@@ -56,8 +56,8 @@ def test_the_targets_of_the_tutorial_can_be_appended_to_what_init_writes() -> No
     """A file of init had `targets: []`, which made two of them."""
     from cdc_core import init
 
-    catalogue = init.Catalogue((), (), ())
-    assert not [line for line in init._targets((), catalogue) if line.startswith("targets")]
+    catalogue, wishes = init.Catalogue((), (), ()), init.Wishes("shop", "env:SHOP", (), Path())
+    assert not [line for line in init._targets(wishes, catalogue) if line.startswith("targets")]
 
 
 @pytest.mark.spark

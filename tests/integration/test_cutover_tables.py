@@ -216,7 +216,7 @@ def test_gates_that_are_gone_are_found_and_closed_again(server: Any, database: s
     execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
     with pytest.raises(DataAtRisk) as caught:
         require_gates(places)
-    assert (caught.value.code, f"has left {database}.a, and" in caught.value.what) == ("cutover.gates_gone", True)
+    assert (caught.value.code, f"away from {database}.a, and" in caught.value.what) == ("cutover.gates_gone", True)
     assert "`lockstep cutover resume shop` closes them again" in caught.value.remedy
     assert closed_gates(places) == {f"{database}.b"}
     with pytest.raises(Refused, match="2 tables"):  # the application has left both
@@ -253,7 +253,7 @@ def test_a_process_that_undoes_late_does_not_open_the_gates_of_another_one(serve
     require_not_left(places, but="after")
     with pytest.raises(Refused) as caught:
         require_not_left(places, but="before")
-    assert (caught.value.code, f"4 tables that it would be led away from: {database}.a" in caught.value.what) == (
+    assert (caught.value.code, f"4 tables with closed gates: {database}.a" in caught.value.what) == (
         "cutover.left_before", True,
     )  # fmt: skip
     with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from cdc_core.apply import replay
+from cdc_core.apply import left_out, replay
 from cdc_core.apply.lost_writes import LostWrites, first_batches
 from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError
 from cdc_core.meta import ClosedWrite, LastWrite, RecordState, RunState
 from cdc_core.model.batch import CopiedChunk
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import RunPlan, WriteCounts
 from cdc_core.stage.layout import CopiedName, copied_path
-from tests.made_batches import HOUR_US, START_US, manifest, schema
+from tests.made_batches import HOUR_US, START_US, manifest, position, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -185,6 +186,24 @@ def test_a_position_that_is_none_of_a_source_is_refused(line: Line, name: str) -
     assert (type(error), error.code, error.where) == (UsageError, "replay.position", "--from")
     assert refusal(lambda: places(line.pipeline, [IDS[0], IDS[1]], "--to")).code == "replay.position"
     assert places(line.pipeline, [IDS[1]], "--to") == {"shop": B[1].begin.position.seq}
+
+
+def test_a_run_or_replay_says_of_which_tables_it_leaves_out_what_no_later_run_brings(line: Line) -> None:
+    def partly(run: RunPlan) -> set[str]:
+        return set(left_out.in_part(line.meta, line.store, line.pipeline, run, "t"))
+
+    assert partly(line.plan("all")) == partly(plan(line, "whole")) == set()
+    assert partly(plan(line, "to", last={"shop": B[1].begin.position.seq})) == set()
+    assert partly(plan(line, "from", first={"shop": B[1].begin.position.seq})) == {"shop.orders", "shop.items"}
+    line.with_targets({"name": "t", "tables": {"shop.items": {}}}).done("first")
+    line.stage(manifest(6, tables={"shop.orders": 1, "shop.items": 1}))
+    assert partly(line.plan("second")) == {"shop.orders"}
+    assert partly(plan(line, "again")) == set()
+    # A copy since has what was left out.
+    line.stage(replace(manifest(7), coverage={"shop.orders": TableCoverage(How.COPIED, position(7).seq, START_US, "b:4",
+               feeds=("shop.orders",), base_seq=position(6).seq)}))  # fmt: skip
+    assert partly(line.plan("third")) == set()
+    assert partly(plan(line, "since", first={"shop": position(6).seq})) == {"shop.items"}
 
 
 def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_set_aside(line: Line) -> None:

@@ -14,10 +14,12 @@ import pytest
 from cdc_core.apply import replay, retention
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
+from cdc_core.check.targets import writer_of
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta import RecordState
+from cdc_core.meta import Meta, RecordState
 from cdc_core.meta.copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
+from cdc_core.model.run import WriteCounts
 from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
@@ -320,6 +322,45 @@ def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> 
     assert {info.path.split("/")[1] for info in line.store.list("runs/")} == {"open"}
     assert line.meta.ledger("old: first") != ()
     assert purge(line).runs == ()
+
+
+def test_a_run_stays_as_long_as_its_target_lacks_rows_that_it_set_aside(line: Line) -> None:
+    run = line.plan("first")
+    (table,) = run.merge_set("0").tables
+    line.apply(run, written=[WriteCounts(table.table, "0", table.rows - 1, 0, 0, quarantined=1)])
+    line.commit(run)
+    done = purge(line, forget_us=NEVER)
+    assert (done.sources[0].batches, done.runs, done.forgotten_runs) == (5, (), 0)
+    assert [one.run_id for one in line.meta.set_aside("t")] == ["first"]
+    assert line.store.stat(run.path) is not None
+    line.meta.settle("t", run_id="first")
+    done = purge(line, forget_us=NEVER)
+    assert (done.runs, done.forgotten_runs) == (("first",), 1)
+
+
+def test_a_table_whose_purged_history_the_target_has_is_its_own_even_after_meta_was_lost(
+    line: Line, tmp_path: Path
+) -> None:
+    line.done("first")
+    (tmp_path / "fresh").mkdir()
+    fresh = Line.open(tmp_path / "fresh")
+    with fresh.meta:
+
+        def owned(meta: Meta, target: str, table: str) -> bool:
+            return writer_of(meta, line.pipeline, target).owns(table, None)
+
+        assert not owned(fresh.meta, "t", "shop.orders")
+        purge(line, forget_us=NEVER)
+        for meta in (line.meta, fresh.meta):
+            assert owned(meta, "t", "shop.orders")
+            assert not owned(meta, "t", "shop.new")
+            assert not owned(meta, "new", "shop.orders")
+
+
+def test_a_table_that_the_target_left_out_is_not_its_own_because_it_was_purged(line: Line) -> None:
+    line.with_targets({"name": "t", "tables": {"shop.items": {}}}).done("first")
+    purge(line)
+    assert not writer_of(line.meta, line.pipeline, "t").owns("shop.orders", None)
 
 
 def known(line: Line) -> list[str]:
