@@ -46,7 +46,8 @@ class Setting:
     def is_kept(self, shown: Any) -> bool:
         if isinstance(self.value, int):
             return int(shown) == self.value
-        return set(str(shown).split(",")) == set(self.value.split(","))
+        text = shown.decode() if isinstance(shown, bytes) else str(shown)  # bytes: character_set_results = binary
+        return set(text.split(",")) == set(self.value.split(","))
 
 
 Settings = tuple[Setting, ...]

@@ -173,7 +173,7 @@ def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_repla
     assert (lost.shard, lost.runs, lost.rows) == (f"{line.name}.ta", (second.run_id, third.run_id), 2)
     error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
     assert isinstance(error, DataAtRisk)
-    assert "--replay --target copy --from one/0002 " in error.remedy
+    assert "--replay --target copy --from one/0002`" in error.remedy
     assert first.run_id not in str(error)
     line.replay("a", batches=(3,))  # not all of what is lost
     assert len(line.find()) == 1
@@ -222,7 +222,7 @@ def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_opera
     line.run("b")
     line.query("DROP TABLE _lockstep_ledger")
     error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
-    assert "--replay --target copy (" in error.remedy
+    assert "--replay --target copy` (" in error.remedy
     assert "lockstep meta accept shop --target copy" in error.remedy
     accepted = lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
     assert {one.table for one in accepted} == {"a", "b"}
