@@ -345,8 +345,9 @@ def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified:
     run = verified()
     numbers(run)
     run.target(VERSIONED, f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3")
-    run.target(f"CREATE TABLE {FENCES} (table_name VARCHAR(64), note VARCHAR(200))")
-    run.target(f"INSERT INTO {FENCES} VALUES ('number', 'the application writes here')")
+    names = ", ".join(f"{name} VARCHAR(48) DEFAULT ''" for name in ("owner", "passes", "bars"))
+    run.target(f"CREATE TABLE {FENCES} (table_name VARCHAR(64), note VARCHAR(200), {names})")
+    run.target(f"INSERT INTO {FENCES} (table_name, note) VALUES ('number', 'the application writes here')")
     assert run.verify("number")["number"].differences == 1
     with pytest.raises(Refused) as caught:
         repaired(run, "number", authoritative=True)

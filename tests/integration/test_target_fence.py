@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -286,8 +286,8 @@ def test_a_fence_that_has_to_wait_for_too_long_is_to_be_raised_again(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TARGET", server.url)
-    at_once = tuple(re.sub(r"lock_wait_timeout = \d+", "lock_wait_timeout = 1", one) for one in load.SESSION)
-    monkeypatch.setattr(load, "SESSION", at_once)
+    at_once = [replace(one, value=1) if one.name.endswith("lock_wait_timeout") else one for one in load.WRITING]
+    monkeypatch.setattr(load, "WRITING", tuple(at_once))
     with target_table(server, *BY_KEY) as table:
         target = target_of(table)
         raise_fences(target, ["shop.t"], "switched", owner="shop")
