@@ -165,7 +165,7 @@ class SafeConnection(pymysql.Connection):
 
     def server_identity(self) -> str:
         """What no other server has: a MySQL's UUID, a MariaDB's server_id."""
-        with self.cursor() as cursor:
+        with self._understood(), self.cursor() as cursor:
             cursor.execute("SHOW GLOBAL VARIABLES WHERE Variable_name IN ('server_id', 'server_uuid')")
             return identity_in({str(name).lower(): str(value) for name, value in cursor.fetchall()})
 

@@ -17,7 +17,7 @@ def test_of_a_target_that_only_replays_feed_a_row_that_was_set_back_by_hand_is_n
     verified: Callable[..., Verified], commands: ForkedCommands
 ) -> None:
     run = verified()
-    run.line.again(**{"{name: copy, ": "{name: copy, replay_only: true, "})
+    run.line.again(**{"{name: copy, ": "{name: copy, replay_only: true, existing: keep, "})
     folder = run.line.folder
     (folder / "shop.yaml").write_text(run.line.text)
 
