@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from typing import Any
 
 from typer.exceptions import TyperException
@@ -20,9 +21,7 @@ def performable(remedy: str) -> str:
     """The remedy of an error of the command that runs."""
     if not _COMMAND.search(remedy):
         return remedy
-    from cdc_core.cli.app import app
-
-    tree = get_command(app)
+    tree = _tree()
     command, at = _led(tree, sys.argv[1:])
     try:
         given = command.make_context(None, sys.argv[1 + at :], resilient_parsing=True).params.get("pipeline")
@@ -37,6 +36,14 @@ def performable(remedy: str) -> str:
         return f"`lockstep {' '.join(words)}`"
 
     return _COMMAND.sub(filled, remedy) if given else remedy
+
+
+@cache
+def _tree() -> Any:
+    """All commands: made from the functions' signatures, which takes a while."""
+    from cdc_core.cli.app import app
+
+    return get_command(app)
 
 
 def _led(tree: Any, words: list[str]) -> tuple[Any, int]:
