@@ -13,7 +13,7 @@ PIPELINE = """
 pipeline: {name}
 schedule: '0 * * * *'
 sources:
-  - {{name: shop, connection: "env:SHOP", server_id: {server_id}, start: earliest}}
+  - {{name: shop, connection: "env:SHOP", server_id: {server_id}}}
 tables: {{include: ['{name}_db\\.orders']}}
 routes: [{{match: '{name}_db\\.orders', to: orders}}]
 stage: {{uri: "file://{folder}/stage-{name}"}}
