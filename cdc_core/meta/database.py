@@ -62,7 +62,6 @@ _CLOCK: Mapping[str, str] = {
 }
 _PAUSES_S = (0.0, 0.02, 0.1, 0.5, 2.5)
 """Before each attempt of a transaction. MySQL takes seconds to make all tables."""
-_TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _MYSQL_OPTIONS = ("charset", "unix_socket")
 """What a MySQL URL may say besides TLS and time-outs. Any other option would be ignored, or weaken the connection."""
 IDLE_S = 20
