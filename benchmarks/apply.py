@@ -127,7 +127,7 @@ def pipeline(database: str, store: str, shards: int, stage: Path) -> Pipeline:
         tables: {{include: ['shop\\..*']}}
         stage: {{uri: "{stage.as_uri()}"}}
         meta: {{url: "sqlite:///{stage}/meta.db"}}
-        spark: {{driver_mib: 0}}
+        spark: {{driver_rows: 0}}
         targets:
           - name: bench
             connections: ["env:BENCH"]

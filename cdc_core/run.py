@@ -193,7 +193,7 @@ def application_of(context: RunContext) -> SparkApplication:
         master=spark.master,
         output=context.logs / f"{name}.log",
         environ=environ_for(context.pipeline, context.environ, {variable_of(one) for one in references}),
-        driver_first=context.pipeline.spark.driver_mib > 0,
+        driver_first=context.pipeline.spark.driver_rows > 0,
     )
 
 

@@ -1,12 +1,12 @@
-"""Staged columns as Spark sees them, and one set of columns for files of different definitions.
+"""Staged columns as Spark sees them.
 
 Spark has no unsigned types: it reads them as the next wider signed type, BIGINT UNSIGNED as decimal(20,0); values
-stay exact. The columns of files of several definitions are unified as for every reader (cdc_core.stage.unify).
+stay exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -15,7 +15,6 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL
-from cdc_core.stage.unify import unified_columns
 
 Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a worker does with the batches of a partition."""
@@ -68,9 +67,3 @@ def map_in_arrow(rows: DataFrame, work: Work, schema: T.StructType | str) -> Dat
         return work(batch.rename_columns(names) for batch in batches)
 
     return rows.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(named, schema)
-
-
-def unified(table: str, current: Sequence[TableSchema], all_schemas: Sequence[TableSchema]) -> T.StructType:
-    """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
-    columns = unified_columns(table, all_schemas, current)
-    return T.StructType([T.StructField(field.name, spark_type(field.type)) for field in columns])

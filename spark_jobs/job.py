@@ -46,13 +46,14 @@ from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
-from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
 from spark_jobs.session import is_remote, open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
+DRIVER_BYTES = 64 << 20
+"""Of the staged files of a run that its driver does itself: they are in its memory."""
 Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
@@ -75,14 +76,10 @@ class Job:
 
     @cached_property
     def small(self) -> bool:
-        """Whether the driver does the job itself, without Spark, as far as it can: the changes fit into its memory."""
-        expected = sum(expected_bytes(table, self.schemas(table)) for table in self.tables() if table.files)
-        return expected < self.driver_bytes
-
-    @property
-    def driver_bytes(self) -> int:
-        """What the rows that the driver holds may take."""
-        return self.pipeline.spark.driver_mib << 20
+        """Whether the driver does the job itself, without Spark: the run has few changes, and they are not large."""
+        tables = [table for table in self.merge_set.tables if table.files]
+        rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
+        return rows <= self.pipeline.spark.driver_rows and size <= DRIVER_BYTES
 
     @property
     def target(self) -> Target:

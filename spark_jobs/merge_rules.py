@@ -1,41 +1,52 @@
-"""What the merge of a table goes by, and the check of what it counted: the same for both ways to merge (merge.py)."""
+"""What the merge of a table goes by, and the check of what it counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import types as T  # noqa: N812
+import pyarrow as pa
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import MergeCounts, MergeTable
-from spark_jobs.columns import unified
+from cdc_core.history.history import Counts
+from cdc_core.history.rule import TableRule
+from cdc_core.history.truncates import Truncate, TruncateRule
+from cdc_core.model.batch import at_place
+from cdc_core.model.merged import merged_type
+from cdc_core.model.position import seq_of_name
+from cdc_core.model.run import FileToRead, MergeCounts, MergeTable, files_to_read
+from cdc_core.stage.layout import parse_copied
+from cdc_core.stage.staged_events import FileOfEvents
+from cdc_core.stage.unify import unified_columns
 from spark_jobs.job import Job
-from spark_jobs.truncates import TruncateRule
 
 
-def row_columns(job: Job, table: MergeTable) -> T.StructType:
+def row_columns(job: Job, table: MergeTable) -> pa.Schema:
     """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
-    return unified(table.table, job.plan.current_schemas(table), job.schemas(table))
+    columns = unified_columns(table.table, job.schemas(table), job.plan.current_schemas(table))
+    return pa.schema([pa.field(one.name, merged_type(one.type)) for one in columns])
+
+
+def table_rule(job: Job, table: MergeTable) -> TableRule:
+    """Raises Refused (stage.schema_conflict)."""
+    columns = row_columns(job, table)
+    fill = _fillable(job, table, columns.names)
+    return TableRule(columns, table.key, moving_keys(job, table), fill, job.shared(table))
 
 
 def moving_keys(job: Job, table: MergeTable) -> list[str]:
     """Shard keys of the targets that wait for this set, outside the table's key."""
     found: dict[str, None] = {}
     for one in job.plan.targets:
-        if one.merge_set == job.merge_set.name:
+        if table.key and one.merge_set == job.merge_set.name:
             rule = job.pipeline.target(one.target).table(table.table)
             if rule is not None and rule.sharding is not None and rule.sharding.key not in table.key:
                 found[rule.sharding.key] = None
     return list(found)
 
 
-def source_names(table: MergeTable) -> set[str]:
-    return {file.batch_id.partition("/")[0] for file in table.files}
-
-
-def fillable(job: Job, table: MergeTable, columns: Sequence[str]) -> list[str]:
+def _fillable(job: Job, table: MergeTable, columns: Sequence[str]) -> list[str]:
     """Columns that some change lacks and an older one may have."""
-    if not table.absent_rows:
+    if not table.absent_rows or not table.key:
         return []
     unlogged = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if not column.logged}
     return [name for name in columns if name not in table.key and name.lower() not in unlogged]
@@ -47,26 +58,31 @@ def truncate_rule(job: Job, table: MergeTable) -> TruncateRule:
     return TruncateRule(table.table, job.plan.run_id, table.on_truncate, names, alone, job.shared(table))
 
 
+def files_of_events(job: Job, table: MergeTable) -> list[FileOfEvents]:
+    return [_file(job, file) for file in files_to_read(table.files)]
+
+
+def _file(job: Job, file: FileToRead) -> FileOfEvents:
+    copied = parse_copied(file.path) is not None
+    begins = () if copied else tuple(sorted({begin_of(batch) for batch in file.batches}))
+    return FileOfEvents(file, job.plan.schemas[file.schema_id], file.key_changes, copied, file.seqs, begins)
+
+
+def begin_of(batch_id: str) -> int:
+    """The order key of the place where a batch begins."""
+    return seq_of_name(at_place(batch_id).rpartition("/")[2])
+
+
 def checked(
-    table: MergeTable,
-    run_id: str,
-    *,
-    rows: int,
-    undone: int,
-    key_changes: int,
-    superseded: int,
-    lost: int,
-    winners: int,
-    removing: Sequence[str],
-    files: Sequence[str],
+    table: MergeTable, run_id: str, counts: Counts, winners: int, truncates: Sequence[str], files: Sequence[str]
 ) -> MergeCounts:
-    """The counts of a merged table. undone: changes before a truncate, which `rows` leaves out. files: as there.
+    """The counts of a merged table. truncates: versions of those that count. files: as in MergeCounts.
 
     Raises DataAtRisk (spark.absent_values, spark.rows_differ).
     """
-    if lost:
+    if counts.lost:
         raise DataAtRisk(
-            f"{lost} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
+            f"{counts.lost} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
             "the log did not carry all of their values.",
             where=run_id,
             code="spark.absent_values",
@@ -74,12 +90,19 @@ def checked(
             "binlog_row_image = FULL on the source, copy the whole table to the target, and begin with the batches "
             "after these changes",
         )
-    if rows + undone != table.rows:
+    if counts.changes != table.rows:
         raise DataAtRisk(
-            f"The files of {table.table} have {rows + undone} rows; their manifests say {table.rows}.",
+            f"The files of {table.table} have {counts.changes} rows; their manifests say {table.rows}.",
             where=run_id,
             code="spark.rows_differ",
             remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
         )
-    truncates = tuple(sorted(removing)) if table.key else ()
-    return MergeCounts(table.table, table.rows, key_changes, winners, superseded + undone, truncates, tuple(files))
+    removing = tuple(sorted(truncates)) if table.key else ()
+    return MergeCounts(
+        table.table, table.rows, counts.key_changes, winners, counts.superseded, removing, tuple(sorted(files))
+    )
+
+
+def versions(rule: TruncateRule, truncates: Sequence[Truncate]) -> tuple[str, ...]:
+    """In hex."""
+    return tuple(rule.version(one) for one in truncates)

@@ -12,11 +12,9 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +23,9 @@ from pyspark.sql import DataFrame
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
-from cdc_core.model.staged import ROW, SEQ
 from spark_jobs.columns import c
-from spark_jobs.job import Job, leave, log, run
+from spark_jobs.job import DRIVER_BYTES, Job, leave, log, run
 from spark_jobs.quality_rows import (
-    KEY,
     OUTCOME,
     Sample,
     merged_frame,
@@ -40,10 +36,9 @@ from spark_jobs.quality_rows import (
     staged_rows,
     target_frame,
     target_rows,
+    whole,
 )
 from spark_jobs.report import page, summary
-from spark_jobs.row_parts import in_parts, whole
-from spark_jobs.session import is_on_this_machine
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
@@ -51,11 +46,6 @@ GATHERED_ROWS = 1_000_000
 suite judges, only if their values fit as well."""
 _COPIES = 4
 """Of a frame that is judged in memory: Arrow's columns, those of pandas, and what an expectation makes of them."""
-
-_SPARE, _MOST_PARTS = 2, 256
-"""A part is planned to have half of what it may: not all have as many rows. Each part is an open file."""
-ALIKE: Mapping[str, Sequence[str]] = {"staged": (SEQ, ROW), "merged": (KEY,), "target": ()}
-"""Columns of the rows that a suite compares with each other: those that are unique together have equal values there."""
 
 Rows = Callable[[Job, Sequence[MergeTable]], Iterator[pa.Table]]
 Frame = Callable[[Job, Sequence[MergeTable]], DataFrame | None]
@@ -85,9 +75,8 @@ def _check(job: Job) -> None:
         "merged": sum(winners[table.table] for table in tables),
         "target": sample.rows + compared_whole,
     }
-    at_once = {"merged": sum(winners[table.table] for table in tables if not table.key), "target": compared_whole}
     verdicts: dict[str, dict[str, Any]] = {}
-    for stage, verdict in _verdicts(job, tables, sample, rows, at_once):
+    for stage, verdict in _verdicts(job, tables, sample, rows):
         verdicts[stage] = verdict
         if stage == "target":
             verdict["of"] = sum(files.values()) + compared_whole
@@ -109,59 +98,46 @@ def _check(job: Job) -> None:
 
 
 def _verdicts(
-    job: Job, tables: Sequence[MergeTable], sample: Sample, rows: Mapping[str, int], at_once: Mapping[str, int]
+    job: Job, tables: Sequence[MergeTable], sample: Sample, rows: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of the three suites. rows: how many each of them judges; at_once: of these, those that cannot be cut. A sample is
-    never judged by Spark's frame, which has all rows."""
+    """Of the three suites. rows: how many each of them judges. A sample is never judged by Spark's frame, which has
+    all rows."""
     read: dict[str, Rows] = {
         "staged": staged_rows, "merged": merged_rows, "target": partial(target_rows, sample=sample, most=GATHERED_ROWS)
     }  # fmt: skip
     by_spark: dict[str, Frame] = {"staged": staged_frame, "merged": merged_frame, "target": target_frame}
-    in_parts_here = bool(job.driver_bytes) and is_on_this_machine()
 
     def is_read(stage: str) -> bool:
-        return (
-            rows[stage] <= GATHERED_ROWS
-            or (stage == "target" and sample.every > 1)
-            or (in_parts_here and at_once.get(stage, 0) <= GATHERED_ROWS)
-        )
+        return rows[stage] <= GATHERED_ROWS or (stage == "target" and sample.every > 1)
 
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        with ThreadPoolExecutor(len(read), thread_name_prefix="gather") as pool:
-            gathered = {
-                stage: pool.submit(_gathered, give(job, tables), rows[stage], Path(scratch) / stage, ALIKE[stage])
-                for stage, give in read.items()
-                if is_read(stage)
-            }
-            from spark_jobs.suite_runner import EXAMPLES, GOOD, SUITES, judge
+    with ThreadPoolExecutor(len(read), thread_name_prefix="gather") as pool:
+        gathered = {
+            stage: pool.submit(_gathered, give(job, tables), rows[stage])
+            for stage, give in read.items()
+            if is_read(stage)
+        }
+        from spark_jobs.suite_runner import EXAMPLES, GOOD, SUITES, judge
 
-        for stage in SUITES:
-            parts = gathered[stage].result() if stage in gathered else None
-            if parts is not None:
-                yield stage, _of_parts(stage, parts, rows[stage])
-                continue
-            frame = by_spark[stage](job, tables)
-            assert frame is not None
-            verdict = judge(frame, SUITES[stage](rows[stage]), rows[stage])
-            if not verdict["success"] and stage == "target":
-                bad = frame.where(~c(OUTCOME).isin(*GOOD)).limit(EXAMPLES)
-                verdict["examples"] = _shown([row.asDict() for row in bad.collect()])
-            yield stage, verdict
+    for stage in SUITES:
+        parts = gathered[stage].result() if stage in gathered else None
+        if parts is not None:
+            yield stage, _of_parts(stage, parts, rows[stage])
+            continue
+        frame = by_spark[stage](job, tables)
+        assert frame is not None
+        verdict = judge(frame, SUITES[stage](rows[stage]), rows[stage])
+        if not verdict["success"] and stage == "target":
+            bad = frame.where(~c(OUTCOME).isin(*GOOD)).limit(EXAMPLES)
+            verdict["examples"] = _shown([row.asDict() for row in bad.collect()])
+        yield stage, verdict
 
 
-def _gathered(read: Iterator[pa.Table], rows: int, directory: Path, alike: Sequence[str]) -> Iterable[pa.Table] | None:
-    """About so many rows, in parts that fit into memory. alike: rows with equal values in these columns are in one
-    part. None: the disk is too small for them."""
-    if rows <= GATHERED_ROWS:
-        found = list(read)
-        return [whole(found)] if found else []
-    if not alike:
-        return read  # as they come
-    try:
-        return in_parts(directory, read, alike, min(-(-rows * _SPARE // GATHERED_ROWS), _MOST_PARTS))
-    except OSError as error:
-        log.info("Spark judges the rows: they are too many for %s: %s", directory.parent, error)
-        return None
+def _gathered(read: Iterator[pa.Table], rows: int) -> Iterable[pa.Table]:
+    """About so many rows, at once if they are few, else as they come."""
+    if rows > GATHERED_ROWS:
+        return read
+    found = list(read)
+    return [whole(found)] if found else []
 
 
 def _of_parts(stage: str, parts: Iterable[pa.Table], rows: int) -> dict[str, Any]:
@@ -197,7 +173,7 @@ def _own_verdicts(
             made = own_suite(suite)
             rows = table.rows if suite.stage == "staged" else winners[table.table]
             frame = own_frame(job, table, suite.stage)
-            here = rows <= GATHERED_ROWS and size_bytes(frame, rows) <= job.driver_bytes // _COPIES
+            here = rows <= GATHERED_ROWS and size_bytes(frame, rows) <= DRIVER_BYTES // _COPIES
             verdict = judge(judged_in_memory(frame.toArrow()) if here else frame, made, rows)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
 

@@ -25,19 +25,15 @@ from pyspark.sql import types as T  # noqa: N812
 from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp
 from cdc_core.model.run import MergeTable, files_to_read
 from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
+from cdc_core.stage.staged_events import in_ranges
 from cdc_core.target.compare import SAME, outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import empty_literals, row_keys
 from spark_jobs import table_tasks
-from spark_jobs.arrow_changes import in_ranges
-from spark_jobs.columns import Work, c, map_in_arrow
+from spark_jobs.columns import Work, c, map_in_arrow, spark_type
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table
-from spark_jobs.key_changes import NO_LABEL, exact
-from spark_jobs.merge import read_changes
 from spark_jobs.merge_rules import row_columns
-from spark_jobs.multiset import copy_identity
-from spark_jobs.row_parts import whole
 from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.write import accepted
 
@@ -216,6 +212,11 @@ def _compared_schema() -> pa.Schema:
     return pa.schema([(name, pa.string()) for name in (TABLE, _SHARD, KEY, OP, OUTCOME)])
 
 
+def whole(parts: Sequence[pa.Table]) -> pa.Table:
+    """One table of one or more."""
+    return pa.concat_tables(parts).unify_dictionaries()
+
+
 def _repeated(value: str, count: int) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value]))
 
@@ -280,13 +281,63 @@ def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     """The rows that a user's suite judges: their columns and bookkeeping, without nested values."""
     merged = stage == "merged"
-    rows = job.read(job.merged_files(table)) if merged else read_changes(job, table, row_columns(job, table))
+    rows = job.read(job.merged_files(table)) if merged else _changes(job, table)
     nested = [
         field.name
         for field in rows.schema
         if isinstance(field.dataType, T.StructType | T.MapType) or field.name == KEY_CHAIN
     ]
     return rows.drop(*[c(name) for name in nested])
+
+
+def _changes(job: Job, table: MergeTable) -> DataFrame:
+    """The staged rows, with the row's columns unified."""
+    parts = []
+    for schema, rows in job.staged(table):
+        own = {column.name.lower(): column.name for column in schema.columns}
+        columns = [
+            (c(own[field.name.lower()]) if field.name.lower() in own else F.lit(None))
+            .cast(spark_type(field.type))
+            .alias(field.name)
+            for field in row_columns(job, table)
+        ]
+        parts.append(rows.select(*columns, *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW)]))
+    return reduce(DataFrame.unionAll, parts)
+
+
+def exact(kind: T.DataType, name: str) -> Column:
+    """A key column as it is compared: by its text, if the type has values that it cannot hold."""
+    value, literal = c(name), c(LITERAL)[name]
+    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return F.coalesce(literal, value.cast("string"))
+    if isinstance(kind, T.StringType):
+        # An ENUM's error value, which has the text of its label ''; bytes that are not text have no value.
+        text = F.coalesce(value, F.concat(F.lit(NO_TEXT), literal))
+        return F.when((value == "") & literal.isNotNull(), F.lit(NO_LABEL)).otherwise(text)
+    return value
+
+
+NO_LABEL = "\0" * 256
+"""Labels of an ENUM have at most 255 characters, and may be a NUL."""
+NO_TEXT = "\0" * 257
+"""Before the hexadecimal digits of bytes that are not text of their character set."""
+
+
+def copy_identity(merged: T.StructType) -> Column:
+    """Identifies a merged copy among all others of the run by its values, batch and number, and a truncate, whose
+    values are those of a row of nulls."""
+    different = [field for field in merged if field.name not in (OP, TS)]
+    values = [_exact(field).alias(f"v{at}") for at, field in enumerate(different)]
+    return F.sha2(F.to_json(F.struct((c(OP) == MergedOp.TRUNCATE).alias("t"), *values)), 256)
+
+
+def _exact(field: T.StructField) -> Column:
+    """As numbers, 0.0 and -0.0 would be alike; their texts are not."""
+    if isinstance(field.dataType, T.FloatType | T.DoubleType):
+        return c(field.name).cast("string")
+    if isinstance(field.dataType, T.ArrayType):
+        return c(field.name).cast("array<string>")
+    return c(field.name)
 
 
 def size_bytes(frame: DataFrame, rows: int) -> int:

@@ -24,6 +24,7 @@ from cdc_core.model.merged import REASON, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.model.version import decode
+from cdc_core.stage.layout import parse_copied
 from cdc_core.target import indexes
 from cdc_core.target.destination import Destination
 from cdc_core.target.indexes import IndexedTable, built_after
@@ -36,7 +37,7 @@ from spark_jobs import table_tasks
 from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, leave, log, run
-from spark_jobs.multiset import last_batches
+from spark_jobs.merge_rules import begin_of
 from spark_jobs.table_tasks import Piece, Place, together
 
 BATCH_ROWS = 50_000
@@ -213,6 +214,17 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
             of_shard[left] = replace(first, number=one.counts.number)
         counts += of_shard.values()
     return counts
+
+
+def last_batches(table: MergeTable) -> dict[str, int]:
+    """By source, where the last batch of the run that has changes of the table begins. Copied rows are between the
+    batches of the log that end and begin at their place."""
+    last: dict[str, int] = {}
+    for file in table.files:
+        source = file.batch_id.partition("/")[0]
+        seq = begin_of(file.batch_id) - (parse_copied(file.path) is not None)
+        last[source] = max(seq, last.get(source, seq))
+    return last
 
 
 def _large(job: Job, places: Mapping[str, Destination], tables: Sequence[MergeTable]) -> list[IndexedTable]:

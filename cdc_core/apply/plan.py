@@ -341,6 +341,7 @@ def _planned(file: FileRow, batch_id: str, ranges: Compactions) -> PlannedFile:
         absent_rows=file.absent_rows,
         min_seq=file.min_seq,
         of_rows=0 if other is None else other.rows,
+        key_changes=file.key_changes,
     )
 
 

@@ -29,11 +29,11 @@ class Spark(Model):
         description="for `lockstep run`: local[*], the URL of a Spark master, yarn, k8s://https://…, or "
         "sc://host:15002, a Spark Connect endpoint, with session: remote",
     )
-    driver_mib: int = Field(
-        1024,
+    driver_rows: int = Field(
+        20_000,
         ge=0,
-        description="memory for the rows of a job that its driver does itself, in threads; a job that needs more, and "
-        "every job at 0, is done by Spark",
+        description="the driver does a run of at most so many changes itself, because a start of Spark would take "
+        "longer than its work; Spark does all others, and every run at 0",
     )
     conf: Settings = Field(default_factory=dict, description="Spark settings by name, none of them a secret")
 

@@ -179,6 +179,18 @@ FILTER_ONLY = frozenset({FORMER_SHARD_KEYS, SHARD_UNKNOWN, KEY_CHAIN, LIVE_ORIGI
 """What merge passes to filter alone: filtered/ and rejected/ are without it."""
 
 
+_WIDER: dict[pa.DataType, pa.DataType] = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0),
+}  # fmt: skip
+
+
+def merged_type(staged: pa.DataType) -> pa.DataType:
+    """The type of a staged column in merged rows: Spark, which may read them, has no unsigned types."""
+    if pa.types.is_dictionary(staged):
+        return merged_type(staged.value_type)
+    return _WIDER.get(staged, staged)
+
+
 def key_chain_type(row: Iterable[pa.Field], key: Sequence[str]) -> pa.DataType:
     """The type of `_cdc_key_chain`: an older key, its literals, and the version of the departure from it."""
     by_name = {field.name: field.type for field in row}

@@ -48,6 +48,7 @@ class PlannedFile:
     absent_rows: int = 0
     min_seq: int = 0
     of_rows: int = 0
+    key_changes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class FileToRead:
     """A file of a run with the rows of one or more of its batches.
 
     rows: those that count. seqs: the ranges of their order keys, from and with the first to and with the last, in
-    order; () for all rows of the file.
+    order; () for all rows of the file. key_changes: as in Part. batches: the ids of those whose rows it has.
     """
 
     path: str
@@ -64,6 +65,8 @@ class FileToRead:
     size_bytes: int
     sha256: str
     seqs: tuple[tuple[int, int], ...] = ()
+    key_changes: int = 0
+    batches: tuple[str, ...] = ()
 
 
 def files_to_read(files: Iterable[PlannedFile]) -> list[FileToRead]:
@@ -76,7 +79,10 @@ def files_to_read(files: Iterable[PlannedFile]) -> list[FileToRead]:
         rows, first = sum(one.rows for one in some), some[0]
         whole = not first.of_rows or first.of_rows == rows
         seqs = () if whole else tuple(sorted((one.min_seq, one.max_seq) for one in some))
-        found.append(FileToRead(path, first.schema_id, rows, first.size_bytes, first.sha256, seqs))
+        key_changes, batches = sum(one.key_changes for one in some), tuple(one.batch_id for one in some)
+        found.append(
+            FileToRead(path, first.schema_id, rows, first.size_bytes, first.sha256, seqs, key_changes, batches)
+        )
     return found
 
 
@@ -138,7 +144,7 @@ class Restored:
 
 
 RUNS, PLAN = "runs/", "plan.json"
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 """Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
 continues what another version of Lockstep began."""
 _DIGEST_CHARS = 16
@@ -320,7 +326,8 @@ class RunPlan:
 
 @dataclass(frozen=True, slots=True)
 class MergeCounts:
-    """Of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded` dropped.
+    """Of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded` dropped, by
+    later changes or by a truncate.
 
     Each figure is counted on its own, so that rows + key_changes = winners + superseded can fail.
     truncates: the versions (hex) of those winners that make older rows of the target go.

@@ -47,7 +47,7 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
                  "--stage", (tmp_path / "stage").as_uri())  # fmt: skip
         file = lockstep.directory / "shop.yaml"
         base = file.read_text()
-        spark: dict[str, Any] = {"session": "remote", "master": endpoint.url, "driver_mib": 0}
+        spark: dict[str, Any] = {"session": "remote", "master": endpoint.url, "driver_rows": 0}
         file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.executor.memory': '1g'}})}\n")
         assert set(problems(lockstep)) == {"spark.remote_setting"}
         file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.sql.ansi.enabled': 'true'}})}\n")

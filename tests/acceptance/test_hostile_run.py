@@ -34,7 +34,7 @@ meta: {{url: env:META}}
 targets: [{{name: copy, connections: [env:TARGET], tables: {{t: {{database: {name}, table: t}}}}}}]
 quality: {{suites: [{{table: t, path: suite.json}}]}}
 limits: {{lease_s: 5}}
-spark: {{driver_mib: 0, conf: {{spark.eventLog.enabled: "true", spark.eventLog.dir: "file://{folder}/events",
+spark: {{driver_rows: 0, conf: {{spark.eventLog.enabled: "true", spark.eventLog.dir: "file://{folder}/events",
                  spark.local.dir: "{folder}/local"}}}}
 """
 

@@ -117,7 +117,7 @@ def test_an_account_without_name_and_home_checks_extracts_and_runs_in_any_locale
         assert r"gr\xf6\xdfe" in call("run", "shop.yaml")
         source_database.execute("INSERT INTO größe VALUES (2)")
         pipeline = directory / "shop.yaml"
-        pipeline.write_text(pipeline.read_text(encoding="utf-8") + "spark: {driver_mib: 0}\n", encoding="utf-8")
+        pipeline.write_text(pipeline.read_text(encoding="utf-8") + "spark: {driver_rows: 0}\n", encoding="utf-8")
         call("run", "shop.yaml", HOME="/nonexistent")
         document = json.loads(call("stage", "ls", "shop.yaml", "--json"))
         assert [one["table"] for one in document["tables"]] == [f"{name}.größe"]

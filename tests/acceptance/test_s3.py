@@ -91,7 +91,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
     """driver: as by default, the driver of the jobs does all of it itself; its machine has no JVM then."""
     if by == "spark":
         file = lockstep.directory / "shop.yaml"
-        file.write_text(f"{file.read_text()}\nspark: {{driver_mib: 0}}\n")
+        file.write_text(f"{file.read_text()}\nspark: {{driver_rows: 0}}\n")
     assert lockstep("check", "shop.yaml").document["ok"] is True
     source_database.execute(*CHANGES)
     with command_lines() as seen:

@@ -77,7 +77,7 @@ def pipeline(
             "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
             "spark.driver.extraJavaOptions": java_options(), **conf,
         }  # fmt: skip
-        spark = {"master": cluster.spark.master, "driver_mib": 0, "conf": settings}
+        spark = {"master": cluster.spark.master, "driver_rows": 0, "conf": settings}
         file.write_text(f"{file.read_text()}\nspark: {json.dumps(spark)}\n")
         yield cursor
         connection.ping()

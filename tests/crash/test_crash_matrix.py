@@ -406,7 +406,7 @@ def endpoint_of(line: Line, case: Case, **more: str) -> Iterator[ConnectServer]:
         few = {"spark.hadoop.fs.s3a.attempts.maximum": "2", "spark.hadoop.fs.s3a.retry.limit": "2"}
         conf, jars = {name: value for name, value in job.conf.items() if ".s3a." in name} | few, job.jars
     with ConnectServer.start(environ=environ, conf=conf, jars=",".join(jars)) as server:
-        spark = {"session": "remote", "master": server.url, "driver_mib": 0}
+        spark = {"session": "remote", "master": server.url, "driver_rows": 0}
         line.pipeline.write_text(f"{text}spark: {json.dumps(spark)}\n")
         yield server
 

@@ -209,7 +209,7 @@ def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, 
     # Otherwise the endpoint would end the query by itself, after five minutes.
     kept = {"spark.connect.execute.manager.detachedTimeout": "2h"}
     with ConnectServer.start(environ=environ, conf=kept) as server:
-        spark = {"session": "remote", "master": server.url, "driver_mib": 0}
+        spark = {"session": "remote", "master": server.url, "driver_rows": 0}
         nap.file.write_text(f"{nap.file.read_text()}spark: {json.dumps(spark)}\n")
         nap.done("extract")
         killed = nap.command("run", "--staged")

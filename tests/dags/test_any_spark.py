@@ -63,7 +63,7 @@ def test_a_dag_ends_green_and_its_target_equal_with_spark_elsewhere(
         cursor.execute(f"CREATE DATABASE `{name}`")
         cursor.execute(f"USE `{name}`")
         cursor.execute(TABLE)
-        spark = {"connection": "spark_there", "driver_mib": 0, **spark}
+        spark = {"connection": "spark_there", "driver_rows": 0, **spark}
         run = line("there", more=f"targets:\n{target}\nspark: {json.dumps(spark)}")
         run.environ["AIRFLOW_CONN_COPY"] = mariadb_target.url
         run.environ["AIRFLOW_CONN_SPARK_THERE"] = json.dumps(connection)

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.model.merged import KEY_CHAIN, merged_schema
 from cdc_core.model.position import order_key
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
+from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from spark_jobs.job import Job
 from spark_jobs.merge_rules import moving_keys, row_columns
@@ -94,13 +94,17 @@ class Stage:
             path = copied_path(table, 0, CopiedName(changes[0].source, number, 1, 0))
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(staged_table(schema, changes), place, compression="zstd")
+        rows = staged_table(schema, changes)
+        pq.write_table(rows, place, compression="zstd")
         data = place.read_bytes()
         absent = sum(bool(change.absent) for change in changes)
         sha256 = hashlib.sha256(data).hexdigest()
         self.files.setdefault(table, []).append(
-            PlannedFile(path, len(changes), schema.id, batch, len(data), sha256, changes[-1].seq, absent)
-        )
+            PlannedFile(
+                path, len(changes), schema.id, batch, len(data), sha256, changes[-1].seq, absent,
+                key_changes=sum(key_changes(some, schema.key) for some in rows.to_batches()),
+            )
+        )  # fmt: skip
 
     def plan(
         self,
@@ -139,7 +143,7 @@ def require_merged_columns(job: Job, table: MergeTable) -> pa.Schema:
     """The schema of a table's merged files, which is that of model/merged.py."""
     found = ds.dataset(job.store.location(job.merged(table.table)).removeprefix("file://"), format="parquet").schema
     said = merged_schema(
-        [pa.field(field.name, to_arrow_type(field.dataType)) for field in row_columns(job, table)],
+        list(row_columns(job, table)),
         table.key,
         moving=moving_keys(job, table),
         chained=KEY_CHAIN in found.names,

@@ -578,7 +578,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
 
     # Where a table's values do not fit into the driver's memory, Spark judges them, and finds the same.
     everything = line.pipeline
-    line.pipeline = everything.model_copy(update={"spark": Spark(driver_mib=0)})
+    line.pipeline = everything.model_copy(update={"spark": Spark(driver_rows=0)})
     check(line.job(plan))
     by_spark = json.loads((folder / "own-0.json").read_text())
     assert (merged["engine"], by_spark["engine"]) == ("pandas" if everything.spark.driver_mib else "spark", "spark")

@@ -39,7 +39,7 @@ def test_many_tables_share_a_spark_job_and_one_that_fails_leaves_the_others_writ
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_mib: 0}}
+spark: {{driver_rows: 0}}
 targets:
   - {{name: shards, connections: ["env:TARGET_URL"], sessions: 3, tables: {{"*": {{database: "{database}"}}}}}}
 """,

@@ -124,7 +124,7 @@ def inserts(*ids: int, seq: int = 10) -> list[Change]:
 
 @pytest.mark.parametrize(
     "line",
-    [pytest.param({}, id="driver"), pytest.param({"driver_mib": 0}, id="spark", marks=pytest.mark.matrix)],
+    [pytest.param({}, id="driver"), pytest.param({"driver_rows": 0}, id="spark", marks=pytest.mark.matrix)],
     indirect=True,
 )
 def test_each_shard_is_written_in_parts_and_counted_once(line: Line, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,7 @@
-"""Which TRUNCATEs of a run count, and whether they are allowed: one rule for both ways to merge.
+"""Which TRUNCATEs count, and whether they are allowed; and what they undo.
 
 `t` is a TRUNCATE that the source logged, or the beginning of a copy that takes the place of older rows
-(cdc_core/snapshot/renewal.py), which is alone in a file of copied rows.
+(cdc_core/snapshot/renewal.py), which is in a file of copied rows.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from cdc_core.errors import Refused
-from cdc_core.model.run import FileToRead, PlannedFile
+from cdc_core.history.codes import Coded, Flags, Numbers
 from cdc_core.model.version import Version, encode, origin_name
-from cdc_core.stage.layout import parse_copied
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -94,7 +95,40 @@ class TruncateRule:
         return encode(Version(one.commit_ts_us, one.seq, one.row, one.source, self.origin(one))).hex()
 
 
-def may_have(file: PlannedFile | FileToRead, *, renews: bool) -> bool:
-    """Whether a file may have a `t` of this kind."""
-    # What begins a table again is alone in its file (cdc_core/snapshot/renewal.py).
-    return renews == (parse_copied(file.path) is not None) and (not renews or file.rows == 1)
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Of events: where they are in which log."""
+
+    source: Coded
+    table: Coded
+    seq: Numbers
+    row: Numbers
+    ts: Numbers
+
+
+def truncates_of(places: Places, truncate: Flags, renews: Flags) -> list[Truncate]:
+    """The last one of each source table and kind."""
+    found: dict[tuple[int, int, bool], Truncate] = {}
+    for at in np.flatnonzero(truncate).tolist():
+        number = int(places.source.codes[at]), int(places.table.codes[at]), bool(renews[at])
+        source, table = places.source.texts[number[0]], places.table.texts[number[1]]
+        order, ts_us = (int(places.seq[at]), int(places.row[at])), int(places.ts[at])
+        known = found.get(number)
+        count = known.count + 1 if known else 1
+        if known and known.order > order:
+            order, ts_us = known.order, known.commit_ts_us
+        found[number] = Truncate(source, table, *order, ts_us, number[2], count)
+    return list(found.values())
+
+
+def undone(places: Places, truncate: Flags, last: Sequence[Truncate], *, shared: bool) -> Flags:
+    """Which events do not count: those before the last truncate of their source table, and all other truncates."""
+    gone = truncate.copy()
+    for one in last:
+        mine = places.source.has(one.source)
+        if shared:
+            mine &= places.table.has(one.source_table)
+        same = mine & (places.seq == one.seq) & (places.row == one.row)
+        later = (places.seq > one.seq) | ((places.seq == one.seq) & (places.row > one.row))
+        gone = (gone | (mine & ~later)) & ~(same & truncate)
+    return gone

@@ -1,0 +1,89 @@
+"""Tables without a key: whole rows that come and go, with their numbers.
+
+An update is an old row that goes and a new one that comes. The copies of equal rows that come and go are summed up
+within each batch, never across: a target may have some batches of a run and lack the others, but has each whole or not
+at all. Equal rows have the same bits and exact texts.
+
+A merged row is one copy that comes (u) or goes (d). `_cdc_seq` is where its batch begins, `_cdc_row` counts the copies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.history.codes import Numbers, Runs, codes, filled, numbered, whole
+from cdc_core.history.events import BATCH, LOST, RENEWS
+from cdc_core.history.rule import TableRule
+from cdc_core.history.truncates import Truncate, TruncateRule, truncates_of, undone
+from cdc_core.history.winners import Events, Merged
+from cdc_core.model.merged import MergedOp, merged_schema
+from cdc_core.model.staged import LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
+
+COPIES = "_cdc_copies"
+"""How many copies of the row come, or go, in the batch."""
+
+
+def nets(table: pa.Table, rule: TableRule, truncates: TruncateRule) -> Merged:
+    """What the events of a table without a key leave: each different row of each batch once, with COPIES, which is not
+    0. Raises Refused (spark.truncate)."""
+    events = Events(table, rule)
+    last: list[Truncate] = []
+    if events.truncate.any():
+        last = truncates.last(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
+        gone = undone(events.places, events.truncate, last, shared=rule.shared)
+        if gone.any():
+            events = Events(table.filter(pa.array(~gone)), rule)
+    runs = Runs.of(_alike(events), events.ts)
+    row = runs.last()
+    net = runs.total(np.where(events.delete, -1, 1))
+    kind = np.where(events.truncate[row], 1, np.where(net > 0, 2, 0))
+    columns = {field.name: events[field.name].take(pa.array(row)) for field in rule.columns}
+    columns[OP] = pa.array([MergedOp.DELETE, MergedOp.TRUNCATE, MergedOp.UPSERT], pa.string()).take(pa.array(kind))
+    columns[TS] = events[TS].take(pa.array(row))
+    columns[SOURCE] = events.source.array(row)
+    columns[SEQ] = events[BATCH].take(pa.array(row))
+    columns[ROW] = pa.array(np.zeros(len(row), np.int64))
+    columns[LITERAL] = _sorted(events[LITERAL].take(pa.array(row)))
+    schema = merged_schema(list(rule.columns), (), shared=rule.shared)
+    found = pa.Table.from_arrays([columns[field.name] for field in schema], schema=schema)
+    found = found.append_column(COPIES, pa.array(net)).filter(pa.array(net != 0))
+    superseded = table.num_rows - int(np.abs(net).sum())
+    return Merged(found, superseded, int(events.flags(LOST).sum()), last)
+
+
+def each_copy(rows: pa.Table) -> pa.Table:
+    """A row for each copy that comes or goes, numbered."""
+    count = np.abs(filled(whole(rows.column(COPIES))))
+    first = np.repeat(np.cumsum(count) - count, count)
+    rows = rows.drop_columns([COPIES]).take(pa.array(np.repeat(np.arange(rows.num_rows), count)))
+    at = rows.schema.get_field_index(ROW)
+    return rows.set_column(at, rows.schema.field(at), pa.array(np.arange(len(first)) - first))
+
+
+def _alike(events: Events) -> Numbers:
+    """The same number for rows that are equal, in the same batch."""
+    columns = [events.source.codes, codes(events[BATCH]), events.truncate.astype(np.int64)]
+    columns += [codes(events[field.name], bits=True) for field in events.rule.columns]
+    literal = events[LITERAL]
+    if literal.null_count < len(literal):
+        entries = LiteralEntries.of(literal)
+        for name in pc.unique(entries.name).to_pylist():
+            named = entries.where(entries.among([name]))
+            text = np.full(events.count, -1, np.int64)
+            text[named.row] = codes(named.text)
+            columns.append(text)
+    return numbered(columns)
+
+
+def _sorted(literal: pa.MapArray) -> pa.MapArray:
+    """By the names of the columns, so that equal rows have equal maps."""
+    if literal.null_count == len(literal):
+        return literal
+    entries = LiteralEntries.of(literal)
+    rows = pa.table({"row": entries.row, "name": entries.name})
+    order = pc.sort_indices(rows, sort_keys=[("row", "ascending"), ("name", "ascending")])
+    return LiteralEntries(entries.row[order.to_numpy()], entries.name.take(order), entries.text.take(order)).array(
+        len(literal)
+    )

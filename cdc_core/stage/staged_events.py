@@ -1,0 +1,128 @@
+"""The events of a staged file (cdc_core/history): read group by group, so that memory holds a few batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.history.events import event_schema, events, needed_columns
+from cdc_core.history.rule import TableRule
+from cdc_core.model.schema import ColumnType, TableSchema
+from cdc_core.model.staged import BEFORE, SEQ
+from cdc_core.stage.intact import StagedBytes, open_intact
+from cdc_core.stage.objects import ObjectStore
+
+_FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
+"""Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
+_GATHERED_ROWS, _GATHERED_BYTES = 1 << 18, 32 << 20
+"""Of events that are given at once: each part then has enough of them."""
+_PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
+
+
+@dataclass(frozen=True, slots=True)
+class FileOfEvents:
+    """A staged file of a definition.
+
+    key_changes: how many updates in it change the definition's own key. copied: its rows are of a copy. seqs: ranges of
+    the order keys of the rows that count; () for all. begins: of a table without a key, where its batches begin; () if
+    each row is where its batch begins, as copied ones are. emptied: as in history.events.
+    """
+
+    part: StagedBytes
+    schema: TableSchema
+    key_changes: int = 0
+    copied: bool = False
+    seqs: tuple[tuple[int, int], ...] = ()
+    begins: tuple[int, ...] = ()
+    emptied: Mapping[str, int] = field(default_factory=dict)
+
+
+def file_events(
+    store: ObjectStore, file: FileOfEvents, rule: TableRule, *, condition: pc.Expression | None = None
+) -> Iterator[pa.Table]:
+    """Many events at once; at least one table, if only an empty one. condition: of the changes that count.
+
+    Raises DataAtRisk (stage.missing, stage.damaged).
+    """
+    own_key = [name.lower() for name in rule.key] == [name.lower() for name in file.schema.key]
+    changes_key = file.key_changes > 0 or not own_key
+    names, before = needed_columns(rule, file.schema, key_changes=changes_key)
+    gathered: list[pa.Table] = []
+    rows = size = 0
+    with open_intact(store, file.part) as source, pq.ParquetFile(source) as parquet:
+        for batch in _batches(parquet, file.schema, names, before):
+            staged = pa.Table.from_batches([batch])
+            if file.seqs:
+                staged = staged.filter(pa.array(in_ranges(staged.column(SEQ).to_numpy(), file.seqs)))
+            if condition is not None:
+                staged = staged.filter(condition)
+            batches = None if rule.key else _begins(staged, file.begins)
+            gathered.append(
+                events(staged, file.schema, rule, renews=file.copied, emptied=file.emptied, batches=batches)
+            )
+            rows, size = rows + gathered[-1].num_rows, size + gathered[-1].nbytes
+            if rows >= _GATHERED_ROWS or size >= _GATHERED_BYTES:
+                yield _together(gathered)
+                gathered, rows, size = [], 0, 0
+    yield _together([*gathered, event_schema(rule).empty_table()])
+
+
+def _together(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+
+def _batches(
+    parquet: pq.ParquetFile, schema: TableSchema, names: Sequence[str], before: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    columns = [name for name in names if name != BEFORE] + [f"{BEFORE}.{name}" for name in before]
+    for group in range(parquet.num_row_groups):
+        size = _batch_rows(parquet.metadata.row_group(group), schema)
+        yield from parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _begins(rows: pa.Table, begins: Sequence[int]) -> pa.Array:
+    seqs = rows.column(SEQ).to_numpy()
+    if not begins:
+        return pa.array(seqs)
+    ordered = np.array(begins, np.int64)
+    return pa.array(ordered[np.maximum(np.searchsorted(ordered, seqs, "right") - 1, 0)])
+
+
+def in_ranges(seqs: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Which order keys are in one of the ranges (FileOfEvents.seqs)."""
+    firsts, lasts = (np.array(side, np.int64) for side in zip(*ranges, strict=True))
+    at = np.searchsorted(firsts, seqs, "right") - 1
+    found: npt.NDArray[np.bool_] = (at >= 0) & (seqs <= lasts[at])
+    return found
+
+
+def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema) -> int:
+    """How many rows of a row group surely take no more than _BATCH_BYTES, within limits."""
+    longest = sum(_longest_bytes(column.type) for column in schema.columns if column.logged)
+    both = 2 * min(longest, max(int(group.total_byte_size), 1))
+    return max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // both))
+
+
+def _longest_bytes(kind: ColumnType) -> int:
+    """Of a value in memory, as the type is declared."""
+    if not is_long(kind):
+        return _PLAIN_BYTES
+    if kind.labels:
+        return sum(len(label.encode()) + 1 for label in kind.labels)
+    return _BATCH_BYTES if kind.length is None else _BYTES_OF_CHARACTER * kind.length
+
+
+def is_long(kind: ColumnType) -> bool:
+    """Whether the length of a value is its own."""
+    return bool(pa.types.is_string(kind.arrow) or pa.types.is_binary(kind.arrow) or pa.types.is_nested(kind.arrow))
+
+
+def plain_bytes(schema: TableSchema) -> int:
+    """What the values of a row take in memory whose lengths are not their own."""
+    return sum(_PLAIN_BYTES for column in schema.columns if not is_long(column.type))
