@@ -6,14 +6,15 @@ The same calls work on local, on a cluster, and at a Connect endpoint.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.failures import carried
+from spark_jobs.failures import CarriedError, carried, found
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -27,7 +28,7 @@ def shuffled(
     parts: int,
     work: Callable[[int, Iterator[pa.Table]], Iterable[Result]],
 ) -> list[Result]:
-    """The results of the work on each part that has rows.
+    """The results of the work on each part that has rows. Raises the first LockstepError of a task.
 
     cut: in a task of the first stage, the pieces of one of `given`, some at a time, each with its part. work: in a task
     of the second stage, on a part and its pieces, in any order.
@@ -44,28 +45,38 @@ def shuffled(
                         yield pa.RecordBatch.from_arrays([numbers, pieces], names=["part", "piece"])
 
     def second(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with carried():
-            rest = iter(batches)
-            head = next((batch for batch in rest if batch.num_rows), None)
-            if head is None:
-                return
-            begun = head
-            pieces = (
-                pa.ipc.open_stream(piece.as_buffer()).read_all()
-                for batch in _all(begun, rest)
-                for piece in batch.column(1)
-            )
-            for result in work(begun.column(0)[0].as_py(), pieces):
-                yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
+        rest = iter(batches)
+        head = next((batch for batch in rest if batch.num_rows), None)
+        if head is None:
+            return
+        pieces = (
+            pa.ipc.open_stream(piece.as_buffer()).read_all()
+            for batch in itertools.chain([head], rest)
+            for piece in batch.column(1)
+        )
+        try:
+            with carried():
+                results: list[Any] = list(work(head.column(0)[0].as_py(), pieces))
+        except CarriedError as error:
+            known = found(error)
+            if known is None or known.retriable:
+                raise  # Spark may have attempts left
+            results = [error]
+        for result in results:
+            yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(result)], pa.binary())], names=["result"])
 
     rows = spark.range(len(given), numPartitions=len(given)).mapInArrow(first, "part int, piece binary")
-    results = rows.repartitionById(parts, "part").mapInArrow(second, "result binary").toArrow()
-    return [pickle.loads(one.as_py()) for one in results.column(0)]
-
-
-def _all(head: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield head
-    yield from rest
+    try:
+        packed = rows.repartitionById(parts, "part").mapInArrow(second, "result binary").toArrow().column(0)
+    except Exception as error:
+        if (known := found(error)) is None:
+            raise
+        raise known from error
+    results = [pickle.loads(one.as_py()) for one in packed]
+    for result in results:
+        if isinstance(result, CarriedError) and (known := found(result)) is not None:
+            raise known
+    return results
 
 
 def _packed(piece: pa.Table) -> bytes:

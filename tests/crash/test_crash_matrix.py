@@ -67,7 +67,7 @@ targets:
 limits: {{lease_s: {lease_s}, batch_rows: 100}}
 # Who finds no bucket says so after a few tries, not minutes.
 spark:
-  driver_mib: {driver_mib}
+  driver_rows: {driver_rows}
   conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}
 """
 
@@ -246,10 +246,10 @@ def line_of(
         name = bucket.create_bucket(source.name.replace("_", "-"))
         stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
     # The others are killed amid the work of Spark's own processes.
-    driver_mib = 1 if case.step == IN_PARTS else 1024 if case.killed in (TASK, DRIVER) else 0
+    driver_rows = 20_000 if case.killed in (TASK, DRIVER) else 0
     line.pipeline.write_text(
         PIPELINE.format(
-            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=driver_mib,
+            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_rows=driver_rows,
             part_rows=PART_ROWS if case.step == WRITE_PARTS else 0,
         )
     )  # fmt: skip

@@ -62,7 +62,7 @@ targets:
       parted: {{database: kills_copy, table: parted}}
 snapshot: {{readers: 3, chunk_mib: 1}}
 repair: {{max_rows_per_day: 1000000}}
-spark: {{driver_mib: 1024}}
+spark: {{driver_rows: 1000000}}
 limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
 """
 ENDS: Mapping[str, set[int]] = {"extract": set(), "snapshot": {0, 75}, "run": {0, 4, 75}, "verify": {0, 3, 4, 75},

@@ -160,8 +160,6 @@ def _types(schema: pa.Schema) -> dict[str, str]:
 
 
 def merge_by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves merging to one of its ways ("in memory", "in parts" or "spark"), and to none of those before it."""
-    if way != "in memory":
-        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
-    if way == "spark":
-        monkeypatch.setattr("spark_jobs.merge.merge_large", lambda *_: None)
+    """Who merges: the "driver", or "spark", which gets each table in parts."""
+    monkeypatch.setattr(Job, "small", way == "driver")
+    monkeypatch.setattr("spark_jobs.merge._parts", lambda job, _: 1 if job.small else 3)

@@ -139,7 +139,7 @@ class Line:
         assert merged.winners == done + filtered.stale
 
 
-BY_DRIVER = pytest.param((1024, "spark"), id="driver")
+BY_DRIVER = pytest.param((20_000, "spark"), id="driver")
 REMOTE = pytest.param((0, "remote"), id="remote", marks=pytest.mark.matrix)
 SPARK_IN_MATRIX = pytest.mark.parametrize(
     "line",
@@ -157,14 +157,14 @@ def line(
     request: pytest.FixtureRequest,
 ) -> Iterator[Line]:
     """By Spark's jobs, by the driver alone as far as it goes, and at a Spark Connect endpoint."""
-    driver_mib, session = request.param
+    driver_rows, session = request.param
     spark = request.getfixturevalue(session)
     prefix = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_mib: {driver_mib}}}
+spark: {{driver_rows: {driver_rows}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
@@ -256,7 +256,7 @@ def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run
     assert line.query(f"SELECT * FROM {line.prefix}_0._lockstep_indexes") == []
 
 
-@pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
+@pytest.mark.parametrize("line", [(20_000, "spark")], indirect=True, ids=["driver"])
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repeated(
     line: Line, loaded: bool, monkeypatch: pytest.MonkeyPatch
@@ -291,7 +291,7 @@ def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repe
     line.adds_up(plan)
 
 
-@pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
+@pytest.mark.parametrize("line", [(20_000, "spark")], indirect=True, ids=["driver"])
 def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(job: Job) -> SparkSession:
         raise AssertionError("the driver does all of this itself")
@@ -487,7 +487,7 @@ def test_a_run_of_more_rows_than_are_judged_at_once_is_judged_in_parts_and_as_we
         at_once = verdicts()
         with monkeypatch.context() as patch:
             patch.setattr(quality, "GATHERED_ROWS", 2)
-            engines = {"pandas" if line.pipeline.spark.driver_mib else "spark"}
+            engines = {"pandas" if line.pipeline.spark.driver_rows else "spark"}
             assert verdicts() == at_once
         return at_once
 
@@ -581,7 +581,7 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     line.pipeline = everything.model_copy(update={"spark": Spark(driver_rows=0)})
     check(line.job(plan))
     by_spark = json.loads((folder / "own-0.json").read_text())
-    assert (merged["engine"], by_spark["engine"]) == ("pandas" if everything.spark.driver_mib else "spark", "spark")
+    assert (merged["engine"], by_spark["engine"]) == ("pandas" if everything.spark.driver_rows else "spark", "spark")
     counts = [one["expectations"][0]["result"]["partial_unexpected_counts"] for one in (merged, by_spark)]
     assert (by_spark["rows"], counts[1]) == (9, counts[0])
     line.pipeline = everything

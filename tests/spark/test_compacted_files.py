@@ -26,7 +26,7 @@ LOG = table_schema("shop.log", {"a": "int", "n": "int"}, [])
 BATCHES = 6
 
 
-@pytest.fixture(params=["in memory", "in parts", "spark"])
+@pytest.fixture(params=["driver", "spark"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     merge_by(request.param, monkeypatch)
     return str(request.param)
@@ -102,7 +102,7 @@ def test_a_run_takes_the_rows_of_its_batches_from_compacted_files(
 
 @pytest.mark.parametrize("taken", [range(BATCHES), [0, 2, 5]], ids=["all", "some"])
 def test_rows_without_a_key_keep_their_batches_in_compacted_files(
-    spark: SparkSession, tmp_path: Path, taken: Collection[int]
+    spark: SparkSession, tmp_path: Path, way: str, taken: Collection[int]
 ) -> None:
     plain = results(spark, tmp_path / "plain", LOG, taken, join=False)
     joined = results(spark, tmp_path / "joined", LOG, taken, join=True)

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.position import Position
-from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.run import MergeCounts, counts_from_bytes, counts_path
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.stores import open_store
+from spark_jobs import merge as merge_module
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
-from spark_jobs.session import open_session
-from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners
+from tests.history_model import Change
 from tests.spark.staged_changes import Stage, merge_by, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-@pytest.fixture(params=["in memory", "in parts", "spark"], autouse=True)
+@pytest.fixture(params=["driver", "spark"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How tables are merged: all ways keep every rule below."""
+    """Who merges the tables: both keep every rule below."""
     merge_by(request.param, monkeypatch)
     return str(request.param)
 
@@ -70,54 +65,6 @@ def merged(
     require_merged_columns(job, job.merge_set.tables[0])
     rows = files.to_table().to_pylist()
     return rows, next(one for one in counts if one.table == table)
-
-
-HISTORIES = table_schema("shop.items", COLUMNS, KEY)
-CASES = {
-    "two sources": (histories(sources=2), "stop"),
-    "minimal images": (histories(minimal=True), "stop"),
-    "truncates": (histories(truncates=True, minimal=True), "apply"),
-    "truncates left out": (histories(truncates=True), "ignore"),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-@given(data=st.data(), files=st.integers(1, 4))
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_merge_is_what_the_model_of_history_says(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, case: str, files: int, data: st.DataObject
-) -> None:
-    drawn, on_truncate = CASES[case]
-    changes = data.draw(drawn).changes
-    stage = Stage(tmp_path_factory.mktemp("stage"))
-    for source in sorted({change.source for change in changes}):
-        mine = data.draw(st.permutations([change for change in changes if change.source == source]))
-        for number in range(min(files, len(mine))):
-            stage.add("shop.items", HISTORIES, mine[number::files])
-    rows, counts = merged(spark, stage, list(KEY), on_truncate=on_truncate)
-
-    counted = [change for change in changes if on_truncate == "apply" or change.op != "t"]
-    last = winners(counted, NAMES, KEY)
-    found = {}
-    for row in rows:
-        key = TRUNCATE_KEY if row["_cdc_op"] == "t" else (row["a"], row["b"])
-        found[key] = (row["_cdc_op"], (row["_cdc_seq"], row["_cdc_row"]), row["_cdc_source"], model_values(row))
-    assert found == {
-        key: (one.op, one.order, one.source, dict(one.values) if one.op == "u" else None) for key, one in last.items()
-    }
-    assert (counts.rows, counts.winners, len(rows)) == (len(changes), len(last), len(last))
-    assert counts.rows + counts.key_changes == counts.winners + counts.superseded
-
-
-def model_values(row: dict[str, Any]) -> dict[str, Any] | None:
-    """The values of a merged row as the model has them; None but for an upsert."""
-    if row["_cdc_op"] != "u":
-        return None
-    absent = json.loads(row["_cdc_absent"] or "[]")
-    assert all(row[name] is None for name in absent)
-    oldest = (row.get("_cdc_key_chain") or [row])[-1]
-    values = {name: dict(row["_cdc_literal"] or []).get(name, row[name]) for name in NAMES}
-    return values | dict.fromkeys(absent, Unknown(tuple(oldest[name] for name in KEY)))
 
 
 def test_an_added_column_is_null_before_and_a_wider_type_keeps_every_value(spark: SparkSession, tmp_path: Path) -> None:
@@ -295,87 +242,30 @@ def test_changes_that_do_not_say_their_key_stop(
     assert stopped.value.code == "spark.absent_values"
 
 
-class Purging(Job):
-    """A job under which a purge removes the staged files when they are read the `number`th time: right before the read
-    is planned, or right after."""
-
-    number = 0
-    planned = False
-    recorded = True
-    """Whether it is a purge, which moves the horizon first, or somebody who deletes files."""
-    reads = 0
-
-    def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
-        for schema in self.schemas(table):
-            Purging.reads += 1
-            due = Purging.reads == Purging.number
-            if due and not Purging.planned:
-                self.remove()
-            of_schema = replace(table, files=tuple(file for file in table.files if file.schema_id == schema.id))
-            yield from super().staged(of_schema)
-            if due and Purging.planned:
-                self.remove()
-
-    def remove(self) -> None:
-        files = [file for table in self.merge_set.tables for file in table.files]
-        if Purging.recorded:
-            horizon = Horizon("one", Position(0, "bin.000001", 1000), 0, files[-1].batch_id, (), {})
-            self.store.put(horizon_path("one"), horizon.to_bytes())
-        for file in files:
-            self.store.delete(file.path)
-
-
-@pytest.mark.parametrize("way", ["spark"], indirect=True)
-@pytest.mark.parametrize("ignoring", [False, pytest.param(True, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("recorded", [True, pytest.param(False, marks=pytest.mark.matrix)])
-def test_a_purge_beside_a_merge_ends_it_with_an_error_that_says_so_and_never_with_fewer_rows(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool, ignoring: bool
-) -> None:
-    if ignoring:  # a cluster may be set up to skip files that are gone
-        spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
-        open_session("as jobs begin")
-    monkeypatch.setattr(Purging, "recorded", recorded)
-    seen = []
-    for number in range(1, 9):
-        for planned in (False, True):
-            stage = Stage(tmp_path / f"{number}{planned}")
-            added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
-            stage.add("shop.items", ITEMS, added)
-            stage.add("shop.items", ITEMS, [Change("t", {}, 20), *(replace(one, seq=30) for one in added[:3])])
-            plan = stage.plan("r", {"shop.items": ["a", "b"]}, on_truncate="apply")
-            monkeypatch.setattr(Purging, "number", number)
-            monkeypatch.setattr(Purging, "planned", planned)
-            monkeypatch.setattr(Purging, "reads", 0)
-            job = Purging(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
-            try:
-                merge(job)
-            except LockstepError as error:
-                seen.append(error.code)
-                assert not list(stage.root.rglob("counts.json"))
-            else:
-                assert Purging.reads < number
-                (counts,) = counts_from_bytes(job.store.get(counts_path(plan.merged_folder("0"))), MergeCounts)
-                assert (counts.rows, counts.winners) == (9, 4)
-                assert len(seen) >= 4
-                assert set(seen) == {"plan.purged" if recorded else "stage.missing"}
-                return
-    raise AssertionError("more reads than were tried")
-
-
-@pytest.mark.parametrize("way", ["in memory"], indirect=True)
-@pytest.mark.parametrize("recorded", [True, False])
-def test_a_purge_beside_a_merge_in_memory_ends_it_with_an_error_that_says_so(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
+@pytest.mark.parametrize("recorded", [True, False], ids=["a purge", "somebody"])
+def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_that_says_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, recorded: bool
 ) -> None:
     stage = Stage(tmp_path)
-    stage.add("shop.items", ITEMS, [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)])
+    added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
+    stage.add("shop.items", ITEMS, added)
+    stage.add("shop.items", ITEMS, [replace(one, seq=30) for one in added[:3]])
     plan = stage.plan("r", {"shop.items": ["a", "b"]})
-    job = Purging(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
-    monkeypatch.setattr(Purging, "recorded", recorded)
-    monkeypatch.setattr("spark_jobs.merge.require_intact", lambda *_: job.remove())
-    with pytest.raises(LockstepError) as caught:
+    job = Job(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
+    reader = "file_events" if way == "driver" else "shuffled"
+    read = getattr(merge_module, reader)
+
+    def removed_first(*arguments: Any) -> Any:
+        files = job.merge_set.tables[0].files
+        if recorded:  # a purge moves the horizon first
+            horizon = Horizon("one", Position(0, "bin.000001", 1000), 0, files[-1].batch_id, (), {})
+            job.store.put(horizon_path("one"), horizon.to_bytes())
+        job.store.delete(files[-1].path)
+        return read(*arguments)
+
+    monkeypatch.setattr(merge_module, reader, removed_first)
+    with pytest.raises(Exception, match="plan.purged" if recorded else "stage.missing"):
         merge(job)
-    assert caught.value.code == ("plan.purged" if recorded else "stage.missing")
     assert list(tmp_path.rglob("counts.json")) == []
 
 

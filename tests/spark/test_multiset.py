@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import RunPlan
-from tests import history_model
-from tests.history_model import COLUMNS, NAMES, Change, History, histories
+from tests.history_model import Change
 from tests.spark.staged_changes import Stage, table_schema
 from tests.spark.test_apply import Line
 from tests.spark.test_merge import merged, pipeline
@@ -107,29 +104,6 @@ def test_the_merge_counts_what_comes_and_goes_of_equal_rows_in_each_batch(spark:
     staged = sum(map(len, batches))
     updates = sum(change.op == "u" for changes in batches for change in changes)
     assert (counts.rows, counts.key_changes, counts.winners) == (staged, updates, len(rows))
-    assert counts.rows + counts.key_changes == counts.winners + counts.superseded
-
-
-@given(drawn=histories(keyed=False), cut=st.integers(1, 4))
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_merge_of_rows_without_a_key_is_what_the_model_of_history_says(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, drawn: History, cut: int
-) -> None:
-    stage = Stage(tmp_path_factory.mktemp("stage"))
-    schema = table_schema("shop.items", COLUMNS, [])
-    said: dict[int, Counter[Any]] = {}
-    last = max(change.seq for change in drawn.changes)
-    for begin in range(0, last + 1, cut):
-        changes = [change for change in drawn.changes if begin <= change.seq < begin + cut]
-        if changes:
-            stage.add("shop.items", schema, changes)
-            said[(1 << 33) + changes[0].seq] = history_model.nets(changes, NAMES)
-    rows, counts = merged(spark, stage, [])
-    found: dict[int, Counter[Any]] = {begin: Counter() for begin in said}
-    for row in rows:
-        values = tuple(dict(row["_cdc_literal"] or []).get(name, row[name]) for name in NAMES)
-        found[row["_cdc_seq"]][values] += 1 if row["_cdc_op"] == "u" else -1
-    assert found == said
     assert counts.rows + counts.key_changes == counts.winners + counts.superseded
 
 

@@ -93,7 +93,7 @@ def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
     before = line.everything() if store == "row" else {}
     late = run(line, {"shop.orders": [copy(5, 5, "c5", 15), copy(6, 6, "c6", 15, 2)]})
     assert everything(line) == left
-    by_spark = not line.pipeline.spark.driver_mib  # for which each run takes seconds
+    by_spark = not line.pipeline.spark.driver_rows  # for which each run takes seconds
     for again in (first, plan) if by_spark else (first, plan, newer, late, plan):
         line.again(again, quality=True)
         line.adds_up(again)

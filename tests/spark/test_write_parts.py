@@ -81,12 +81,12 @@ def line(
     """By the driver alone and sharded by id, unless a test says otherwise."""
     monkeypatch.setenv("TARGET_URL", mysql9.url)
     database = f"p{uuid.uuid4().hex[:8]}"
-    said = {"driver_mib": 1024, "sharded_by": "id", **getattr(request, "param", {})}
+    said = {"driver_rows": 20_000, "sharded_by": "id", **getattr(request, "param", {})}
     sharding = f"{{key: {said['sharded_by']}, databases: 1, tables: 2}}"
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_mib: {said["driver_mib"]}}}
+spark: {{driver_rows: {said["driver_rows"]}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
