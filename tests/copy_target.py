@@ -1,6 +1,6 @@
 """A target in memory, for the model of copies: what a run of the product would write to it.
 
-Real are the merge (the one in memory, spark_jobs/arrow_merge.py) and the comparison of versions. The guard of a target
+Real are the merge (cdc_core/history) and the comparison of versions. The guard of a target
 is stated here in a few lines (G26, G28 and G29 in docs/guarantees.md): a change older than the row, than the tombstone
 of its key, or than the last truncate is not written; of changes whose keys the target holds for equal, the newest
 counts (target/keys.py).
@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from cdc_core.history.history import History
+from cdc_core.history.rule import TableRule
+from cdc_core.history.truncates import TruncateRule
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import MergeTable, RunPlan, files_to_read
 from cdc_core.model.schema import TableSchema
@@ -23,9 +25,7 @@ from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS, staged_schema
 from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.objects import ObjectStore
-from spark_jobs.arrow_changes import BeforeRule, changes_of, read_rows
-from spark_jobs.arrow_merge import ArrowRule, merged, without_undone
-from spark_jobs.truncates import TruncateRule, may_have
+from cdc_core.stage.staged_events import FileOfEvents, file_events
 
 Key = tuple[Any, ...]
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -38,21 +38,18 @@ def winners(store: ObjectStore, plan: RunPlan) -> Winners:
 
 
 def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
-    schemas = [plan.schemas[file.schema_id] for file in files_to_read(table.files)]
-    (schema,) = {one.id: one for one in schemas}.values()
-    columns = pa.schema([staged_schema(schema).field(column.name) for column in schema.columns])
-    staged = []
-    for file in files_to_read(table.files):
+    files = files_to_read(table.files)
+    (schema,) = {file.schema_id: plan.schemas[file.schema_id] for file in files}.values()
+    rule = TableRule(pa.schema([staged_schema(schema).field(column.name) for column in schema.columns]), table.key)
+    names = frozenset([schema.name])
+    history = History(rule, TruncateRule(table.table, plan.run_id, table.on_truncate, names, alone=True, shared=False))
+    for file in files:
         copied = parse_copied(file.path) is not None
-        renews = copied if may_have(file, renews=copied) else None
-        before = BeforeRule(columns, table.key, (), every=False)
-        with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
-            staged.append(read_rows(parquet, schema, renews, lambda *_: None, before, file.seqs))
-    rule = TruncateRule(table.table, plan.run_id, table.on_truncate, frozenset([schema.name]), alone=True, shared=False)
-    kept, _ = without_undone(changes_of(staged, columns), rule)
-    rows, found = merged(kept, ArrowRule(columns, table.key))
-    assert found.rows + found.key_changes == rows.num_rows + found.superseded
-    return rows
+        for events in file_events(store, FileOfEvents(file, schema, file.key_changes, copied, file.seqs), rule):
+            history.add(events)
+    found, counts = history.merged(), history.counts
+    assert counts.changes + counts.key_changes == found.rows.num_rows + counts.superseded
+    return found.rows
 
 
 @dataclass

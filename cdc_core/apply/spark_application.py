@@ -4,7 +4,7 @@ The application is spark_jobs/run_jobs.py. Its driver connects to a Unix socket 
 time, and answers each with the job's exit status. It ends when this process closes the socket, or ends itself. After a
 job that failed, the application ends: the next job gets a new one.
 
-spark-submit starts a JVM, and the JVM the driver. A driver that may do all jobs itself (spark.driver_mib) is started
+spark-submit starts a JVM, and the JVM the driver. A driver that may do all jobs itself (spark.driver_rows) is started
 alone: the JVM comes with the first job that needs Spark, below the driver, and ends with it. For a Spark Connect
 endpoint there is no JVM at all.
 """

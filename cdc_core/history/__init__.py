@@ -19,7 +19,7 @@ The table of cases. `k` is the key after the change, `k0` the one before it:
     change                           events
     c, r  insert, copied row         k: there, and it begins a life
     u     update, k = k0             k: there
-    u     update, k <> k0            k0: gone; k: there, and it begins a life that goes on from the one under k0
+    u     update, k <> k0            k0: gone; k: there, and it begins a life that continues the one under k0
     d     delete                     k: gone
     t     truncate, or the beginning of a copy that takes the place of older rows: no key; undoes what its source table
           wrote before it

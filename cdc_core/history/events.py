@@ -1,7 +1,8 @@
 """Staged changes as events, one for each key that a change touches: see the table of cases in this package's docstring.
 
 An event has the row's columns (of a key that is gone: the row as it was), `_cdc_op` (of a key that a row left: d),
-`_cdc_ts _cdc_source _cdc_seq _cdc_row`, `_cdc_literal` and `_cdc_absent` of its own row image, and the columns below.
+`_cdc_ts _cdc_source _cdc_seq _cdc_row`, `_cdc_literal` and `_cdc_absent` of its own row image, `_cdc_shard_unknown`
+(model/merged.py: also where a delete lacks the shard key), and the columns below.
 All events of a table have one schema (`event_schema`), whatever definitions their files have.
 """
 
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from cdc_core.history.codes import Flags, codes, exact_codes, filled, plain, whole
 from cdc_core.history.rule import TableRule
+from cdc_core.model.merged import SHARD_UNKNOWN
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     ABSENT,
@@ -47,8 +49,6 @@ INHERITS = "_cdc_inherits"
 """In both events of an update that changes the key: the row lacks values, which are under the key that it left."""
 LOST = "_cdc_lost"
 """The change does not have its key; without a key, not all of its row."""
-UNKNOWN_SHARD = "_cdc_shard_unknown"
-"""A change of a shard key, or a delete, does not have the former one."""
 RENEWS = "_cdc_renews"
 """The truncate is the beginning of a copy that takes the place of older rows."""
 BATCH = "_cdc_batch"
@@ -71,7 +71,7 @@ def event_schema(rule: TableRule) -> pa.Schema:
         (OP, _TEXT), (TS, _TS_TYPE), (SOURCE, _TEXT), (SEQ, pa.int64()), (ROW, pa.int64()), (LITERAL, LITERAL_TYPE),
         (ABSENT, _TEXT), (TABLE, _TEXT), (FORMER, pa.bool_()), (LOST, pa.bool_()), (RENEWS, pa.bool_()),
         *(keyed if rule.key else [(BATCH, pa.int64())]),
-        *([*moving, (UNKNOWN_SHARD, pa.bool_())] if moving else []),
+        *([*moving, (SHARD_UNKNOWN, pa.bool_())] if moving else []),
     ]  # fmt: skip
     return pa.schema(fields)
 
@@ -266,7 +266,7 @@ def _own(change: _Changes, rule: TableRule, moved: Flags, *, renews: bool, batch
             for name in rule.moving:
                 lacks, unsaid = _any_of(after, [name]), _any_of(before, [name])
                 unknown |= np.where(update, unsaid & ~lacks & ~moved, delete & lacks)
-            columns[UNKNOWN_SHARD] = pa.array(unknown)
+            columns[SHARD_UNKNOWN] = pa.array(unknown)
     else:
         columns[BATCH] = batches
         lost = np.asarray(before.is_valid()) | (np.asarray(after.is_valid()) & ~update)
@@ -289,7 +289,7 @@ def _former(change: _Changes, rule: TableRule, batches: pa.Array | None) -> pa.T
         for at, name in enumerate(rule.moving):
             columns[was(at)] = pa.nulls(change.count, rule.columns.field(name).type)
         if rule.moving:
-            columns[UNKNOWN_SHARD] = pa.array(_any_of(before, rule.moving))
+            columns[SHARD_UNKNOWN] = pa.array(_any_of(before, rule.moving))
     else:
         columns[BATCH] = batches
         before = pa.nulls(change.count, _TEXT)

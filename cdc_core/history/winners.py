@@ -20,7 +20,6 @@ from cdc_core.history.events import (
     LOST,
     RENEWS,
     TABLE,
-    UNKNOWN_SHARD,
     lacking,
     was,
 )
@@ -130,7 +129,7 @@ def reduced(table: pa.Table, rule: TableRule) -> pa.Table:
     asked = [np.ones(events.count, bool), events.flags(ARRIVED)]
     asked += [merge.lives.settles(flags)[0] for flags in merge.lacks.values()]
     if rule.moving:
-        asked.append(events.flags(UNKNOWN_SHARD))
+        asked.append(events.flags(SHARD_UNKNOWN))
     for flags in asked:
         last = runs.last_where(flags)
         kept[last[last >= 0]] = True
@@ -214,7 +213,7 @@ class _Merge:
         for number, name in enumerate(rule.moving):
             values, places = self.former_values(number, name)
             former.append(_once(runs.group_of()[places], values, places))
-        unknown = events.flags(UNKNOWN_SHARD) if rule.moving else np.zeros(events.count, bool)
+        unknown = events.flags(SHARD_UNKNOWN) if rule.moving else np.zeros(events.count, bool)
         return _Last(runs.last(), filled_, chain, runs.any(self.lives.arrived), runs.any(unknown), former, none, {})
 
     def _last_between_sources(self, last: _Last) -> _Last:

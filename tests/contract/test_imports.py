@@ -17,7 +17,7 @@ BASE = {
     "server_errors", "session", "words", "remedies",
 }  # fmt: skip
 PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
-JOINED = BASE | PACKAGES | {"source", "apply", "extract"}
+JOINED = BASE | PACKAGES | {"source", "apply", "extract", "history"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "leaving": set(),
@@ -35,6 +35,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "connections": {"errors", "model", "mysql_client", "server_errors", "session", "tls"},
     "config": {"errors", "model", "windows", "words"},
     **dict.fromkeys(PACKAGES, BASE),
+    "history": {"errors", "model"},
+    "stage": BASE | {"history"},
     "source": BASE | {"binlog"},
     "results": BASE | {"binlog"},
     "target": BASE | {"results"},

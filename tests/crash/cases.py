@@ -43,7 +43,7 @@ CHUNK = "cdc_core.snapshot.chunk_file"
 EVIDENCE = "cdc_core.verify.evidence"
 COMMIT, WRITE, PREPARE = "cdc_core.apply.commit", "cdc_core.target.write", "cdc_core.target.prepare"
 IN_PARTS = "merge in parts"
-"""A step of its own here: the merge of a table that does not fit into the driver's memory."""
+"""A step of its own here: the merge of a table that Spark shuffles by key."""
 WRITE_PARTS = "write in parts"
 """The same: a run that has many rows for a table."""
 SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
@@ -139,14 +139,10 @@ CASES = (
     Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="parent"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="s3"),
     Case("merge", "merged, nothing filtered", TASK, *SUBMIT, "after", AGAIN),
-    Case(IN_PARTS, "the changes of one file cut, others not", DRIVER, "spark_jobs.arrow_parts", "PartFiles.add",
-         "after", AGAIN),
-    Case(IN_PARTS, "some parts merged, others not", DRIVER, "spark_jobs.small_tables", "_merged_part", "after", AGAIN,
-         call=3),
-    Case(IN_PARTS, "all parts merged, not counted", DRIVER, "spark_jobs.small_tables", "merge_in_parts", "after",
-         AGAIN),
-    Case(IN_PARTS, "some parts merged, others not", S3, "spark_jobs.small_tables", "_merged_part", "after", AGAIN,
-         victim="s3", call=3),
+    Case(IN_PARTS, "some files cut, others not", WORKER, "cdc_core.history.parts", "split", "before", AGAIN),
+    Case(IN_PARTS, "some parts merged, others not", WORKER, "spark_jobs.merge", "_merged", "after", AGAIN),
+    Case(IN_PARTS, "all parts merged, not counted", DRIVER, "spark_jobs.shuffle", "shuffled", "after", AGAIN),
+    Case(IN_PARTS, "before any file is cut", S3, "spark_jobs.shuffle", "shuffled", "before", AGAIN, victim="s3"),
     Case("filter", "before any table is prepared", TARGET, PREPARE, "prepare_several", "before", AGAIN,
          victim="target"),
     Case("filter", "tombstones made, no version column", DRIVER, PREPARE, "_create_by_key", "after", AGAIN),

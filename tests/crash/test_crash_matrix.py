@@ -271,7 +271,7 @@ def begin_after_rows(line: Line) -> None:
 
 
 def outgrow_driver(line: Line) -> None:
-    """More changes than fit into the driver's memory or a task of Spark merges; some rows change their keys."""
+    """More changes than the driver, or one task of Spark, merges; some rows change their keys."""
     line.source.execute(
         "INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_20000",
         "UPDATE orders SET status = 'sent' WHERE id % 2 = 0", "DELETE FROM orders WHERE id % 11 = 1",

@@ -14,7 +14,7 @@ import pytest
 from spark_jobs.shipped_code import code_archive, digest_in
 
 IMPORTS = (
-    "import cdc_core.target.write, spark_jobs.filter, spark_jobs.write, spark_jobs.small_tables, cdc_core.stage.s3; "
+    "import cdc_core.target.write, spark_jobs.filter, spark_jobs.write, spark_jobs.merge, cdc_core.stage.s3; "
     "print(cdc_core.__file__)"
 )
 

@@ -54,7 +54,7 @@ def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once
     root = Path(__file__).parents[3]
     seen: set[Path] = set()
     others: set[str] = set()
-    pending = [root / "spark_jobs" / f"{name}.py" for name in ("filter", "write", "small_tables", "probe")]
+    pending = [root / "spark_jobs" / f"{name}.py" for name in ("filter", "write", "merge", "probe")]
     while pending:
         path = pending.pop()
         if path in seen:
