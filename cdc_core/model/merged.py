@@ -106,7 +106,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         SHARD_UNKNOWN,
         pa.bool_(),
         "some change of the row did not have the former shard key",
-        ("cdc_core.history.winners",),
+        ("cdc_core.history.events", "cdc_core.history.winners"),
         ("cdc_core.target.row_lookup",),
         _MOVING,
     ),
