@@ -54,7 +54,7 @@ class Application(Protocol):
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of a run. summaries: of the targets that had batches, in the pipeline's order. lost: why it skipped
-    other targets, whose batches other runs took over meanwhile."""
+    other targets, whose batches other runs took over meanwhile. by_driver: without Spark."""
 
     run_id: str
     batches: int
@@ -62,6 +62,7 @@ class RunResult:
     summaries: tuple[CommitSummary, ...]
     ledgers: tuple[LedgerRow, ...]
     lost: tuple[str, ...]
+    by_driver: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
         tuple(summaries),
         context.meta.ledger(run_id),
         tuple(lost),
+        plan.by_driver(context.pipeline.spark.driver_rows),
     )
 
 

@@ -52,8 +52,6 @@ from spark_jobs.session import is_remote, open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
-DRIVER_BYTES = 64 << 20
-"""Of the staged files of a run that its driver does itself: they are in its memory."""
 Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
@@ -76,10 +74,8 @@ class Job:
 
     @cached_property
     def small(self) -> bool:
-        """Whether the driver does the job itself, without Spark: the run has few changes, and they are not large."""
-        tables = [table for table in self.merge_set.tables if table.files]
-        rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
-        return rows <= self.pipeline.spark.driver_rows and size <= DRIVER_BYTES
+        """Whether the driver does the job itself, without Spark."""
+        return self.plan.by_driver(self.pipeline.spark.driver_rows)
 
     @property
     def target(self) -> Target:

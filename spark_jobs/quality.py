@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
+from cdc_core.model.run import DRIVER_BYTES, MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
 from spark_jobs.columns import c
-from spark_jobs.job import DRIVER_BYTES, Job, leave, log, run
+from spark_jobs.job import Job, leave, log, run
 from spark_jobs.quality_rows import (
     OUTCOME,
     Sample,

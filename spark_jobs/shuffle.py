@@ -35,6 +35,7 @@ def shuffled(
     """
 
     def first(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pa.set_memory_pool(pa.system_memory_pool())  # as in job.run
         with carried():
             for batch in batches:
                 for at in batch.column(0).to_pylist():
@@ -45,6 +46,7 @@ def shuffled(
                         yield pa.RecordBatch.from_arrays([numbers, pieces], names=["part", "piece"])
 
     def second(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pa.set_memory_pool(pa.system_memory_pool())
         rest = iter(batches)
         head = next((batch for batch in rest if batch.num_rows), None)
         if head is None:

@@ -185,9 +185,11 @@ def _plan(
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     store.put(plan.path, plan.to_bytes())
     layouts = planned_layouts(plan)
-    meta.claim(
-        PlannedRun(run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id, layouts=layouts), claims
+    by_driver = plan.by_driver(pipeline.spark.driver_rows)
+    run = PlannedRun(
+        run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id, layouts=layouts, by_driver=by_driver
     )
+    meta.claim(run, claims)
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)

@@ -192,6 +192,7 @@ def plan(
             airflow_run_id,
             replays=replays,
             layouts=planned_layouts(made),
+            by_driver=made.by_driver(pipeline.spark.driver_rows),
         ),
         (),
     )

@@ -32,7 +32,7 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.repeat import repeat
 from cdc_core.cli.snapshot import copy_pending
-from cdc_core.cli.status import ledger_document, ledger_table
+from cdc_core.cli.status import engine, ledger_document, ledger_table
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
@@ -322,7 +322,8 @@ def _answer(
     output.answer(
         document,
         *ledger,
-        f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}"
+        f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, by "
+        + ("the driver alone" if done.by_driver else "Spark")
         + (f"; output of Spark: {logs}" if logs else ""),
         *done.lost,
     )
@@ -341,6 +342,7 @@ def _document(
         "extracted": [describe(name, result) for name, result in extracted],
         "batches": done.batches,
         "rows": done.rows,
+        "by": engine(by_driver=done.by_driver),
         "targets": [summary.to_json() for summary in done.summaries],
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
         "lost": list(done.lost),

@@ -196,6 +196,11 @@ def _seconds(moment_: str) -> float:
     return to_us(parse_moment(moment_)) / 1e6
 
 
+def engine(*, by_driver: bool) -> str:
+    """Who did the work of a run."""
+    return "driver" if by_driver else "spark"
+
+
 def run_document(run: RunRow) -> dict[str, Any]:
     """A run, for --json."""
     return {
@@ -204,6 +209,7 @@ def run_document(run: RunRow) -> dict[str, Any]:
         "window": [moment(edge) for edge in run.window] if run.window else None,
         "last_error": run.last_error,
         "airflow_run_id": run.airflow_run_id,
+        "by": engine(by_driver=run.by_driver),
         "updated": moment(run.updated_us),
     }
 
@@ -389,10 +395,11 @@ def _tables(found: Status, waiting: list[str], *, every: bool) -> list[Renderabl
         shown.append(table("verifications", heads, lines, numbers=("tables", "rows", "age")))
     if found.runs:
         runs = [
-            (one.run_id, one.state.value, " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
+            (one.run_id, one.state.value, engine(by_driver=one.by_driver),
+             " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
             for one in found.runs
-        ]
-        shown.append(table("latest runs", ("run", "state", "window (UTC)", "last change (UTC)"), runs))
+        ]  # fmt: skip
+        shown.append(table("latest runs", ("run", "state", "by", "window (UTC)", "last change (UTC)"), runs))
     if found.ledgers:
         accounts = (one.entry for one in found.ledgers)
         shown += ledger_table("ledger of the latest run", accounts, pipeline=found.pipeline, every=every)

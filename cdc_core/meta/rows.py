@@ -38,6 +38,7 @@ class PlannedRun:
 
     replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
     layouts: by target and logical table, how the run distributes rows over shards (TargetTable.layout).
+    by_driver: the driver of its jobs does their work; else Spark.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class PlannedRun:
     airflow_run_id: str | None = None
     replays: bool = False
     layouts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_driver: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class RecordRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run; window None means everything staged when it was planned."""
+    """A run; window None means everything staged when it was planned. by_driver: as in PlannedRun."""
 
     run_id: str
     pipeline: str
@@ -159,6 +161,7 @@ class RunRow:
     plan_path: str
     plan_sha256: str
     airflow_run_id: str | None
+    by_driver: bool
     last_error: str | None
     created_us: int
     updated_us: int

@@ -104,12 +104,16 @@ def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> N
                 plan_path=run.plan_path,
                 plan_sha256=run.plan_sha256,
                 airflow_run_id=run.airflow_run_id,
+                by_driver=run.by_driver,
                 created_us=now,
                 updated_us=now,
             )
         )
     else:
-        _move_run(connection, known, state, now, plan_path=run.plan_path, plan_sha256=run.plan_sha256, last_error=None)
+        _move_run(
+            connection, known, state, now, plan_path=run.plan_path, plan_sha256=run.plan_sha256,
+            by_driver=run.by_driver, last_error=None,
+        )  # fmt: skip
     if not run.replays:
         failures.clear(connection, run.pipeline, failures.PLAN, "")
     for target in sorted({one.target for one in claims}):
@@ -438,7 +442,7 @@ def ledger(connection: Connection, run_id: str, target: str | None = None) -> tu
     return tuple(ledger_of(row) for row in connection.execute(query.order_by(_ledger.c.target, _ledger.c.table_name)))
 
 
-def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, **values: str | None) -> None:
+def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, **values: str | bool | None) -> None:
     if not run_may_move(known.state, goal):
         raise defect(
             f"A run cannot move from {known.state} to {goal}.",
@@ -469,6 +473,7 @@ def run_of(row: Row[tuple[object, ...]]) -> RunRow:
         plan_path=row.plan_path,
         plan_sha256=row.plan_sha256,
         airflow_run_id=row.airflow_run_id,
+        by_driver=bool(row.by_driver),
         last_error=row.last_error,
         created_us=row.created_us,
         updated_us=row.updated_us,

@@ -263,6 +263,7 @@ run = _table(
     _needed("plan_path", text(PATH)),
     _needed("plan_sha256", text(NAME)),
     Column("airflow_run_id", text(RUN_ID)),
+    _needed("by_driver", Boolean()),
     Column("last_error", long_text()),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),

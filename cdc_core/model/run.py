@@ -148,6 +148,8 @@ PLAN_VERSION = 5
 """Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
 continues what another version of Lockstep began."""
 _DIGEST_CHARS = 16
+DRIVER_BYTES = 64 << 20
+"""Of the staged files of a run that its driver does itself: they are in its memory."""
 
 
 def run_root(run_id: str) -> str:
@@ -226,6 +228,13 @@ class RunPlan:
     @property
     def root(self) -> str:
         return plan_folder(self.path)
+
+    def by_driver(self, driver_rows: int) -> bool:
+        """Whether the driver of the run's jobs does their work itself, without Spark (`spark.driver_rows`): there are few
+        changes, and they are not large."""
+        tables = [table for one in self.merge_sets for table in one.tables]
+        rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
+        return rows <= driver_rows and size <= DRIVER_BYTES
 
     def merged_folder(self, merge_set: str) -> str:
         return f"{self.root}/merged/set={merge_set}"
