@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -68,11 +67,6 @@ def set_up(tree: Tree) -> None:
         tree.setup()
     except SandboxError as error:
         pytest.skip(f"not tested: {tree.name}: {error}")
-
-
-def pytest_unconfigure() -> None:
-    """Commands that tests have called in this process froze what they had imported; DuckDB would report all of it."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

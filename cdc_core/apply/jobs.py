@@ -6,14 +6,12 @@ not among them: a job's driver reads them from the environment variables that `e
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,13 +54,6 @@ ANYWHERE: Mapping[str, str] = {
 }
 
 
-def class_archive() -> Path:
-    """Where `python -m spark_jobs.class_archive` keeps the JVM's archive of Spark's classes: one for each installed
-    Spark, because the JVM accepts an archive only with the same jars that it was made from, at the same paths."""
-    installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-    return cache_folder(os.environ) / f"spark-{version('pyspark')}-{installed}.jsa"
-
-
 def s3_jars() -> Path:
     """Where `lockstep spark fetch-jars` keeps the jars of S3_PACKAGES.
 
@@ -90,11 +81,7 @@ def is_local(master: str) -> bool:
 def local_conf() -> dict[str, str]:
     """Spark settings of jobs whose driver runs on this machine."""
     # The workers need the packages of the interpreter that submits.
-    conf = {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
-    archive = class_archive()
-    if archive.exists():
-        conf["spark.driver.extraJavaOptions"] += f" -XX:SharedArchiveFile={archive} -Xshare:auto"
-    return conf
+    return {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
 
 
 def environ_for(pipeline: Pipeline, environ: Mapping[str, str], needed: Collection[str]) -> dict[str, str]:

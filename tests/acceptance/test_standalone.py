@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from examples.sandbox.spark import Standalone, java_options
+from examples.sandbox.spark import JAVA_OPTIONS, Standalone
 from tests.acceptance.test_s3 import command_lines, texts_below
 from tests.foreign_python import foreign_python, install_what_jobs_import
 
@@ -75,7 +75,7 @@ def pipeline(
         settings = {
             "spark.pyspark.python": str(cluster.python), "spark.executor.memory": "512m",
             "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": java_options(), **conf,
+            "spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf,
         }  # fmt: skip
         spark = {"master": cluster.spark.master, "driver_rows": 0, "conf": settings}
         file.write_text(f"{file.read_text()}\nspark: {json.dumps(spark)}\n")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdc_core.apply.jobs import class_archive, environ_for, is_local, s3_jars, spark_job
+from cdc_core.apply.jobs import environ_for, is_local, s3_jars, spark_job
 from cdc_core.config import MetaConfig, Pipeline, parse
 from cdc_core.errors import UsageError
 from cdc_core.model.tasks import SPARK_JOBS
@@ -81,21 +81,6 @@ def test_a_job_without_its_set_or_target_is_a_usage_error() -> None:
     for name in (*SPARK_JOBS, "other"):
         with pytest.raises(UsageError):
             spark_job(name, "plan.json", Path("p.yaml"), pipeline())
-
-
-def test_the_class_archive_is_used_only_where_it_is_and_only_locally(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-
-    def options(*, local: bool) -> str:
-        job = spark_job("merge", "p", Path("p.yaml"), pipeline(), merge_set="0", local=local)
-        return job.conf.get("spark.driver.extraJavaOptions", "")
-
-    assert "SharedArchiveFile" not in options(local=True)
-    class_archive().touch()
-    assert f"-XX:SharedArchiveFile={class_archive()}" in options(local=True)
-    assert options(local=False) == ""
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
