@@ -60,7 +60,6 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 $(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py cdc_core/results/*.py)
 	@$(PY) -m cdc_core.binlog.warm
 	@$(PY) -m cdc_core.results.warm
-	@$(PY) -m spark_jobs.class_archive
 	@touch $@
 
 servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests and benchmarks

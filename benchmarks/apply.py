@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.document import keep, machine
-from cdc_core.apply.jobs import ANYWHERE, local_conf
+from cdc_core.apply.jobs import ANYWHERE, LOCAL_CONF
 from cdc_core.config import Pipeline, parse
 from cdc_core.model.merged import SHARD
 from cdc_core.model.run import (
@@ -346,7 +346,7 @@ def ready(server: SqlServer, rows: int, count: int) -> Iterator[Bench]:
     ids = changes(rows, count)
     batches = tuple(orders(ids[low : low + BATCH], 2) for low in range(0, count, BATCH))
     builder = SparkSession.builder.master("local[2]").appName("benchmark")
-    for key, value in {**ANYWHERE, **local_conf(), **EXACT}.items():
+    for key, value in {**ANYWHERE, **LOCAL_CONF, **EXACT}.items():
         builder = builder.config(key, value)
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
         place = Path(folder)

@@ -1,7 +1,7 @@
 """`make bench-line`: how fast a run gets staged changes into a target, from its plan to its commit, step by step.
 
 Two servers: changes are written to one, staged by `lockstep extract`, and applied to the other as `lockstep run` does.
-For each step: wall time, and the CPU time of the run's own process, of Spark's driver, JVM and Python workers, and of
+For each step: wall time, and the CPU time of the run's own process, of Spark's JVM and Python workers, and of
 the target's server. In the same run, the same staged changes are applied in two ways that guard and prove nothing.
 Each way must end with the source's rows.
 """
@@ -37,6 +37,7 @@ from cdc_core.stage.stores import open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
+from spark_jobs.driver import Driver
 
 SOURCE_DATABASE, TARGET_DATABASE, BEFORE, PLAIN = "line", "line_target", "line_before", "line_plain"
 COLUMNS = (
@@ -253,14 +254,12 @@ class Watch:
         program = Path(command[0]).name
         if program == "java":
             return "jvm"
-        if program.startswith("python"):
-            if any("pyspark.daemon" in one or "pyspark/daemon" in one for one in command):
-                return "workers"
-            return "driver" if any("run_jobs" in one for one in command) else ""
+        if program.startswith("python") and any("pyspark.daemon" in one or "pyspark/daemon" in one for one in command):
+            return "workers"
         return ""
 
 
-ROLES = ("run", "driver", "jvm", "workers", "target")
+ROLES = ("run", "jvm", "workers", "target")
 
 
 @dataclass(frozen=True)
@@ -305,10 +304,12 @@ class Place:
                     raise _Enough
 
             run_id = f"line-{time.time_ns()}"
-            context = RunContext(
-                self.pipeline, self.file, meta, open_stage(self.pipeline.stage), self.folder, os.environ, began
-            )
-            with suppress(_Enough):
+            store, output = open_stage(self.pipeline.stage), self.folder / "spark.log"
+            with (
+                Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
+                suppress(_Enough),
+            ):
+                context = RunContext(self.pipeline, meta, store, os.environ, began, spark)
                 result = apply(context, run_id)
                 began("end")
                 if not result.summaries:
@@ -480,14 +481,14 @@ class Result:
         peers = ", ".join(
             f"{name} {seconds:.1f} s ({seconds / self.wall_s:.2f}×)" for name, seconds in self.peers_s.items()
         )
-        columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of driver + JVM + workers")
+        columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of run + JVM + workers")
         lines = [f"{head}; extracted in {self.extract_s:.1f} s. {'Beside it: ' + peers + '.' if peers else ''}", "",
                  f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]  # fmt: skip
         total = Step("all", self.wall_s, {role: sum(one.cpu_s[role] for one in self.steps) for role in ROLES}, {
             role: max(one.peak_mib.get(role, 0.0) for one in self.steps) for role in ROLES
         })  # fmt: skip
         for step in (*self.steps, total):
-            memory = sum(step.peak_mib.get(role, 0.0) for role in ("driver", "jvm", "workers"))
+            memory = sum(step.peak_mib.get(role, 0.0) for role in ("run", "jvm", "workers"))
             cpus = " | ".join(f"{step.cpu_s[role]:.1f} s" for role in ROLES)
             lines.append(f"| {step.name} | {step.wall_s:.1f} s | {cpus} | {memory:,.0f} MiB |")
         return "\n".join(lines)

@@ -161,28 +161,23 @@ def from_document(fields: Mapping[str, Any]) -> LockstepError:
     return _rebuild(kind, what, where, remedy, code, ())
 
 
-_MARK = {False: "LOCKSTEP-ERROR:", True: "LOCKSTEP-ENDED-BY:"}
-_ONE_WORD = str.maketrans({" ": "\\u0020", "=": "\\u003d", "'": "\\u0027"})
-"""Of JSON without spaces between its tokens these are in strings only, where the escape is the same character."""
+_MARK = "LOCKSTEP-ERROR:"
 
 
-def to_line(error: LockstepError, *, last: bool = False) -> str:
-    """An error on one line of ASCII, for another process to find in our output with `from_text`.
+def to_line(error: LockstepError) -> str:
+    """An error on one line of ASCII, for another process to find with `from_text` in what a framework makes of it.
 
-    last: this process ends by it. Frameworks copy what a worker has raised into the output of the process that started
-    it, which may continue: the error that ended that process is the one that it logs itself.
-    The line is JSON, so that filters that mask known secrets in logs see them, and one word: Airflow's Spark hook masks
-    the word after each `password` or `secret`, and what follows an equals sign.
+    It is JSON, so that filters that mask known secrets in logs see them.
     """
-    return _MARK[last] + json.dumps(_fields(error), separators=(",", ":")).translate(_ONE_WORD)
+    return _MARK + json.dumps(_fields(error))
 
 
-def from_text(text: str, *, last: bool = False) -> LockstepError | None:
+def from_text(text: str) -> LockstepError | None:
     """The last error that `to_line` wrote into a text, whatever is before and after it; None without one."""
     decoder, end = json.JSONDecoder(), len(text)
-    while (at := text.rfind(_MARK[last], 0, end)) >= 0:
+    while (at := text.rfind(_MARK, 0, end)) >= 0:
         try:
-            fields, _ = decoder.raw_decode(text, at + len(_MARK[last]))
+            fields, _ = decoder.raw_decode(text, at + len(_MARK))
             return _from_fields(fields)
         except (ValueError, KeyError, TypeError, RecursionError):
             end = at  # cut off, or not ours: an earlier one may be whole

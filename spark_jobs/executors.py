@@ -11,7 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.session import is_remote
+from spark_jobs.session import at_endpoint
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ def on_executors(
     spark: SparkSession, given: Sequence[Given], work: Callable[[Given], Iterable[Result]]
 ) -> list[Result]:
     """The results of the work on each value, each in a task of its own, in the order of the values."""
-    if is_remote():
+    if at_endpoint(spark):
         return _by_frame(spark, given, work)
     return spark.sparkContext.parallelize(given, len(given)).flatMap(work).collect()
 

@@ -45,7 +45,7 @@ from cdc_core.target.truncates import Truncates
 from cdc_core.target.versions import classify_each, versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
-from spark_jobs.job import Job, leave, log, run
+from spark_jobs.job import Job, log
 from spark_jobs.staged_ends import StagedEnds
 from spark_jobs.table_tasks import Piece, Place, together
 from spark_jobs.unfinished_writes import end_writes
@@ -334,13 +334,3 @@ def apply_filter(job: Job) -> None:
     for one in counts:
         log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
     job.store.put(path, counts_to_bytes(counts))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run("filter", apply_filter, argv)
-
-
-if __name__ == "__main__":
-    from spark_jobs import filter as this
-
-    leave(this.main())

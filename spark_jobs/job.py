@@ -1,24 +1,15 @@
-"""What all jobs share: arguments, the plan and pipeline that they name, the paths of the run, the exit status.
-
-Arguments: --plan PATH --pipeline FILE [--set N] [--target NAME]; PATH is a run's plan.json, relative to the stage's
-root or as a URI below it. Exit status: that of the LockstepError (cdc_core.errors), 1 for an unforeseen error.
-"""
+"""What all jobs share: pipeline, plan, set or target, and the paths of the run."""
 
 from __future__ import annotations
 
-import argparse
 import logging
-import signal
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import TypeVar
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -26,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from cdc_core.apply.layouts import require_planned
 from cdc_core.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
 from cdc_core.apply.retention import require_unpurged
-from cdc_core.config import Pipeline, Target, load
-from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.model.run import (
     FilterCounts,
     MergeCounts,
@@ -44,11 +35,9 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import SEQ
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
-from spark_jobs.session import is_remote, open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
@@ -79,7 +68,8 @@ class Job:
 
     @property
     def target(self) -> Target:
-        return self.pipeline.target(self._given(self.target_name, "--target"))
+        assert self.target_name is not None
+        return self.pipeline.target(self.target_name)
 
     @property
     def target_run(self) -> TargetRun:
@@ -89,15 +79,8 @@ class Job:
     def merge_set(self) -> MergeSet:
         if self.set_name is None and self.target_name is not None:
             return self.plan.merge_set(self.target_run.merge_set)
-        return self.plan.merge_set(self._given(self.set_name, "--set"))
-
-    @staticmethod
-    def _given(value: str | None, option: str) -> str:
-        if value is None:
-            raise UsageError(
-                f"{option} is missing.", code="spark.arguments", remedy="give it; see the head of spark_jobs/job.py"
-            )
-        return value
+        assert self.set_name is not None
+        return self.plan.merge_set(self.set_name)
 
     def merged(self, table: str) -> str:
         return table_folder(self.plan.merged_folder(self.merge_set.name), table)
@@ -274,65 +257,3 @@ def each_table(work: Callable[[MergeTable], Result], tables: Iterable[MergeTable
     with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="table") as pool:
         futures = [pool.submit(work, table) for table in tables]
     return [future.result() for future in futures]
-
-
-def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = None) -> int:
-    """Entry point of a job: its exit status. Errors are logged, with what to do."""
-    # Measured: Arrow's own allocator takes a new page for nearly every buffer, twice the CPU time of a merge in all.
-    pa.set_memory_pool(pa.system_memory_pool())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for noisy in ("py4j", "great_expectations", "botocore"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    parser = argparse.ArgumentParser(prog=name)
-    parser.add_argument("--plan", required=True)
-    parser.add_argument("--pipeline", required=True, type=Path)
-    parser.add_argument("--set", dest="set_name")
-    parser.add_argument("--target", dest="target_name")
-    arguments = parser.parse_args(argv)
-    if is_remote():
-        # At an endpoint, what runs for this process would go on without it: `exit` ends the session there.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        perform(name, work, arguments)
-    except Exception as error:
-        known = error if isinstance(error, LockstepError) else found(error)
-        if known is None:
-            log.exception("%s failed", name)
-            return 1
-        log.error("%s: %s\n%s", name, known, to_line(known, last=True))
-        return known.exit_code
-    return 0
-
-
-def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespace) -> None:
-    """Reads plan and pipeline, runs the work. Raises LockstepError for what a worker raised, too."""
-    pipeline = load(arguments.pipeline)
-    store = open_stage(pipeline.stage)
-    path = arguments.plan.removeprefix(store.uri).lstrip("/")
-    plan = RunPlan.from_bytes(store.get(path))
-    if plan.path != path:
-        raise DataAtRisk(
-            f"The plan at {path} is not the one that its name says.",
-            where=f"run {plan.run_id}",
-            code="plan.altered",
-            remedy="nothing was read or written by it; find out who changes files of the stage, then clear the run "
-            "from its plan task on",
-        )
-    spark = partial(open_session, f"lockstep {name} {plan.run_id}", pipeline.spark.conf)
-    job = Job(spark, pipeline, plan, store, arguments.set_name, arguments.target_name)
-    try:
-        work(job)
-    except LockstepError:
-        raise
-    except Exception as error:
-        known = found(error)
-        if known is None:
-            raise
-        raise known from error
-
-
-def leave(status: int) -> None:
-    """Ends the process of an entry point, which has imported its own `main` by the module's name: executors find no
-    class of a module `__main__`."""
-    sys.stdout.flush()
-    sys.exit(status)

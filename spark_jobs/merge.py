@@ -31,7 +31,7 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, plain_bytes
 from cdc_core.stage.stores import open_stage
 from spark_jobs import table_tasks
-from spark_jobs.job import Job, leave, log, run
+from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
 from spark_jobs.session import parallelism
 from spark_jobs.shuffle import shuffled
@@ -260,13 +260,3 @@ def merge(job: Job) -> None:
     for one in counts:
         log.info("run %s set %s: %s", job.plan.run_id, job.merge_set.name, one)
     job.store.put(counts_path(job.plan.merged_folder(job.merge_set.name)), counts_to_bytes(counts))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run("merge", merge, argv)
-
-
-if __name__ == "__main__":
-    from spark_jobs import merge as this
-
-    leave(this.main())

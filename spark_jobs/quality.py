@@ -9,7 +9,6 @@ A critical expectation that fails is DataAtRisk.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from pyspark.sql import DataFrame
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import DRIVER_BYTES, MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
 from spark_jobs.columns import c
-from spark_jobs.job import Job, leave, log, run
+from spark_jobs.job import Job, log
 from spark_jobs.quality_rows import (
     OUTCOME,
     Sample,
@@ -185,15 +184,3 @@ def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
     log.log(logging.INFO if met else logging.WARNING, "run %s %s", job.plan.run_id, summary(name, verdict))
     for example in verdict.get("examples", ()):
         log.warning("run %s %s", job.plan.run_id, example)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
-        pool.submit(importlib.import_module, "spark_jobs.suite_runner")
-        return run("quality", check, argv)
-
-
-if __name__ == "__main__":
-    from spark_jobs import quality as this
-
-    leave(this.main())

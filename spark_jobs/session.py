@@ -1,21 +1,25 @@
-"""The Spark session of every job. Settings without which values would not stay exact are set here, whoever submits."""
+"""The Spark session of a driver. Settings without which values would not stay exact are set here."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import shlex
+import signal
+import subprocess
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.account import is_named
-from cdc_core.apply.jobs import REMOTE, is_local
+from cdc_core.apply.jobs import is_local, is_remote
 from cdc_core.errors import Refused, RetryLater
 from spark_jobs.shipped_code import code_archive
 
@@ -38,53 +42,51 @@ EXACT: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 ROWS_PER_PARTITION = 400_000
-_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _FIRST_TRIES = 5
 """Of the first call: about 20 s. Later ones are tried for ten minutes, pyspark's default."""
-_READY = "spark.lockstep.ready"
 _HADOOP = "spark.hadoop."
 
 
-def is_remote() -> bool:
-    """Whether the jobs of this process go to a Spark Connect endpoint, where there is no SparkContext."""
-    return REMOTE in os.environ
+def open_session(name: str, master: str, conf: Mapping[str, str], output: Path | None = None) -> SparkSession:
+    """A session with our settings. output: the file for what its JVM prints; None: it prints where this process does.
 
-
-def is_on_this_machine() -> bool:
-    """Whether a session of this process has its executors on this machine, or would have, as far as that is known
-    without opening one."""
-    if is_remote():
-        return False
-    context = SparkContext._active_spark_context
-    if context is not None:
-        return is_local(context.master or "")
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started this process, and told its JVM the master
-        SparkContext._ensure_initialized()
-        return is_local(SparkConf().get("spark.master") or "")
-    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
-    return "--master" not in words or is_local(words[words.index("--master") + 1])
-
-
-def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """The session that spark-submit, a test or `lockstep run` prepared, or a new one, with our settings.
-
-    conf: of the pipeline. It counts at a Connect endpoint only; elsewhere spark-submit was given it.
     Raises Refused (spark.remote_setting), RetryLater (spark.endpoint).
     """
-    if is_remote():
-        return _remote_session(conf or {})
-    builder = SparkSession.builder.appName(name)
-    for key, value in EXACT.items():
-        builder = builder.config(key, value)
+    if is_remote(master):
+        return _remote_session(master, conf)
+    handler, here = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    made = SparkConf(loadDefaults=False).setMaster(master).setAppName(name).setAll([*conf.items(), *EXACT.items()])
+    if SparkContext._gateway is None:
+        with ExitStack() as opened:
+            to = opened.enter_context(output.open("ab")) if output else None
+            gateway = launch_gateway(made, {"stdout": to, "stderr": to and subprocess.STDOUT})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
     if not is_named():
-        SparkContext._ensure_initialized()
         users = SparkContext._gateway.jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
         users.setLoginUser(users.createRemoteUser(os.environ.get("SPARK_USER", "lockstep")))
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.config(conf=made).getOrCreate()
+    if here:
+        signal.signal(signal.SIGINT, handler)  # pyspark has set one of its own
     spark.sparkContext.setLogLevel("WARN")
-    if not is_local(spark.sparkContext.master or ""):
+    if not is_local(master):
         spark.sparkContext.addPyFile(str(code_archive()))
     return spark
+
+
+def end_session(spark: SparkSession) -> None:
+    """Ends a session, what it still does at its endpoint, and the JVM of this process."""
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    with suppress(Exception):  # it may be gone
+        spark.stop()
+    if jvm is not None:
+        jvm.stdin.close()
+        jvm.wait()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+
+
+def at_endpoint(spark: SparkSession) -> bool:
+    """Whether a session is at a Spark Connect endpoint, where there is no SparkContext."""
+    return not isinstance(spark, SparkSession)
 
 
 def _details(error: BaseException | None) -> str:
@@ -93,29 +95,26 @@ def _details(error: BaseException | None) -> str:
     return str(details() or "") if callable(details) else ""
 
 
-def _remote_session(conf: Mapping[str, str]) -> SparkSession:
-    """A session of its own at the endpoint: nothing of another run is in it. The jobs of a process share it."""
+def _remote_session(endpoint: str, conf: Mapping[str, str]) -> SparkSession:
+    """A session of its own at the endpoint: nothing of another run is in it."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
-    os.environ[_CONNECT_MODE] = "1"  # pyspark's functions make expressions for one of both kinds of sessions
     try:
-        session = RemoteSession.builder.remote(os.environ[REMOTE]).getOrCreate()
+        session = RemoteSession.builder.remote(endpoint).create()
         session.client.set_retry_policies([DefaultPolicy(max_retries=_FIRST_TRIES)])
         made = cast(SparkSession, session)
-        ready = made.conf.get(_READY, "")
+        made.conf.get("spark.sql.session.timeZone")
         session.client.set_retry_policies([DefaultPolicy()])
     except PySparkException as error:
         said = _details(error.__context__) or str(error.__cause__ or error).strip() or type(error).__name__
         raise RetryLater(
             f"The Spark Connect endpoint gives no session: {said.splitlines()[0][:300]}",
-            where=urlsplit(os.environ[REMOTE]).netloc.rpartition("@")[2],
+            where=urlsplit(endpoint).netloc.rpartition("@")[2],
             code="spark.endpoint",
             remedy="check spark.master, whether the server runs, and the token in SPARK_CONNECT_AUTHENTICATE_TOKEN or "
             "in the Airflow connection; with a token the endpoint must have TLS, unless it is localhost",
         ) from None
-    if ready:
-        return made
     for key, value in {**conf, **EXACT}.items():
         try:
             # A session's settings reach Hadoop under Hadoop's own names.
@@ -128,14 +127,12 @@ def _remote_session(conf: Mapping[str, str]) -> SparkSession:
                 remedy="give it to the Connect server when it starts, and remove it from the pipeline's spark.conf",
             ) from error
     made.addArtifacts(str(code_archive()), pyfile=True)
-    made.conf.set(_READY, "true")
-    atexit.register(made.stop)  # it ends what the endpoint still does for it
     return made
 
 
 def parallelism(spark: SparkSession) -> int:
     """How many tasks the executors do at once."""
-    if is_remote():
+    if at_endpoint(spark):
         # As many partitions as a range has by default; the endpoint has no other way to say so.
         return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
     return spark.sparkContext.defaultParallelism

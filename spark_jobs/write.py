@@ -36,7 +36,7 @@ from cdc_core.target.write import ShardResult, ShardWrite
 from spark_jobs import table_tasks
 from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
-from spark_jobs.job import Job, leave, log, run
+from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import begin_of
 from spark_jobs.table_tasks import Piece, Place, together
 
@@ -277,13 +277,3 @@ def write(job: Job) -> None:
     for one in counts:
         log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
     job.store.put(path, counts_to_bytes(counts))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return run("write", write, argv)
-
-
-if __name__ == "__main__":
-    from spark_jobs import write as this
-
-    leave(this.main())

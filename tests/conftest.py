@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -25,7 +24,6 @@ from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
 from tests.databases import drop_database
 from tests.forked_commands import ForkedCommands
-from tests.forked_drivers import forked_drivers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,11 +66,6 @@ def set_up(tree: Tree) -> None:
         tree.setup()
     except SandboxError as error:
         pytest.skip(f"not tested: {tree.name}: {error}")
-
-
-def pytest_unconfigure() -> None:
-    """Commands that tests have called in this process froze what they had imported; DuckDB would report all of it."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +127,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def commands() -> Iterator[ForkedCommands]:
     """Runs `lockstep` without loading it each time, nor the libraries of a run."""
-    with forked_drivers() as address, ForkedCommands(drivers=address) as running:
+    with ForkedCommands() as running:
         yield running
 
 
@@ -143,14 +136,14 @@ def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests, with the settings of a job on this machine: a JVM costs seconds."""
     from pyspark.sql import SparkSession
 
-    from cdc_core.apply.jobs import ANYWHERE, local_conf
+    from cdc_core.apply.jobs import ANYWHERE, LOCAL_CONF
     from spark_jobs.session import EXACT
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Its connections log their end when they are collected: after pytest has closed what the handlers write to.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.master("local[2]").appName("tests")
-    conf = {**ANYWHERE, **local_conf(), **EXACT, "spark.sql.shuffle.partitions": "2"}
+    conf = {**ANYWHERE, **LOCAL_CONF, **EXACT, "spark.sql.shuffle.partitions": "2"}
     for key, value in conf.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

@@ -1,8 +1,8 @@
 """Answers each line of stdin, a JSON of arguments, directory, environ, out and err, with the exit code of `lockstep`.
 
 With `"started": true` the answer comes at once and is the process id; the line `{"ended": PID}` asks for its exit code.
-Each command runs in a process of its own, forked from this one, which has loaded the program: loading takes longer
-than most commands do. Nothing of a command is left for the next.
+Each command runs in a process of its own, forked from this one, which has loaded the program, and what jobs import once
+a command needs it: loading takes longer than most commands do. Nothing of a command is left for the next.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from typing import Any
 import cdc_core
 from cdc_core.binlog.warm import warm
 from cdc_core.cli import main
-from tests import forked_drivers
+from spark_jobs.driver import Driver
 
 HOOK = Path(__file__).parent / "crash" / "hook" / "sitecustomize.py"
 
+APPLYING = {"run", "repair", "reshard", "cutover"}
+"""Commands that do the jobs of a run."""
 _LEFT = {"__main__", "migrations"}
 """Parts of names of modules that do something when imported."""
 _WITH_DUCKDB = {"cdc_core.staged", "cdc_core.stage.opened", "cdc_core.stage.reader", "cdc_core.stage.views"}
@@ -39,6 +41,11 @@ def load() -> None:
             with suppress(ModuleNotFoundError):  # of an extra that this Python may lack
                 importlib.import_module(module.name)
     warm()
+    settle()
+
+
+def settle() -> None:
+    """What was loaded is ready to be forked."""
     assert "duckdb" not in sys.modules, "it would print its leaks at the end of each command"
     gc.freeze()  # else the collector of each child would copy this process's memory by writing to it
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
@@ -56,8 +63,6 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = ["lockstep", *order["arguments"]]
-    if address := os.environ.get(forked_drivers.ADDRESS):
-        forked_drivers.install(address)
     if "LOCKSTEP_CRASH" in os.environ:
         arm()
     try:
@@ -82,8 +87,13 @@ def arm() -> None:
 
 if __name__ == "__main__":
     load()
+    with_jobs = False
     while line := sys.stdin.readline():
         order = json.loads(line)
+        if not with_jobs and APPLYING & set(order.get("arguments", ())):
+            Driver.load()
+            settle()
+            with_jobs = True
         child = order.get("ended") or os.fork()
         if child == 0:
             become(order)

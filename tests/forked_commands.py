@@ -13,8 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.forked_drivers import ADDRESS
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -40,12 +38,10 @@ class Done:
 class ForkedCommands:
     """Runs one command after the other.
 
-    path: folders that Python looks into before all others. drivers: where commands get the drivers of their runs, if
-    not otherwise in a command's `environ`; "": each starts its own.
+    path: folders that Python looks into before all others.
     """
 
-    def __init__(self, *path: Path, drivers: str = "") -> None:
-        self._drivers = drivers
+    def __init__(self, *path: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forked.py"))],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))},
@@ -78,7 +74,7 @@ class ForkedCommands:
         return {
             "arguments": [str(one) for one in arguments],
             "directory": str(directory),
-            "environ": {ADDRESS: self._drivers, **environ},
+            "environ": dict(environ),
         }
 
     def _ask(self, order: Mapping[str, Any]) -> int:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from cdc_core.account import settled
@@ -21,7 +20,6 @@ from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.rules import Seen, check_rules
 from cdc_core.check.sources import CheckedTables, check_server, check_standby, check_tables, check_throttle
-from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity, writer_of
 from cdc_core.config import Pipeline, Source
 from cdc_core.connections import answers, is_loopback, require_one_server, resolve
@@ -44,14 +42,9 @@ def check(
     pipeline: Pipeline,
     *,
     environ: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    spark_master: str | None = None,
+    spark: Callable[[Findings], None] | None = None,
 ) -> Report:
-    """Check everything that the pipeline needs. `environ` replaces the process environment.
-
-    file: of the pipeline; with it, Spark's executors are asked, too, unless they are on this machine. spark_master:
-    instead of the pipeline's.
-    """
+    """Check everything that the pipeline needs. `environ` replaces the process environment. spark: asks executors."""
     findings = Findings()
     home = settled(os.environ)["HOME"]
     if home.startswith(f"{tempfile.gettempdir()}/lockstep-"):
@@ -112,8 +105,8 @@ def check(
         findings.attempt(
             f"suite of {suite.table}", partial(read_suite, suite), lambda found: counted(len(found), "expectation")
         )
-    if file is not None:
-        check_spark(pipeline, file, findings, master=spark_master, environ=environ)
+    if spark is not None:
+        findings.attempt("spark", partial(spark, findings))
     return Report(pipeline.pipeline, tuple(findings.made))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import io
 import logging
@@ -35,7 +34,6 @@ from cdc_core.cli import (
     target,
     verify,
 )
-from cdc_core.cli.imports import collect_seldom, lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 from cdc_core.leaving import at_the_last, leave_on_signals, unwound
@@ -73,7 +71,6 @@ for typed in (
     spark.app,
     config.app,
 ):
-    lighten_help(typed)
     for command in typed.registered_commands:
         command.help = unwrapped((command.callback and command.callback.__doc__) or "")
 
@@ -131,7 +128,6 @@ INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 
 def main() -> None:
     """The console script: runs a command and leaves with the exit code of docs/errors.md."""
-    collect_seldom()
     os.environ.update(settled(os.environ))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -159,8 +155,6 @@ def main() -> None:
     unwound(last)
     if code in (INTERRUPTED, TERMINATED):
         _fail(_interrupted(), as_json)
-    if "duckdb" not in sys.modules:  # which reports each of its objects that it still finds at the end
-        gc.freeze()  # the process ends: what refers to itself need not be found first
     sys.exit(code if isinstance(code, int) else 0)
 
 

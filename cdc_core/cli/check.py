@@ -12,7 +12,8 @@ from rich.text import Text
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.performable import performable
-from cdc_core.extras import require
+from cdc_core.cli.run import driver
+from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -51,19 +52,21 @@ def check(
     target's tables and keys. These are the same checks that extract and run make. Problems come first. The exit code is
     that of the worst finding.
 
-    Where spark.master is not this machine, a tiny Spark job asks the executors whether they have Lockstep's code and
-    the packages that it imports, and reach stage and targets. --no-spark leaves it out. --spark-master asks a cluster
-    that only an Airflow connection names.
+    Where spark.master is not this machine, a tiny Spark job asks the executors whether they can import what jobs need,
+    and reach stage and targets. --no-spark leaves it out. --spark-master asks a cluster that only an Airflow connection
+    names.
     """
-    from cdc_core.apply.jobs import is_local, is_remote
+    from cdc_core.apply.jobs import is_local
     from cdc_core.check import check as preflight
 
     output = CliOutput(as_json)
-    path, parsed = load_pipeline(pipeline, pipelines)
+    _, parsed = load_pipeline(pipeline, pipelines)
     master = spark_master or parsed.spark.master
-    if spark and not is_local(master):
-        require("connect" if is_remote(master) else "spark", by="lockstep check of a Spark cluster")
-    report = preflight(parsed, file=path if spark else None, spark_master=spark_master)
+    if not spark or is_local(master) or not parsed.targets:
+        report = preflight(parsed)
+    else:
+        with driver(parsed, open_stage(parsed.stage), master) as executors:
+            report = preflight(parsed, spark=executors.check)
     worst = report.worst
     document = {
         "pipeline": parsed.pipeline,

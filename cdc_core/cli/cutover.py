@@ -33,7 +33,6 @@ from cdc_core.windows import age_us, parse_moment, to_us
 
 if TYPE_CHECKING:
     from cdc_core import config
-    from cdc_core.apply.spark_application import SparkApplication
     from cdc_core.config import Pipeline
     from cdc_core.cutover.work import CaughtUp, Evidence, Work
     from cdc_core.extract import DrainResult
@@ -373,13 +372,12 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
     """Of a pipeline and one of its targets; of a way back, of all of them."""
     from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
     from cdc_core.cutover.work import Work
-    from cdc_core.run import shared_application
     from cdc_core.verify.job import Job
 
     path, parsed = load_pipeline(pipeline, pipelines)
     other = _forward_of(path, parsed, pipelines)
     chosen = parsed.targets if other is not None else (parsed.target(one_target(parsed, target, "cutover")),)
-    with run_context(parsed, path, CliOutput(as_json=True)) as context, shared_application(context) as (kept, spark):
+    with run_context(parsed, CliOutput(as_json=True)) as context:
         jobs = {
             one.name: Job(
                 parsed, one, context.meta, context.store, lambda source: extract_on(parsed, source, output),
@@ -387,7 +385,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
             )
             for one in chosen
         }  # fmt: skip
-        hands = _Hands(kept, spark, jobs, CliOutput(as_json=True), itertools.count(1))
+        hands = _Hands(context, jobs, CliOutput(as_json=True), itertools.count(1))
         if other is not None:
             quiet, names = CliOutput(as_json=True), [one.name for one in other.sources]
             meta = context.meta.of(other.pipeline)
@@ -420,10 +418,9 @@ def _back_file(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Hands:
-    """Runs and verifications, as `lockstep run` and `lockstep verify` make them, by one application."""
+    """Runs and verifications, as `lockstep run` and `lockstep verify` make them."""
 
     context: RunContext
-    spark: SparkApplication
     jobs: Mapping[str, Job]
     quiet: CliOutput
     numbers: Iterator[int]
@@ -452,10 +449,7 @@ class _Hands:
         return CaughtUp(staged, reached, time.monotonic() - began_s, laps.until_now())
 
     def warm_up(self) -> None:
-        from cdc_core.apply.jobs import LOAD, job_of
-
-        if not self.spark.warm:
-            self.spark.submit(job_of(LOAD, (), self.context.pipeline, (), local=self.spark.local))
+        self.context.spark.load()
 
     def extract(self) -> None:
         self._extracted()

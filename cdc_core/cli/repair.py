@@ -82,7 +82,7 @@ def repair(
     table cannot be repaired.
     """
     output = CliOutput(as_json)
-    path, parsed = load_pipeline(pipeline, pipelines)
+    _path, parsed = load_pipeline(pipeline, pipelines)
     name = one_target(parsed, target, "repair")
     applies = not (dry_run or stage_only)
     if applies:
@@ -96,7 +96,7 @@ def repair(
     from cdc_core.verify.lease import verifier_lease
 
     ran: list[RunResult] = []
-    with run_context(parsed, path, output) as context:
+    with run_context(parsed, output) as context:
         if evidence:
             read, document = evidence, evidences.read(context.store, evidence)
         else:

@@ -336,7 +336,7 @@ def _fill(asked: _Asked, rows: int, output: CliOutput) -> None:
         output.note(f"{asked.path}: added the target {asked.name}")
     parsed = load(asked.path)
     quiet = CliOutput(as_json=True)
-    with run_context(parsed, asked.path, quiet) as context, filling(context.meta, parsed, asked.name):
+    with run_context(parsed, quiet) as context, filling(context.meta, parsed, asked.name):
         now = fill(context, asked.name, run_id(context, "reshard"), rows, told)
         let_in(asked.path, asked.name)
     document = asked.document | {"batches": now.batches, "fed_by_runs": True}

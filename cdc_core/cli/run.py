@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -41,11 +42,12 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
-    from cdc_core.apply.spark_application import SparkApplication
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.run import RunContext, RunResult
+    from cdc_core.stage.objects import ObjectStore
     from cdc_core.target.make import MadeTable
+    from spark_jobs.driver import Driver
 
 
 log = logging.getLogger(__name__)
@@ -110,8 +112,8 @@ def run(
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
       lockstep run shop --requeue shop-cli-20261121T040000-5f0c9a1e
 
-    Runs the same code as the Airflow tasks, in one Spark application on the pipeline's spark.master. Applies
-    everything that is staged and not applied yet, including batches that another run has not committed; that run then
+    Runs the same code as the Airflow tasks, on the pipeline's spark.master if the run is large. Applies everything
+    that is staged and not applied yet, including batches that another run has not committed; that run then
     ends without them. Prints the ledger, which must add up.
 
     A replay applies the batches that you select, whether or not the target has applied them before. It always takes
@@ -120,10 +122,10 @@ def run(
     is equal, stale or absent. --requeue replays a run in which a target rejected some rows (on_row_error: quarantine);
     fix the target first.
 
-    With --every, one command keeps the targets up to date: it repeats the whole run and keeps its driver, so that a
-    small run takes a second or two. After an error that may pass, it tries again when the next run is due; any other
-    error ends the command. An interrupt (Ctrl-C, SIGTERM) ends the command and the current run, which the next run
-    continues. Runs that apply nothing print nothing. Other runs of the pipeline, by hand or in Airflow, may come
+    With --every, one command keeps the targets up to date: it repeats the whole run, and keeps what it has started, so
+    that a small run takes a second or two. After an error that may pass, it tries again when the next run is due; any
+    other error ends the command. An interrupt (Ctrl-C, SIGTERM) ends the command and the current run, which the next
+    run continues. Runs that apply nothing print nothing. Other runs of the pipeline, by hand or in Airflow, may come
     between: they take turns.
     """
     output = CliOutput(as_json)
@@ -146,11 +148,12 @@ def run(
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     if every is not None:
-        _repeat(parsed, path, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
+        _repeat(parsed, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
         return
     queried: dict[str, Any] = {}
     extracted: list[tuple[str, DrainResult]] = []
-    with _own_application(parsed, path) as (context, _):
+    # The extract shows its own progress.
+    with run_context(parsed, CliOutput(as_json=True), ahead=True) as context:
         if not staged and not again:
             extracted = extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
             extracted = _after_extract(parsed, extracted, targets, output)
@@ -163,7 +166,7 @@ def run(
                 queried = _look_up(now, targets, output) if extracted else {}
                 done = _apply(now, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
-    _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing, queried)
+    _answer(output, parsed.pipeline, done, extracted, nothing, queried)
 
 
 def _after_extract(
@@ -198,12 +201,12 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
             output.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
 
 
-def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, output: CliOutput) -> None:
-    """Whole runs, one after the other, with one application for all of them."""
+def _repeat(pipeline: Pipeline, targets: list[str], every_s: float, output: CliOutput) -> None:
+    """Whole runs, one after the other, with one Spark for all of them."""
     from cdc_core.run import apply
 
     names = [one.name for one in pipeline.sources]
-    with _own_application(pipeline, path) as (kept, application):
+    with run_context(pipeline, CliOutput(as_json=True), ahead=True) as kept:
         numbers = itertools.count(1)
         warned: set[str] = set()
 
@@ -222,44 +225,41 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
             if done.summaries or done.lost:
                 took_s = time.monotonic() - begun
                 applied = f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, {took_s:.1f} s"
-                output.line(_document(pipeline.pipeline, done, extracted, None, queried), f"{done.run_id}: {applied}")
-            application.forget_output(_KEPT_OUTPUT)
+                output.line(_document(pipeline.pipeline, done, extracted, queried), f"{done.run_id}: {applied}")
 
         repeat(turn, every_s, output)
 
 
 @contextmanager
-def _own_application(pipeline: Pipeline, path: Path) -> Iterator[tuple[RunContext, SparkApplication]]:
-    """As shared_application, ahead of the extract, which shows its own progress."""
-    from cdc_core.run import shared_application
-
-    with (
-        run_context(pipeline, path, CliOutput(as_json=True)) as context,
-        shared_application(context, ahead=True) as found,
-    ):
-        yield found
-
-
-_KEPT_OUTPUT = 16 << 20
-"""Of a driver that stays: above so many bytes, what it printed is removed between two runs that succeeded."""
-
-
-@contextmanager
-def run_context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[RunContext]:
+def run_context(pipeline: Pipeline, output: CliOutput, *, ahead: bool = False) -> Iterator[RunContext]:
+    """For runs in this process. ahead: what jobs import is imported beside what comes before the first one."""
     from cdc_core.meta import Meta
     from cdc_core.run import RunContext
 
+    store = open_stage(pipeline.stage)
     with (
         Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
-        _logs(kept=keeps_logs()) as logs,
+        driver(pipeline, store, pipeline.spark.master) as spark,
         _spinner(output) as began,
     ):
-        yield RunContext(pipeline, path.absolute(), meta, open_stage(pipeline.stage), logs, os.environ, began)
+        if ahead:
+            threading.Thread(target=spark.load, daemon=True).start()
+        yield RunContext(pipeline, meta, store, os.environ, began, spark)
 
 
-def keeps_logs() -> bool:
-    """Whether the output of Spark is kept although the run succeeded: with --verbose."""
-    return log.isEnabledFor(logging.INFO)
+@contextmanager
+def driver(pipeline: Pipeline, store: ObjectStore, master: str) -> Iterator[Driver]:
+    """What Spark prints goes to a file that is kept if the block fails. Raises UsageError (install.missing_extra)."""
+    from cdc_core.apply.jobs import is_remote
+    from spark_jobs.driver import Driver
+
+    if is_remote(master):
+        require("connect", by="a Spark Connect endpoint")
+    with (
+        _output(pipeline.pipeline) as spark_output,
+        Driver(pipeline, store, master=master, output=spark_output) as made,
+    ):
+        yield made
 
 
 def _apply(context: RunContext, targets: list[str]) -> RunResult:
@@ -307,13 +307,11 @@ def _answer(
     pipeline: str,
     done: RunResult,
     extracted: list[tuple[str, DrainResult]],
-    logs: Path | None,
     nothing: str,
     queried: dict[str, Any],
 ) -> None:
-    """logs: where the output of Spark is, if it is kept. nothing: why nothing was applied, if so. queried: what the
-    reverse query has done."""
-    document = _document(pipeline, done, extracted, logs, queried)
+    """nothing: why nothing was applied, if so. queried: what the reverse query has done."""
+    document = _document(pipeline, done, extracted, queried)
     if not done.summaries:
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
@@ -323,8 +321,7 @@ def _answer(
         document,
         *ledger,
         f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, by "
-        + ("the driver alone" if done.by_driver else "Spark")
-        + (f"; output of Spark: {logs}" if logs else ""),
+        + ("the driver alone" if done.by_driver else "Spark"),
         *done.lost,
     )
 
@@ -333,7 +330,6 @@ def _document(
     pipeline: str,
     done: RunResult,
     extracted: list[tuple[str, DrainResult]],
-    logs: Path | None,
     queried: dict[str, Any],
 ) -> dict[str, Any]:
     return {
@@ -347,7 +343,6 @@ def _document(
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
         "lost": list(done.lost),
         **queried,
-        "logs": str(logs) if logs else None,
     }
 
 
@@ -390,17 +385,16 @@ def _usage(what: str, remedy: str) -> UsageError:
 
 
 @contextmanager
-def _logs(*, kept: bool) -> Iterator[Path]:
-    """A directory for the output of Spark, kept if the run fails after Spark has begun to print."""
-    logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
+def _output(name: str) -> Iterator[Path]:
+    """A file for what Spark prints, which is removed unless the block fails after Spark has begun to print."""
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     try:
-        yield logs
+        yield folder / f"lockstep-{name}.log"
     except BaseException:
         with suppress(OSError):  # not empty: errors name it
-            logs.rmdir()
+            folder.rmdir()
         raise
-    if not kept:
-        shutil.rmtree(logs, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ def fetch_jars(as_json: JsonOption = False) -> None:
       lockstep spark fetch-jars
 
     They are stored in $LOCKSTEP_CACHE, by default ~/.cache/lockstep, where every run finds them. Without them,
-    spark-submit resolves them at each run with a stage in a bucket, which takes seconds, and network access the first
+    Spark resolves them at each start with a stage in a bucket, which takes seconds, and network access the first
     time. A stage in a directory does not need them. The command needs Java; to use a proxy, set
     JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…
     """
@@ -53,7 +53,7 @@ def pack(
       spark.archives: s3a://bucket/lockstep-packages.tar.gz#lockstep
       spark.executorEnv.PYTHONPATH: lockstep
 
-    Lockstep's own code is not in it: it travels with each application.
+    Lockstep's own code is not in it: it travels with each session.
     """
     from cdc_core.apply.spark_packages import pack as write
     from cdc_core.extras import require

@@ -10,24 +10,16 @@ from cdc_core.config.values import Model, Settings
 
 
 class Spark(Model):
-    """How the Spark applications are submitted."""
+    """Which Spark does what a run's own process does not."""
 
-    connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
-    session: Literal["run", "task", "remote"] = Field(
-        "run",
-        description="under Airflow. run: the Spark tasks of a run on one machine share an application; task: each has "
-        "its own; remote: they go to a Spark Connect endpoint. `lockstep run` always uses one application",
-    )
-    idle_s: float = Field(
-        60.0,
-        ge=5,
-        le=600,
-        description="a run's application ends when its next task has not come for this long",
+    connection: str = Field(
+        "spark_default",
+        description="under Airflow: the connection ID of the Spark cluster, or of a Spark Connect endpoint",
     )
     master: str = Field(
         "local[*]",
         description="for `lockstep run`: local[*], the URL of a Spark master, yarn, k8s://https://…, or "
-        "sc://host:15002, a Spark Connect endpoint, with session: remote",
+        "sc://host:15002, a Spark Connect endpoint",
     )
     driver_rows: int = Field(
         20_000,
@@ -48,12 +40,7 @@ class Spark(Model):
 
     @model_validator(mode="after")
     def _endpoint(self) -> Spark:
-        endpoint = self.master.startswith("sc://")
-        if endpoint and self.session != "remote":
-            raise ValueError("master is a Spark Connect endpoint: set session: remote, or another master")
-        if self.session == "remote" and not endpoint and self.master != "local[*]":
-            raise ValueError("session is remote: set master: sc://host:15002, an endpoint of Spark Connect")
-        if endpoint and "token" in self.master.lower():
+        if self.master.startswith("sc://") and "token" in self.master.lower():
             raise ValueError(
                 "master holds a token: put it into the variable SPARK_CONNECT_AUTHENTICATE_TOKEN of whoever runs "
                 "`lockstep run`, or into the password of the Airflow connection"

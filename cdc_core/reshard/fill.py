@@ -21,7 +21,7 @@ from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.reshard.base import require_base
-from cdc_core.run import RunContext, apply, shared_application
+from cdc_core.run import RunContext, apply
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
 
@@ -71,22 +71,21 @@ def fill(context: RunContext, target: str, name: str, most_rows: int, told: Call
     """
     taking = _fed(context.pipeline, target)
     count_from_the_horizon(context.meta, context.store, taking, target)
-    with shared_application(context) as (shared, _):
-        once = replace(shared, pipeline=taking)
-        for number in itertools.count(1):
-            now = filled(context.meta, taking, target)
-            told(now)
-            if not now.pending:
-                return now
-            done = apply(once, f"{name}-{number}", targets=[target], most_rows=most_rows)
-            if not done.summaries and filled(context.meta, taking, target) == now:
-                raise RetryLater(
-                    f"The run {done.run_id} has not moved the target {target!r}: "
-                    f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
-                    where=f"targets.{target}",
-                    code="reshard.held",
-                    remedy="let copies and other runs of the target end, then run the same command again",
-                )
+    once = replace(context, pipeline=taking)
+    for number in itertools.count(1):
+        now = filled(context.meta, taking, target)
+        told(now)
+        if not now.pending:
+            return now
+        done = apply(once, f"{name}-{number}", targets=[target], most_rows=most_rows)
+        if not done.summaries and filled(context.meta, taking, target) == now:
+            raise RetryLater(
+                f"The run {done.run_id} has not moved the target {target!r}: "
+                f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
+                where=f"targets.{target}",
+                code="reshard.held",
+                remedy="let copies and other runs of the target end, then run the same command again",
+            )
     raise AssertionError("unreachable")
 
 

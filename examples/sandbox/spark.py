@@ -20,7 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cdc_core.apply.jobs import class_archive
 from examples.sandbox.cache import SandboxError
 from examples.sandbox.process import HOST, LOG, Directory, ServerProcess, free_port
 
@@ -33,19 +32,15 @@ def spark_home() -> Path:
     return Path(found.origin).parent
 
 
-def java_options() -> str:
-    """Of a JVM that lives for a minute: its compiler stops at the first level, and the classes of Spark come from the
-    archive that `make setup` has made."""
-    archive = class_archive()
-    shared = f" -XX:SharedArchiveFile={archive} -Xshare:auto" if archive.exists() else ""
-    return f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1{shared}"
+JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Of a JVM that lives for a minute: its compiler stops at the first level."""
 
 
 def _environ(given: Mapping[str, str]) -> dict[str, str]:
     """Of Spark's processes: what a service has, and nothing of this process but its Java."""
     kept = {name: os.environ[name] for name in ("JAVA_HOME", "LANG") if name in os.environ}
     return {
-        "PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_LOCAL_IP": HOST, "JDK_JAVA_OPTIONS": java_options(),
+        "PATH": "/usr/local/bin:/usr/bin:/bin", "SPARK_LOCAL_IP": HOST, "JDK_JAVA_OPTIONS": JAVA_OPTIONS,
         "SPARK_HOME": str(spark_home()), **kept, **given,
     }  # fmt: skip
 

@@ -55,14 +55,3 @@ def _said(doing: str, error: LockstepError, *, again: bool) -> list[str]:
         lines.append(f"  at   {error.where}")
     next_step = "Airflow tries again" if again else "it is not tried again"
     return [*lines, f"  fix  {error.remedy}", f"  code {error.code} ({error.exit_class}: {next_step})"]
-
-
-def of_spark(failure: Exception, job: str) -> LockstepError:
-    """The error behind a failed spark-submit, from the driver's last lines, which the hook's exception ends with."""
-    from cdc_core.apply.job_errors import error_of
-
-    said = str(failure)
-    error = error_of(said, job=job, status=None, seen="the driver's output above")
-    if error.code == "run.spark_ended":
-        log.warning("%s", said.splitlines()[0])  # the hook's own message, with the exit status
-    return error

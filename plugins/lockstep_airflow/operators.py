@@ -7,6 +7,7 @@ cdc_core.apply ensures that a repeated task gives the same answer and applies no
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from cdc_core import config
 from cdc_core.errors import LockstepError
 from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
-from lockstep_airflow.credentials import environment
+from lockstep_airflow.credentials import environment, exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.links import LedgerLink
@@ -34,7 +35,7 @@ from lockstep_airflow.run_context import (
     window_of,
 )
 from lockstep_airflow.sensor import DRAIN_S
-from lockstep_airflow.spark_submission import SparkSubmission, end_application, run_is_over
+from lockstep_airflow.spark_connection import driver_of
 from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
@@ -356,7 +357,6 @@ class _RunOperator(_PipelineOperator):
                 require_layouts(meta, pipeline, plan)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
-                    end_application(plan, Path(self.file), pipeline)
                     raise AirflowSkipException(reason)
                 yield pipeline, meta, store, plan
             except LockstepError as error:
@@ -385,10 +385,10 @@ class _RunOperator(_PipelineOperator):
 
 
 class SparkJobOperator(_RunOperator):
-    """Runs a Spark job, in the run's application or one of its own (spark.session). No XCom: its counts are files.
+    """Runs a Spark job, whose driver is the task. No XCom: its counts are files.
 
     job:        merge (once for each merge set), filter, write or quality.
-    connection: Airflow connection id of the Spark cluster; its deploy-mode must be client.
+    connection: Airflow connection id of the Spark cluster, or of a Spark Connect endpoint.
     """
 
     ui_color = "#fbe9d7"
@@ -397,49 +397,45 @@ class SparkJobOperator(_RunOperator):
         super().__init__(**kwargs)
         self.job = job
         self.connection = connection
-        self._spark: SparkSubmission | None = None
 
     def execute(self, context: Context) -> None:
-        with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
-            environ = environment(pipeline)
-            self._spark = SparkSubmission(self.connection, pipeline, environ, plan, Path(self.file))
+        doing = f"{self.job} {self.target}".strip()
+        with (
+            self.planned(context, doing) as (pipeline, meta, store, plan),
+            exported(pipeline),
+            driver_of(self.connection, pipeline, store) as spark,
+        ):
             if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
-                require_target(meta, pipeline, plan, self.target, environ)
+                require_target(meta, pipeline, plan, self.target, os.environ)
             if self.job == WRITE.name:
                 from cdc_core.apply.layouts import note_layouts
 
                 note_layouts(meta, pipeline, plan, self.target)
-            for job in self._jobs(pipeline, plan, local=self._spark.local):
-                self._spark.submit(job, self.job)
+            for job in self._jobs(plan):
+                spark.submit(job)
             if self.job == WRITE.name:
                 from cdc_core.apply.commit import mark_applied
 
                 mark_applied(meta, plan, self.target)
 
-    def _jobs(self, pipeline: Pipeline, plan: RunPlan, *, local: bool) -> list[SparkJob]:
+    def _jobs(self, plan: RunPlan) -> list[SparkJob]:
         """None if the planned batches have no row of the target's tables."""
-        from cdc_core.apply.jobs import spark_job
+        from cdc_core.apply.jobs import SparkJob
 
-        file = Path(self.file)
         if self.job == MERGE.name:
-            sets = [one for one in plan.merge_sets if one.tables]
-            return [spark_job(MERGE.name, plan.path, file, pipeline, merge_set=one.name, local=local) for one in sets]
+            return [SparkJob(MERGE.name, plan, merge_set=one.name) for one in plan.merge_sets if one.tables]
         if not plan.merge_set(plan.target(self.target).merge_set).tables:
             log.info("The batches of this run have no rows for %s: nothing to %s.", self.target, self.job)
             return []
-        return [spark_job(self.job, plan.path, file, pipeline, target=self.target, local=local)]
+        return [SparkJob(self.job, plan, target=self.target)]
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
         """Airflow's OpenLineage provider asks for it."""
         from lockstep_airflow import lineage
 
         return lineage.of_spark_job(self.file, self.job, self.target, task_instance.get_template_context())
-
-    def on_kill(self) -> None:
-        if self._spark is not None:
-            self._spark.on_kill()
 
 
 class CommitOperator(_RunOperator):
@@ -454,8 +450,6 @@ class CommitOperator(_RunOperator):
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
             summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
-            if run_is_over(meta, plan):
-                end_application(plan, Path(self.file), pipeline)
             metrics.committed(pipeline.pipeline, summary)
             positions = _positions(meta, plan, self.target)
         for one in summary.tables:

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import PokeReturnValue
@@ -29,20 +26,19 @@ from cdc_core.words import counted
 from lockstep_airflow.copying import PipelineSensor
 from lockstep_airflow.run_context import asked_at, holder_name, verify_params
 from lockstep_airflow.sensor import DRAIN_S
-from lockstep_airflow.spark_submission import SparkSubmission, end_application
+from lockstep_airflow.spark_connection import driver_of
 from lockstep_airflow.specs import VERIFY
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from cdc_core.apply.jobs import SparkJob
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta
-    from cdc_core.model.run import RunPlan
     from cdc_core.repair.repairer import Result
     from cdc_core.run import RunContext
     from cdc_core.stage.objects import ObjectStore
     from cdc_core.verify.job import Job
+    from spark_jobs.driver import Driver
 
 log = logging.getLogger(__name__)
 
@@ -137,16 +133,10 @@ class RepairSensor(_TargetSensor):
     def __init__(self, *, connection: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.connection = connection
-        self._spark: _Submitting | None = None
 
     @property
     def waits(self) -> frozenset[str]:
         return WAITS | {"snapshot.running"}
-
-    def on_kill(self) -> None:
-        if self._spark is not None:
-            self._spark.submission.on_kill()
-        super().on_kill()
 
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.repair.findings import keys_in, require_listed
@@ -163,14 +153,14 @@ class RepairSensor(_TargetSensor):
 
         with (
             verifier_lease(meta, pipeline.pipeline, self.target) as lease,
-            tempfile.TemporaryDirectory(prefix="lockstep-repair-") as logs,
+            driver_of(self.connection, pipeline, store) as spark,
         ):
 
             def applied() -> None:
                 # A name of its own each time: a plan that is registered under a name never changes.
                 runs.append(fresh_run_id(pipeline.pipeline, "repair"))
                 log.info("%s: run %s", self.target, runs[-1])
-                apply(self._run_context(pipeline, meta, store, Path(logs)), runs[-1], targets=[self.target])
+                apply(self._run_context(pipeline, meta, store, spark), runs[-1], targets=[self.target])
 
             done = repair(self.job(context, pipeline, meta, store, lease=lease), keys, apply=applied)
         for table, before in done.before.items():
@@ -202,37 +192,13 @@ class RepairSensor(_TargetSensor):
             raise AirflowSkipException("Nothing differs that a repair can bring.")
         return str(found["path"])
 
-    def _run_context(self, pipeline: Pipeline, meta: Meta, store: ObjectStore, logs: Path) -> RunContext:
+    def _run_context(self, pipeline: Pipeline, meta: Meta, store: ObjectStore, spark: Driver) -> RunContext:
         from cdc_core.run import RunContext
-
-        file = Path(self.file)
-
-        @contextmanager
-        def application(plan: RunPlan) -> Iterator[_Submitting]:
-            submission = SparkSubmission(self.connection, pipeline, os.environ, plan, file)
-            self._spark = _Submitting(submission, pipeline.pipeline)
-            try:
-                yield self._spark
-            finally:
-                self._spark = None
-                end_application(plan, file, pipeline)
 
         def began(task: str) -> None:
             log.info("%s: %s", self.target, task)
 
-        return RunContext(pipeline, file, meta, store, logs, os.environ, began, application)
-
-
-class _Submitting:
-    """The Spark application of a run, through the Airflow connection of the cluster."""
-
-    def __init__(self, submission: SparkSubmission, pipeline: str) -> None:
-        self.submission = submission
-        self.local = submission.local
-        self._prefix = f"lockstep-{pipeline}-"
-
-    def submit(self, job: SparkJob) -> None:
-        self.submission.submit(job, job.name.removeprefix(self._prefix))
+        return RunContext(pipeline, meta, store, os.environ, began, spark)
 
 
 def _said(table: str, before: int, done: Result) -> str:

@@ -1,8 +1,4 @@
-"""`lockstep` as a user calls it: a process of its own, in a directory of its own, against real servers.
-
-The drivers of its runs are forked too, unless a test asks for `real_drivers`, Spark starts them, or the command itself
-is started by `CommandLine.command`.
-"""
+"""`lockstep` as a user calls it: a process of its own, in a directory of its own, against real servers."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ import pytest
 from tests.acceptance import cutover_cases
 from tests.acceptance.moving_shop import PAIRS
 from tests.forked_commands import ROOT, Done, ForkedCommands
-from tests.forked_drivers import ADDRESS
 
 
 @dataclass
@@ -49,12 +44,6 @@ class CommandLine:
 @pytest.fixture
 def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
     return CommandLine(tmp_path, commands)
-
-
-@pytest.fixture
-def real_drivers(lockstep: CommandLine) -> None:
-    """The command starts the drivers of its runs as it does for a user."""
-    lockstep.environ[ADDRESS] = ""
 
 
 @pytest.fixture

@@ -192,7 +192,6 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("command", "seed"), MOMENTS)
-@pytest.mark.usefixtures("real_drivers")
 @pytest.mark.timeout(400)
 def test_a_command_that_is_told_to_end_at_any_moment_ends_and_its_next_try_begins_at_once(
     place: Place, command: str, seed: int

@@ -46,7 +46,7 @@ IN_PARTS = "merge in parts"
 """A step of its own here: the merge of a table that Spark shuffles by key."""
 WRITE_PARTS = "write in parts"
 """The same: a run that has many rows for a table."""
-SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
+SUBMIT, COMPARE = ("spark_jobs.driver", "Driver.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
 AGAIN = "the next run takes over the whole run"
@@ -136,7 +136,7 @@ CASES = (
          "the next run takes over the claim of the dead run", victim="s3"),
     Case("merge", "during merge", WORKER, "cdc_core.model.merged", "merged_schema", "after", AGAIN),
     Case("merge", "before the counts are written", DRIVER, "spark_jobs.merge", "merge_tables", "after", AGAIN),
-    Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="parent"),
+    Case("merge", "during merge", JVM, "spark_jobs.session", "open_session", "after", AGAIN, victim="jvm"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="s3"),
     Case("merge", "merged, nothing filtered", TASK, *SUBMIT, "after", AGAIN),
     Case(IN_PARTS, "some files cut, others not", WORKER, "cdc_core.history.parts", "split", "before", AGAIN),

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_core.apply.jobs import job_of
+from cdc_core.apply.jobs import settings_of
 from cdc_core.config import parse
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
@@ -399,14 +399,14 @@ def endpoint_of(line: Line, case: Case, **more: str) -> Iterator[ConnectServer]:
     # In the driver, a case that is about it strikes by the driver's own environment.
     environ = {} if case.killed in (TASK, DRIVER) or victim == "connect" else armed(case, victim, line.flag, **more)
     text = line.pipeline.read_text().partition("\n# Who finds")[0] + "\n"
-    conf, jars = {}, ()
+    conf, jars = {}, ""
     if line.bucket is not None:
         environ |= {"AWS_ACCESS_KEY_ID": line.bucket.access_key, "AWS_SECRET_ACCESS_KEY": line.bucket.secret_key}
-        job = job_of("merge", (), parse(text, where="crash"), (), local=True)
+        settings = settings_of(parse(text, where="crash"), "local[2]")
         few = {"spark.hadoop.fs.s3a.attempts.maximum": "2", "spark.hadoop.fs.s3a.retry.limit": "2"}
-        conf, jars = {name: value for name, value in job.conf.items() if ".s3a." in name} | few, job.jars
-    with ConnectServer.start(environ=environ, conf=conf, jars=",".join(jars)) as server:
-        spark = {"session": "remote", "master": server.url, "driver_rows": 0}
+        conf, jars = {name: value for name, value in settings.items() if ".s3a." in name} | few, settings["spark.jars"]
+    with ConnectServer.start(environ=environ, conf=conf, jars=jars) as server:
+        spark = {"master": server.url, "driver_rows": 0}
         line.pipeline.write_text(f"{text}spark: {json.dumps(spark)}\n")
         yield server
 

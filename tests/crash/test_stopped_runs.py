@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -209,15 +208,14 @@ def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, 
     # Otherwise the endpoint would end the query by itself, after five minutes.
     kept = {"spark.connect.execute.manager.detachedTimeout": "2h"}
     with ConnectServer.start(environ=environ, conf=kept) as server:
-        spark = {"session": "remote", "master": server.url, "driver_rows": 0}
+        spark = {"master": server.url, "driver_rows": 0}
         nap.file.write_text(f"{nap.file.read_text()}spark: {json.dumps(spark)}\n")
         nap.done("extract")
         killed = nap.command("run", "--staged")
         while not nap.flag.exists():
             assert killed.poll() is None, killed.communicate()
             time.sleep(0.2)
-        for one in [killed.pid, *drivers_of(nap.folder)]:
-            os.kill(one, signal.SIGKILL)
+        killed.kill()
         killed.communicate()
         nap.source.execute(*LATER)
         assert nap.done("run")["batches"] > 0
@@ -238,17 +236,6 @@ def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, 
         )
         assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
         nap.assert_equal()
-
-
-def drivers_of(folder: Path) -> list[int]:
-    """The processes that carry out the jobs of a run whose pipeline is in the folder."""
-    return [pid for pid, line in command_lines() if "run_jobs" in line and str(folder) in line]
-
-
-def command_lines() -> Iterator[tuple[int, str]]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            yield int(path.parent.name), path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 def workers_of(server: ConnectServer) -> list[int]:

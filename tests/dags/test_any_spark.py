@@ -1,5 +1,5 @@
 """A pipeline's DAG with its Spark elsewhere: at a Connect endpoint, and on a standalone cluster, whose executors have
-nothing of Lockstep. And with an application for each task."""
+nothing of Lockstep; and with Spark on this machine, whose tasks are killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at_endpoint(python: Path, home: Path) -> Iterator[tuple[dict[str, Any], dict
         address = urlsplit(server.url)
         yield (
             {"conn_type": "spark_connect", "host": f"sc://{address.hostname}", "port": address.port},
-            {"session": "remote"},
+            {},
         )
 
 
@@ -84,15 +84,15 @@ def test_a_dag_ends_green_and_its_target_equal_with_spark_elsewhere(
         assert secret not in run.output
 
 
-@pytest.mark.parametrize("victim", ["spark-submit", "its driver"])
-def test_each_task_may_have_an_application_of_its_own_and_is_tried_again_when_it_is_killed(
+@pytest.mark.parametrize("victim", ["task", "jvm"])
+def test_a_task_whose_process_or_jvm_is_killed_is_tried_again(
     line: Callable[..., Line], source_database: Any, mariadb_target: Any, victim: str
 ) -> None:
-    """`spark.session: task`. The write waits for a lock on the target when its application dies."""
+    """The write waits for a lock on the target when its driver, which is the task, or Spark's JVM below it dies."""
     name = source_database.name
     tables = {f"{name}.t": {"database": name, "table": "t"}}
     target = f'  - {{name: main, connections: ["airflow:copy"], tables: {json.dumps(tables)}}}'
-    spark = json.dumps({"connection": "spark_default", "session": "task"})
+    spark = json.dumps({"connection": "spark_default", "driver_rows": 0})
     with mariadb_target.connect(autocommit=True) as opened, opened.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{name}`")
         cursor.execute(f"USE `{name}`")
@@ -109,8 +109,8 @@ def test_each_task_may_have_an_application_of_its_own_and_is_tried_again_when_it
             cursor.execute("LOCK TABLES t READ")
             waiting = "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'"
             run.wait_for(lambda: cursor.execute(waiting) and cursor.fetchall() != ((0,),), process)
-            submitted, driver = application_of(process.pid, "spark_jobs/write.py")
-            os.kill(submitted if victim == "spark-submit" else driver, signal.SIGKILL)
+            jvm = jvm_below(process.pid)
+            os.kill(jvm if victim == "jvm" else parent_of(jvm), signal.SIGKILL)
             cursor.execute("UNLOCK TABLES")
             assert process.wait(timeout=240) == 0, run.output[-6000:]
         assert run.states() == {task: ["success"] for task in TASKS}, run.output[-6000:]
@@ -120,11 +120,13 @@ def test_each_task_may_have_an_application_of_its_own_and_is_tried_again_when_it
         cursor.execute(f"DROP DATABASE `{name}`")
 
 
-def application_of(ancestor: int, job: str) -> tuple[int, int]:
-    """The JVM of spark-submit and the driver below it that carry out a job for a process."""
-    found = [pid for pid in below(ancestor) if job.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    jvm, driver = sorted(found, key=lambda pid: len(list(below(pid))), reverse=True)[:2]
-    return jvm, driver
+def jvm_below(ancestor: int) -> int:
+    """Spark's JVM of a task that a process has started."""
+    return next(pid for pid in below(ancestor) if b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def below(pid: int) -> Iterator[int]:

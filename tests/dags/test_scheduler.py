@@ -30,7 +30,6 @@ from sqlalchemy import create_engine, text
 
 from cdc_core import config
 from cdc_core.apply import plan
-from cdc_core.apply.run_slots import Slot, run_folder
 from cdc_core.meta import Meta
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import chain
@@ -44,7 +43,6 @@ from examples.shop.standalone import pid_of, standalone, wait_until_healthy
 from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
-from lockstep_airflow.spark_submission import name_of
 from tests.dags.airflow_server import PATIENCE_S, STOP_S, AirflowServer, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -414,18 +412,10 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
 
 
-def test_the_spark_tasks_of_a_run_share_an_application_that_ends_with_the_run(line: Line, scheduled: Run) -> None:
+def test_what_a_job_says_is_in_the_log_of_its_task_alone(line: Line, scheduled: Run) -> None:
     logs = {task: scheduled.log_of(task) for task in SPARK_TASKS}
-    assert [task for task, log in logs.items() if "starting the Spark application of the run" in log] == ["merge"]
-    assert [task for task, log in logs.items() if "the Spark application of the run takes the job" in log] == [
-        task for task in SPARK_TASKS if task != "merge"
-    ]
-    # What Spark prints for a job is in the log of its task alone.
     assert ["MergeCounts(" in log for log in logs.values()] == [True, False, False, False]
     assert ["WriteCounts(" in log for log in logs.values()] == [False, False, True, False]
-    folder = application_folder(line, scheduled)
-    _wait(lambda: not folder.exists(), "the application's end")
-    assert [one for one in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(folder) in _read(one)] == []
 
 
 def test_the_layout_that_a_run_writes_under_is_noted(line: Line, scheduled: Run) -> None:
@@ -437,33 +427,10 @@ def test_the_layout_that_a_run_writes_under_is_noted(line: Line, scheduled: Run)
     ]
 
 
-def application_folder(line: Line, run: Run) -> Path:
-    """Where the tasks of a run find its Spark application."""
-    file = line.folder / "pipelines" / "shop.yaml"
-    pipeline = config.load(file)
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        planned = plan.load(meta, open_stage(pipeline.stage), run_name_of("shop", "cdc_shop", run.run_id))
-    folder = run_folder(name_of(planned, file, pipeline))
-    with suppress(OSError):
-        folder.rmdir()  # if it was made here
-    return folder
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
 @pytest.mark.matrix
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("killed", ["task", "driver", "jvm", "jvm as write ends", "application between two tasks"])
-def test_whatever_of_a_spark_task_is_killed_the_run_goes_on_after_the_last_job_that_ended(
-    line: Line, scheduled: Run, killed: str
-) -> None:
-    """`write` waits for a lock on the target when it, its driver or its JVM dies. The application dies before `write`,
-    too: nothing fails then. A write that needs no Spark may end before its driver notices that the JVM is gone."""
+def test_a_run_whose_spark_task_is_killed_goes_on_after_the_last_job_that_ended(line: Line, scheduled: Run) -> None:
+    """`write` waits for a lock on the target when it is killed (test_any_spark kills its JVM)."""
     before = set(line.meta("SELECT run_id FROM apply_ledger"))
     with closing(line.target_server.connect(autocommit=True)) as blocking, blocking.cursor() as cursor:
         line.sell(TRANSACTIONS_A_DAY)
@@ -471,44 +438,19 @@ def test_whatever_of_a_spark_task_is_killed_the_run_goes_on_after_the_last_job_t
         # `plan` and `filter` check the target, for which they need what the lock holds.
         run.wait_until(lambda: run.states().get("to_shards.filter") == "success", "the filter task")
         cursor.execute("LOCK TABLES shop_0.orders_0 READ")
-        run.wait_until(lambda: run.states().get("to_shards.write") == "running", "the write task")
-        slot = Slot(application_folder(line, run), 0)
-        if killed.startswith("application"):
-            victim = slot.pid()
-        else:
-            waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
-            run.wait_until(lambda: bool(line.asked_target(waiting)), "the write to wait")
-            jvm = slot.pid()
-            assert jvm is not None
-            driver = _driver_of(jvm)
-            victim = {"task": _holder(slot.use), "driver": driver}.get(killed, jvm)
-        assert victim is not None
-        os.kill(victim, signal.SIGKILL)
-        if killed == "jvm":
-            run.wait_until(lambda: not Path(f"/proc/{driver}").exists(), "the driver's end")
+        waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
+        run.wait_until(lambda: bool(line.asked_target(waiting)), "the write to wait")
+        (pid,) = [one["pid"] for one in run.tasks() if one["task_id"] == "to_shards.write"]
+        os.kill(pid, signal.SIGKILL)
         cursor.execute("UNLOCK TABLES")
         run.wait()
     assert run.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert {task: run.tries(task) for task in ("merge", "to_shards.filter")} == {"merge": 1, "to_shards.filter": 1}
-    if killed in ("task", "driver", "jvm"):
-        assert run.tries("to_shards.write") > 1
+    assert run.tries("to_shards.write") > 1
     line.require_equal()
     figures = "staged_rows + key_changes = winners + superseded AND winners = written + stale + absent"
     assert line.meta(f"SELECT DISTINCT {figures} FROM apply_ledger") == [(1,)]
     assert set(line.meta("SELECT run_id FROM apply_ledger")) - before
-    _wait(lambda: not slot.folder.exists(), "the application's end")
-
-
-def _holder(path: Path) -> int:
-    """The process that holds the lock of a file (proc_locks(5))."""
-    inode = path.stat().st_ino
-    locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-    return next(int(words[4]) for words in locks if words[1] == "FLOCK" and words[5].endswith(f":{inode}"))
-
-
-def _driver_of(jvm: int) -> int:
-    children = " ".join(_read(one).decode() for one in Path(f"/proc/{jvm}/task").glob("*/children")).split()
-    return next(int(pid) for pid in children if b"serve_run.py" in _read(Path(f"/proc/{pid}/cmdline")))
 
 
 def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Run, airflow_database: str) -> None:

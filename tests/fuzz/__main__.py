@@ -16,7 +16,6 @@ from pathlib import Path
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.forked_commands import ForkedCommands
-from tests.forked_drivers import forked_drivers
 from tests.fuzz.walk import Round
 
 PAIRS = (("mariadb", "mariadb"), ("mysql", "mysql"), ("mysql", "mariadb"), ("mariadb", "mysql"))
@@ -29,8 +28,7 @@ def main() -> int:
     parser.add_argument("--round", help="only the round with this seed, as a finding prints it")
     asked = parser.parse_args()
     with ExitStack() as opened:
-        drivers = opened.enter_context(forked_drivers())
-        commands = opened.enter_context(ForkedCommands(drivers=drivers))
+        commands = opened.enter_context(ForkedCommands())
         servers = {
             "mariadb": (
                 opened.enter_context(MariaDb.start(server_id=1)),

@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.conftest import SourceDatabase
 
 UNUSED = (
-    "airflow", "alembic", "attr", "boto3", "duckdb", "great_expectations", "markdown_it", "numba.np.linalg", "pandas",
-    "pygments", "pyspark", "scipy.linalg",
+    "airflow", "alembic", "boto3", "duckdb", "great_expectations", "numba.np.linalg", "pandas", "pyspark",
+    "scipy.linalg",
 )  # fmt: skip
 """Modules that take long to import and that an extract does not need."""
 PROGRAM = f"""

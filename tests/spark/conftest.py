@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_core.apply.jobs import REMOTE
 from examples.sandbox.spark import ConnectServer
 from spark_jobs.session import open_session
 from tests.foreign_python import foreign_python, install_what_jobs_import
@@ -22,9 +21,13 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
         yield server
 
 
+@pytest.fixture(scope="session")
+def remote_session(connect_server: ConnectServer) -> SparkSession:
+    return open_session("tests", connect_server.url, {})
+
+
 @pytest.fixture
-def remote(connect_server: ConnectServer, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+def remote(remote_session: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """A session there. While it is used, pyspark's functions are those of Spark Connect."""
-    monkeypatch.setenv(REMOTE, connect_server.url)
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
-    return open_session("tests")
+    return remote_session

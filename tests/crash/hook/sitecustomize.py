@@ -1,7 +1,7 @@
 """On PYTHONPATH of every process of a crash case: kills one of them, once, before or after a function of Lockstep.
 
 LOCKSTEP_CRASH is a JSON of module, function (a dotted name in it), when (before | after), victim (process: the one that
-calls; parent: its parent, which is the JVM of a Spark driver; or a pid), flag (a file that is made when it happens),
+calls; jvm: Spark's, below it; or a pid), flag (a file that is made when it happens),
 call (which of a process's calls it is, from 1 on), given (only calls that have this text as an argument count) and
 signal (SIGKILL if there is none).
 """
@@ -15,10 +15,8 @@ import json
 import os
 import signal
 import sys
-import time
 
 ORDER = json.loads(os.environ.get("LOCKSTEP_CRASH") or "{}")
-SCRIPTS = tuple(f"spark_jobs.{name}" for name in ("merge", "filter", "write", "quality"))
 
 
 def crash():
@@ -26,10 +24,13 @@ def crash():
         os.close(os.open(ORDER["flag"], os.O_CREAT | os.O_EXCL))
     except FileExistsError:
         return
-    victim = {"process": os.getpid(), "parent": os.getppid()}.get(ORDER["victim"]) or int(ORDER["victim"])
+    if ORDER["victim"] == "jvm":
+        from pyspark import SparkContext
+
+        victim = SparkContext._gateway.proc.pid
+    else:
+        victim = os.getpid() if ORDER["victim"] == "process" else int(ORDER["victim"])
     os.kill(victim, getattr(signal, ORDER.get("signal", "SIGKILL")))
-    if ORDER["victim"] == "parent":
-        time.sleep(60)  # what lost its JVM must not get far
 
 
 def dying(function):
@@ -58,10 +59,7 @@ class Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.real.exec_module(module)
-        if module.__name__ == ORDER["module"]:
-            arm(module)
-        else:
-            arm_script(module)
+        arm(module)
 
 
 def arm(module):
@@ -77,26 +75,14 @@ def arm_loaded():
     real = getattr(module, ORDER["function"], None)
     arm(module)
     for other in list(sys.modules.values()):
-        for name, value in list(vars(other).items()) if other.__name__.startswith("cdc_core.") else ():
+        for name, value in list(vars(other).items()) if other.__name__.startswith(("cdc_core.", "spark_jobs.")) else ():
             if real is not None and value is real:
                 setattr(other, name, getattr(module, ORDER["function"]))
 
 
-def arm_script(module):
-    """Of spark_jobs.job: a job's own functions exist when it calls `run`, in a script or in a module of run_jobs.py."""
-    real = module.run
-
-    def run(name, *rest):
-        if ORDER["module"] == f"spark_jobs.{name}":
-            arm(sys.modules.get(ORDER["module"]) or sys.modules["__main__"])
-        return real(name, *rest)
-
-    module.run = run
-
-
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != ("spark_jobs.job" if ORDER["module"] in SCRIPTS else ORDER["module"]):
+        if name != ORDER["module"]:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         spec.loader = Loader(spec.loader)
