@@ -230,8 +230,8 @@ class RunPlan:
         return plan_folder(self.path)
 
     def by_driver(self, driver_rows: int) -> bool:
-        """Whether the driver of the run's jobs does their work itself, without Spark: there are few changes, and they are
-        not large."""
+        """Whether the driver of the run's jobs does their work itself, without Spark, because there are few changes,
+        and not large ones."""
         tables = [table for one in self.merge_sets for table in one.tables]
         rows, size = sum(table.rows for table in tables), sum(table.size_bytes for table in tables)
         return rows <= driver_rows and size <= DRIVER_BYTES
