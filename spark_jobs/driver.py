@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,12 +24,18 @@ from cdc_core.connections import variable_of
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.model.tasks import SPARK_JOBS
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.words import some_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc_core.check.findings import Findings
     from spark_jobs.job import Job
+
+
+log = logging.getLogger(__name__)
+_SHOWN_TABLES = 5
+"""So many names are in Spark's UI."""
 
 
 class Driver:
@@ -53,6 +60,8 @@ class Driver:
         self._conf = {**settings_of(pipeline, master), **(conf or {})}
         self._output = output
         self._spark: SparkSession | None = None
+        self._shown = ""
+        self._seen: set[int] = set()
         self._opening = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -72,7 +81,12 @@ class Driver:
 
         given = (self._pipeline, job.plan, self._store, job.merge_set, job.target)
         with self._doing(job.name):
-            work_of(job.name)(Job(self._session, *given))
+            made = Job(self._session, *given)
+            self._shown = f"{job.name}: {some_of([one.table for one in made.tables() if one.files], _SHOWN_TABLES)}"
+            began_s = time.monotonic()
+            work_of(job.name)(made)
+            by = "by the driver" if self._spark is None else self._activity(self._spark)
+            log.info("run %s %s: %s, %.1f s", job.plan.run_id, job.name, by, time.monotonic() - began_s)
 
     def check(self, to: Findings) -> None:
         """Whether executors that are elsewhere can do the jobs. Raises as `submit` does."""
@@ -127,13 +141,20 @@ class Driver:
             pa.set_memory_pool(pool)
 
     def _session(self) -> SparkSession:
-        from spark_jobs.session import open_session
+        from spark_jobs.session import describe, open_session
 
         with self._opening:
             if self._spark is None:
                 name = f"lockstep {self._pipeline.pipeline}"
                 self._spark = open_session(name, self._master, self._conf, self._output)
+                self._seen = set()
+            describe(self._spark, self._shown)
             return self._spark
+
+    def _activity(self, spark: SparkSession) -> str:
+        from spark_jobs.session import activity
+
+        return activity(spark, self._seen)
 
     def _meant(self, name: str, error: BaseException) -> LockstepError | None:
         """The error to raise in place of another one: what a worker or a server said, or that Spark has failed."""

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cdc_core.account import is_named
 from cdc_core.apply.jobs import is_local, is_remote
 from cdc_core.errors import Refused, RetryLater
+from cdc_core.words import counted
 from spark_jobs.shipped_code import code_archive
 
 EXACT: Mapping[str, str] = {
@@ -82,6 +83,25 @@ def end_session(spark: SparkSession) -> None:
         jvm.stdin.close()
         jvm.wait()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+
+
+def describe(spark: SparkSession, what: str) -> None:
+    """What Spark's UI shows for the jobs that follow."""
+    if not at_endpoint(spark):
+        spark.sparkContext.setJobDescription(what)
+
+
+def activity(spark: SparkSession, known: set[int]) -> str:
+    """What a session did since it was asked last, in words. known: the jobs of Spark until then, which it adds to."""
+    if at_endpoint(spark):
+        return "by Spark at the endpoint"
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup() if job not in known]
+    known |= {info.jobId for info in infos if info}
+    stages = [tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds]
+    tasks = sum(stage.numCompletedTasks for stage in stages if stage)
+    done = f"{counted(len(stages), 'stage')}, {counted(tasks, 'task')}"
+    return f"by Spark (application {spark.sparkContext.applicationId}): {done}"
 
 
 def at_endpoint(spark: SparkSession) -> bool:

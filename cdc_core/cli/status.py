@@ -197,7 +197,7 @@ def _seconds(moment_: str) -> float:
 
 
 def engine(*, by_driver: bool) -> str:
-    """Who did the work of a run."""
+    """What a run was done by, as it is shown."""
     return "driver" if by_driver else "spark"
 
 

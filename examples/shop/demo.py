@@ -42,6 +42,7 @@ DAG = f"cdc_{PIPELINE}"
 SNAPSHOT_DAG = f"{DAG}_snapshot"
 
 TASK_LINE = re.compile(r"task_id=(\w+)")
+JOB_LINE = re.compile(r"run \S+ (merge|filter|write|quality): (by .* s)\b")
 
 # Tables keep this width where the output goes to a file.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -140,15 +141,20 @@ def _airflow(place: Place, environment: dict[str, str], title: str, dag: str, *a
     """`airflow dags test`, which runs a DAG; ends the demo when it fails."""
     log = place.root / f"dag-run-{dag}-{int(time.time())}.log"
     began_s = time.monotonic()
+    jobs: list[str] = []
     with console.status("") as status:
 
         def show(line: str) -> None:
+            if done := JOB_LINE.search(line):
+                jobs.append(f"  {done[1]} {done[2]}")
             if found := TASK_LINE.search(line):
                 status.update(f"DAG {dag}, {title}: {found[1]}")
 
         status.update(f"DAG {dag}, {title}: starting Airflow")
         code = run_airflow(["dags", "test", dag, *arguments], environment, log=log, on_line=show)
     _require_success(code, f"DAG {dag}, {title}", log, began_s)
+    for job in dict.fromkeys(jobs):
+        console.print(job, markup=False)
 
 
 def _replay(place: Place, environment: dict[str, str]) -> None:
