@@ -76,10 +76,12 @@ def open_session(name: str, master: str, conf: Mapping[str, str], output: Path |
 
 def end_session(spark: SparkSession) -> None:
     """Ends a session, what it still does at its endpoint, and the JVM of this process."""
-    jvm = getattr(SparkContext._gateway, "proc", None)
+    gateway, jvm = SparkContext._gateway, getattr(SparkContext._gateway, "proc", None)
     with suppress(Exception):  # it may be gone
         spark.stop()
-    if jvm is not None:
+    if gateway is not None and jvm is not None:
+        with suppress(Exception):
+            gateway.shutdown()
         jvm.stdin.close()
         jvm.wait()
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import Distribution
-from pathlib import Path
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path, PurePosixPath
 
-from cdc_core.apply.spark_packages import files_of, required
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PACKAGES = {
+    "cryptography": "cryptography",
+    "numba": "numba",
+    "numpy": "numpy",
+    "pyarrow": "pyarrow",
+    "pydantic": "pydantic",
+    "pymysql": "PyMySQL",
+    "sqlalchemy": "SQLAlchemy",
+    "yaml": "PyYAML",
+}
+"""What docs/spark.md lists: the modules that the jobs import on executors, and the package that has each."""
 
 
 def foreign_python(folder: Path) -> Path:
@@ -18,12 +32,40 @@ def foreign_python(folder: Path) -> Path:
 
 def install_what_jobs_import(folder: Path, *, without: tuple[str, ...] = ()) -> None:
     """As an operator would with pip, by links: packages of hundreds of MB are there at once."""
-    site = folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-    for one in required():
+    install_into(site_packages(folder), without=without)
+
+
+def site_packages(folder: Path) -> Path:
+    return folder / f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
+
+
+def install_into(site: Path, *, without: tuple[str, ...] = ()) -> None:
+    for one in _required():
         if one.metadata["Name"] not in without:
-            _link(one, site)
+            for name in {PurePosixPath(name).parts[0] for name in _files_of(one)}:
+                (site / name).symlink_to(Path(str(one.locate_file(name))))
 
 
-def _link(package: Distribution, site: Path) -> None:
-    for name in {Path(name).parts[0] for name, _ in files_of(package)}:
-        (site / name).symlink_to(Path(str(package.locate_file(name))))
+def _required() -> list[Distribution]:
+    """The installed packages that executors need, with what these require; boto3, too."""
+    found: dict[str, Distribution] = {}
+    pending = [*PACKAGES.values(), "boto3"]
+    while pending:
+        name = canonicalize_name(pending.pop())
+        if name in found:
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:
+            continue  # optional
+        for requirement in map(Requirement, found[name].requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pending.append(requirement.name)
+    return list(found.values())
+
+
+def _files_of(package: Distribution) -> Iterator[str]:
+    """Their names below site-packages; not of scripts, which lie elsewhere."""
+    for file in package.files or ():
+        if ".." not in file.parts and "__pycache__" not in file.parts:
+            yield str(file)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
 from cdc_core.cli.options import JsonOption
@@ -34,32 +31,3 @@ def fetch_jars(as_json: JsonOption = False) -> None:
     jars = sorted(path.name for path in folder.glob("*.jar"))
     document = {"folder": str(folder), "jars": jars, "fetched": fetched}
     output.answer(document, f"{len(jars)} jars {'are now' if fetched else 'were already'} in {folder}")
-
-
-@app.command(name="pack")
-def pack(
-    archive: Annotated[Path, typer.Argument(metavar="FILE", help="The archive to write: a name that ends in .tar.gz.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Write an archive of the Python packages that Spark's executors need, for executors that lack them.
-
-    \b
-      lockstep spark pack lockstep-packages.tar.gz
-
-    It has the packages of this Python (about 180 MB), and serves executors with the same minor version of Python on the
-    same kind of machine. Name it in the pipeline's spark.conf:
-
-    \b
-      spark.archives: s3a://bucket/lockstep-packages.tar.gz#lockstep
-      spark.executorEnv.PYTHONPATH: lockstep
-
-    Lockstep's own code is not in it: it travels with each session.
-    """
-    from cdc_core.apply.spark_packages import pack as write
-    from cdc_core.extras import require
-
-    require("spark", by="lockstep spark pack")
-    output = CliOutput(as_json)
-    packages = write(archive)
-    document = {"archive": str(archive), "size_bytes": archive.stat().st_size, "packages": packages}
-    output.answer(document, f"{archive}: {', '.join(packages)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import pytest
 
 from examples.sandbox.spark import JAVA_OPTIONS, Standalone
 from tests.acceptance.test_s3 import command_lines, texts_below
-from tests.foreign_python import foreign_python, install_what_jobs_import
+from tests.foreign_python import foreign_python, install_into, install_what_jobs_import
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
@@ -192,10 +193,13 @@ def test_executors_with_nothing_but_python_get_their_packages_by_an_archive(
     cluster: Cluster, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
 ) -> None:
     bare = foreign_python(tmp_path / "python")
-    packed = lockstep("spark", "pack", tmp_path / "packages.tar.gz").document
-    assert packed["size_bytes"] > 1 << 20
+    (tmp_path / "packages").mkdir()
+    install_into(tmp_path / "packages")
+    archive = tmp_path / "packages.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as tar:
+        tar.add(tmp_path / "packages", ".")
     conf = {
-        "spark.pyspark.python": str(bare), "spark.archives": f"{packed['archive']}#lockstep",
+        "spark.pyspark.python": str(bare), "spark.archives": f"{archive}#lockstep",
         "spark.executorEnv.PYTHONPATH": "lockstep",
     }  # fmt: skip
     with pipeline(cluster, source_database, mariadb_target, lockstep, (tmp_path / "stage").as_uri(), **conf) as _:

@@ -1,5 +1,5 @@
 """A pipeline's DAG with its Spark elsewhere: at a Connect endpoint, and on a standalone cluster, whose executors have
-nothing of Lockstep; and with Spark on this machine, whose tasks are killed."""
+nothing of Lockstep; and with Spark on this machine, whose JVM is killed."""
 
 from __future__ import annotations
 
@@ -84,11 +84,10 @@ def test_a_dag_ends_green_and_its_target_equal_with_spark_elsewhere(
         assert secret not in run.output
 
 
-@pytest.mark.parametrize("victim", ["task", "jvm"])
-def test_a_task_whose_process_or_jvm_is_killed_is_tried_again(
-    line: Callable[..., Line], source_database: Any, mariadb_target: Any, victim: str
+def test_a_task_whose_jvm_is_killed_is_tried_again(
+    line: Callable[..., Line], source_database: Any, mariadb_target: Any
 ) -> None:
-    """The write waits for a lock on the target when its driver, which is the task, or Spark's JVM below it dies."""
+    """The write waits for a lock on the target when Spark's JVM dies below it."""
     name = source_database.name
     tables = {f"{name}.t": {"database": name, "table": "t"}}
     target = f'  - {{name: main, connections: ["airflow:copy"], tables: {json.dumps(tables)}}}'
@@ -109,8 +108,7 @@ def test_a_task_whose_process_or_jvm_is_killed_is_tried_again(
             cursor.execute("LOCK TABLES t READ")
             waiting = "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'"
             run.wait_for(lambda: cursor.execute(waiting) and cursor.fetchall() != ((0,),), process)
-            jvm = jvm_below(process.pid)
-            os.kill(jvm if victim == "jvm" else parent_of(jvm), signal.SIGKILL)
+            os.kill(jvm_below(process.pid), signal.SIGKILL)
             cursor.execute("UNLOCK TABLES")
             assert process.wait(timeout=240) == 0, run.output[-6000:]
         assert run.states() == {task: ["success"] for task in TASKS}, run.output[-6000:]
@@ -123,10 +121,6 @@ def test_a_task_whose_process_or_jvm_is_killed_is_tried_again(
 def jvm_below(ancestor: int) -> int:
     """Spark's JVM of a task that a process has started."""
     return next(pid for pid in below(ancestor) if b"SparkSubmit" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def below(pid: int) -> Iterator[int]:
