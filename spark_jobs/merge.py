@@ -8,9 +8,8 @@ small run itself, by the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -90,7 +89,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     given = [_table(job, table) for table in tables]
     root = job.plan.merged_folder(job.merge_set.name)
     job.clear_tables(root, tables)
-    done = _by_driver(job, given) if job.small else _by_spark(job, given)
+    done = _each_whole(job, given) if job.small else _by_spark(job, given)
     counts = []
     with StepFiles(job.store) as files:
         for table, one, of_table in zip(tables, given, done, strict=True):
@@ -152,16 +151,11 @@ def _links(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray
     return np.concatenate([key_links(events, table.rule) for events in file_events(store, file, table.rule)])
 
 
-def _by_driver(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
-    stage = job.pipeline.stage
+def _each_whole(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
+    def work(table: _Table, store: ObjectStore, files: StepFiles) -> Iterator[_Merged]:
+        yield _whole(store, files, table)
 
-    @contextmanager
-    def begin() -> Iterator[Callable[[_Table], Iterator[_Merged]]]:
-        store = open_stage(stage)
-        with StepFiles(store) as files:
-            yield lambda table: iter([_whole(store, files, table)])
-
-    found, error = table_tasks.together(table_tasks.in_tasks(job, tables, begin))
+    found, error = table_tasks.together(table_tasks.in_tasks(job, tables, table_tasks.at_stage(job, work)))
     if error:
         raise error
     return found
@@ -171,7 +165,7 @@ def _by_spark(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     """Large tables as one job, and all others as another one, however many there are."""
     large = [at for at, table in enumerate(tables) if table.parts.count > 1]
     small = [at for at, table in enumerate(tables) if table.parts.count == 1]
-    done = dict(zip(small, _by_driver(job, [tables[at] for at in small]), strict=True))
+    done = dict(zip(small, _each_whole(job, [tables[at] for at in small]), strict=True))
     done |= dict(zip(large, _shuffled(job, [tables[at] for at in large]), strict=True)) if large else {}
     return [done[at] for at in range(len(tables))]
 
