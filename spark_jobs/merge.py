@@ -29,12 +29,12 @@ from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_b
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, plain_bytes
 from cdc_core.stage.stores import open_stage
-from spark_jobs import table_tasks
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
 from spark_jobs.session import parallelism
 from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles
+from spark_jobs.table_tasks import TASKS_PER_CORE, Place, in_place, in_tasks, packed, together
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
 """Of a table's changes and their files: what one task merges."""
@@ -152,10 +152,10 @@ def _links(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray
 
 
 def _each_whole(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
-    def work(table: _Table, store: ObjectStore, files: StepFiles) -> Iterator[_Merged]:
-        yield _whole(store, files, table)
+    def work(table: _Table, place: Place) -> Iterator[_Merged]:
+        yield _whole(place.store, place.files, table)
 
-    found, error = table_tasks.together(table_tasks.in_tasks(job, tables, table_tasks.at_stage(job, work)))
+    found, error = together(in_tasks(job, tables, in_place(job, work)))
     if error:
         raise error
     return found
@@ -174,7 +174,7 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     stage = job.pipeline.stage
     firsts = np.cumsum([0, *(table.parts.count for table in tables)]).tolist()
     reads = [_Read(number, file) for number, table in enumerate(tables) for file in table.files]
-    units = table_tasks.packed(reads, parallelism(job.spark) * table_tasks.TASKS_PER_CORE)
+    units = packed(reads, parallelism(job.spark) * TASKS_PER_CORE)
 
     def cut(unit: Sequence[tuple[int, _Read]]) -> Iterator[Iterator[tuple[int, pa.Table]]]:
         store = open_stage(stage)

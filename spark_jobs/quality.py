@@ -1,8 +1,8 @@
 """Quality: the suites of expectations/ over the run's staged and merged rows, and over what the target now has.
 
-The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
+The suites judge the rows that quality_rows.py gives, few of them in memory, many by Spark.
 Above `quality.sample_rows` evenly spaced rows are read back, and the verdict says of how many.
-Great Expectations takes seconds to import, which it does here while Spark starts and the frames are gathered.
+Great Expectations takes seconds to import, which it does here while rows are gathered.
 Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
 A critical expectation that fails is DataAtRisk.
 """
@@ -13,11 +13,8 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
-
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import MergeTable, quality_report
@@ -81,21 +78,11 @@ def _verdicts(job: Job, rows: Mapping[str, JudgedRows]) -> Iterator[tuple[str, d
         from spark_jobs.suite_runner import SUITES, judge, not_good
 
     for stage, one in rows.items():
-        with nullcontext(gathered[stage].result()) if stage in gathered else _kept(one.frame(job)) as frame:
+        with nullcontext(gathered[stage].result()) if stage in gathered else one.frame(job) as frame:
             verdict = judge(frame, SUITES[stage](one.count), one.count)
             if stage == "target" and not verdict["success"] and (bad := not_good(frame, OUTCOME)):
                 verdict["examples"] = bad
         yield stage, verdict
-
-
-@contextmanager
-def _kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """A frame whose rows are made once."""
-    frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        yield frame
-    finally:
-        frame.unpersist()
 
 
 def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -109,7 +96,7 @@ def _own_verdicts(job: Job, tables: Sequence[MergeTable]) -> Iterator[tuple[str,
             made = own_suite(suite)
             rows = own_rows(job, table, suite.stage)
             few = rows.count <= GATHERED_ROWS and rows.size_bytes(job) <= GATHERED_BYTES
-            with nullcontext(rows.table(job)) if few else _kept(rows.frame(job)) as frame:
+            with nullcontext(rows.table(job)) if few else rows.frame(job) as frame:
                 verdict = judge(frame, made, rows.count)
             yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
 

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp, merged_schema
@@ -33,14 +34,13 @@ from spark_jobs.job import Job
 from spark_jobs.merge_rules import files_of_events, row_columns
 from spark_jobs.quarantine import others
 from spark_jobs.shuffle import ipc_bytes
-from spark_jobs.step_files import StepFiles
 from spark_jobs.table_tasks import (
     Begin,
     Piece,
     Place,
-    at_stage,
     at_target,
     in_frame,
+    in_place,
     in_tasks,
     together,
     without_logins,
@@ -77,8 +77,14 @@ class JudgedRows:
         parts = [pa.ipc.open_stream(one).read_all() for one in self._each(job, ipc_bytes)]
         return pa.concat_tables([self.schema.empty_table(), *parts]).unify_dictionaries()
 
-    def frame(self, job: Job) -> DataFrame:
-        return in_frame(job, self.pieces, self.begin, self.schema, most=self.most)
+    @contextmanager
+    def frame(self, job: Job) -> Iterator[DataFrame]:
+        frame = in_frame(job, self.pieces, self.begin, self.schema, most=self.most)
+        frame.persist(StorageLevel.MEMORY_AND_DISK)  # the rows are made once
+        try:
+            yield frame
+        finally:
+            frame.unpersist()
 
     def size_bytes(self, job: Job) -> int:
         return sum(self._each(job, size_bytes))
@@ -128,12 +134,12 @@ def _staged(store: ObjectStore, file: FileOfEvents, names: Sequence[str]) -> Ite
 
 
 def staged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
-    def work(file: _StagedFile, store: ObjectStore, _: StepFiles) -> Iterator[pa.Table]:
-        for rows in _staged(store, file.file, _STAGED.names[1:]):
+    def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
+        for rows in _staged(place.store, file.file, _STAGED.names[1:]):
             yield _made(_STAGED, rows, {TABLE: pa.repeat(file.table, rows.num_rows)})
 
     pieces = [file for table in tables for file in _staged_files(job, table)]
-    return JudgedRows(sum(table.rows for table in tables), _STAGED, pieces, at_stage(job, work))
+    return JudgedRows(sum(table.rows for table in tables), _STAGED, pieces, in_place(job, work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +165,8 @@ def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.
 
 
 def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
-    def work(file: _MergedFile, store: ObjectStore, _: StepFiles) -> Iterator[pa.Table]:
-        for batch in _merged(store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
+    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+        for batch in _merged(place.store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
             table = pa.repeat(file.table, batch.num_rows)
             yield _made(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
 
@@ -169,7 +175,7 @@ def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
         copy = (*row_columns(job, table).names, SOURCE, SEQ, ROW)
         pieces += _merged_files(job, table, table.key or copy)
     winners = sum(job.merge_counts[table.table].winners for table in tables)
-    return JudgedRows(winners, _MERGED, pieces, at_stage(job, work))
+    return JudgedRows(winners, _MERGED, pieces, in_place(job, work))
 
 
 def identities(rows: pa.RecordBatch, names: Sequence[str]) -> pa.StringArray:
@@ -302,12 +308,12 @@ def own_rows(job: Job, table: MergeTable, stage: str) -> JudgedRows:
     schema = _flat(merged_schema(list(row_columns(job, table)), ()))
     wanted = {name.lower() for name in schema.names}
 
-    def work(file: _StagedFile, store: ObjectStore, _: StepFiles) -> Iterator[pa.Table]:
+    def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
         own = [column.name for column in file.file.schema.columns if column.name.lower() in wanted]
-        for rows in _staged(store, file.file, [*own, OP, TS, SOURCE, SEQ, ROW]):
+        for rows in _staged(place.store, file.file, [*own, OP, TS, SOURCE, SEQ, ROW]):
             yield align(rows, schema)
 
-    return JudgedRows(table.rows, schema, _staged_files(job, table), at_stage(job, work))
+    return JudgedRows(table.rows, schema, _staged_files(job, table), in_place(job, work))
 
 
 def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
@@ -315,11 +321,11 @@ def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
     with job.store.open_input(files[0].path) as source, pq.ParquetFile(source) as parquet:
         schema = _flat(parquet.schema_arrow)
 
-    def work(file: _MergedFile, store: ObjectStore, _: StepFiles) -> Iterator[pa.Table]:
-        for batch in _merged(store, file.path, schema.names):
+    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+        for batch in _merged(place.store, file.path, schema.names):
             yield _made(schema, batch, {})
 
-    return JudgedRows(job.merge_counts[table.table].winners, schema, files, at_stage(job, work))
+    return JudgedRows(job.merge_counts[table.table].winners, schema, files, in_place(job, work))
 
 
 def _flat(schema: pa.Schema) -> pa.Schema:

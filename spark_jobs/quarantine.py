@@ -21,8 +21,7 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.load import Unfit
 from cdc_core.target.text import row_keys, version_hex
 from spark_jobs.job import Job, log
-from spark_jobs.step_files import StepFiles
-from spark_jobs.table_tasks import at_stage, in_tasks, together
+from spark_jobs.table_tasks import Place, in_place, in_tasks, together
 
 BATCH_ROWS = 50_000
 _NAMING = (TS, SOURCE, SEQ, ROW, LITERAL, ORIGIN)
@@ -60,18 +59,18 @@ def set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     names = pa.array([name_of(one) for one in unfit], pa.string())
     reasons = pa.array([one.reason for one in unfit], pa.string())
 
-    def kept(file: _Filtered, store: ObjectStore, files: StepFiles) -> Iterator[str]:
+    def kept(file: _Filtered, place: Place) -> Iterator[str]:
         found = []
-        with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
+        with place.store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
             for batch in parquet.iter_batches(BATCH_ROWS):
                 batch = batch.filter(pc.not_equal(batch.column(OP), MergedOp.LEFT_SHARD))
                 at = pc.index_in(row_names(batch, file.key), names)
                 if at.null_count < len(at):
                     found.append(batch.append_column(REASON, reasons.take(at)).filter(at.is_valid()))
         if found:
-            yield files.write(folder, partial(pq.write_table, pa.Table.from_batches(found), compression="zstd"))
+            yield place.files.write(folder, partial(pq.write_table, pa.Table.from_batches(found), compression="zstd"))
 
-    paths, error = together(in_tasks(job, _files(job, table), at_stage(job, kept)) if unfit else [])
+    paths, error = together(in_tasks(job, _files(job, table), in_place(job, kept)) if unfit else [])
     if error:
         raise error
     job.clear_tables(root, [table], kept=paths)
@@ -95,12 +94,12 @@ def names_aside(job: Job) -> dict[str, tuple[str, ...]]:
 def accepted_rows(job: Job, tables: Sequence[MergeTable], aside: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """How many rows of each filtered file were not set aside. aside: as names_aside has them."""
 
-    def count(file: _Filtered, store: ObjectStore, _: StepFiles) -> Iterator[int]:
+    def count(file: _Filtered, place: Place) -> Iterator[int]:
         names = pa.array(file.aside, pa.string())
-        yield sum(pc.invert(pc.is_in(some, names)).true_count for some in _named(store, file.path, file.key))
+        yield sum(pc.invert(pc.is_in(some, names)).true_count for some in _named(place.store, file.path, file.key))
 
     some = [file for table in tables if table.table in aside for file in _files(job, table, aside[table.table])]
-    counts, error = together(in_tasks(job, some, at_stage(job, count)))
+    counts, error = together(in_tasks(job, some, in_place(job, count)))
     if error:
         raise error
     paths = [path for table in tables if table.table not in aside for path in job.filtered_files(table)]

@@ -98,10 +98,23 @@ def at_target(
 ) -> Begin[Piece[Given], Result]:
     """Begins tasks that work at a target. They are given the pieces `without_logins`."""
     logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
+
+    def at_place(piece: Piece[Given], place: Place) -> Iterator[Result]:
+        try:
+            yield from work(_with(logins, piece.destination), piece.given, place)
+        except Exception:
+            place.sessions.close()  # in whatever state the error left them
+            raise
+
+    return in_place(job, at_place)
+
+
+def in_place(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begin[Sized, Result]:
+    """Begins tasks of any work."""
     stage = job.pipeline.stage
 
     @contextmanager
-    def connected() -> Iterator[Callable[[Piece[Given]], Iterator[Result]]]:
+    def begin() -> Iterator[Callable[[Sized], Iterable[Result]]]:
         store = open_stage(stage)
         with (
             Sessions() as sessions,
@@ -109,28 +122,7 @@ def at_target(
             tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
         ):
             place = Place(sessions, store, Path(scratch), files)
-
-            def one(piece: Piece[Given]) -> Iterator[Result]:
-                try:
-                    yield from work(_with(logins, piece.destination), piece.given, place)
-                except Exception:
-                    sessions.close()  # in whatever state the error left them
-                    raise
-
-            yield one
-
-    return connected
-
-
-def at_stage(job: Job, work: Callable[[Sized, ObjectStore, StepFiles], Iterable[Result]]) -> Begin[Sized, Result]:
-    """Begins tasks that work on files of the stage."""
-    stage = job.pipeline.stage
-
-    @contextmanager
-    def begin() -> Iterator[Callable[[Sized], Iterable[Result]]]:
-        store = open_stage(stage)
-        with StepFiles(store) as files:
-            yield lambda piece: work(piece, store, files)
+            yield lambda piece: work(piece, place)
 
     return begin
 
