@@ -34,7 +34,7 @@ from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncat
 from spark_jobs.session import parallelism
 from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles
-from spark_jobs.table_tasks import TASKS_PER_CORE, Place, in_place, in_tasks, packed, together
+from spark_jobs.table_tasks import TASKS_PER_CORE, Place, all_results, in_place, in_tasks, packed
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
 """Of a table's changes and their files: what one task merges."""
@@ -155,10 +155,7 @@ def _each_whole(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     def work(table: _Table, place: Place) -> Iterator[_Merged]:
         yield _whole(place.store, place.files, table)
 
-    found, error = together(in_tasks(job, tables, in_place(job, work)))
-    if error:
-        raise error
-    return found
+    return all_results(in_tasks(job, tables, in_place(job, work)))
 
 
 def _by_spark(job: Job, tables: Sequence[_Table]) -> list[_Merged]:

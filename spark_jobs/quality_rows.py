@@ -38,11 +38,11 @@ from spark_jobs.table_tasks import (
     Begin,
     Piece,
     Place,
+    all_results,
     at_target,
     in_frame,
     in_place,
     in_tasks,
-    together,
     without_logins,
 )
 
@@ -98,10 +98,7 @@ class JudgedRows:
             with begin() as work:
                 yield lambda piece: map(result, work(piece))
 
-        found, error = together(in_tasks(job, self.pieces, begun, most=self.most))
-        if error:
-            raise error
-        return found
+        return all_results(in_tasks(job, self.pieces, begun, most=self.most))
 
 
 def size_bytes(rows: pa.Table) -> int:

@@ -21,7 +21,7 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.load import Unfit
 from cdc_core.target.text import row_keys, version_hex
 from spark_jobs.job import Job, log
-from spark_jobs.table_tasks import Place, in_place, in_tasks, together
+from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
 
 BATCH_ROWS = 50_000
 _NAMING = (TS, SOURCE, SEQ, ROW, LITERAL, ORIGIN)
@@ -70,9 +70,7 @@ def set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
         if found:
             yield place.files.write(folder, partial(pq.write_table, pa.Table.from_batches(found), compression="zstd"))
 
-    paths, error = together(in_tasks(job, _files(job, table), in_place(job, kept)) if unfit else [])
-    if error:
-        raise error
+    paths = all_results(in_tasks(job, _files(job, table), in_place(job, kept)) if unfit else [])
     job.clear_tables(root, [table], kept=paths)
     if unfit:
         log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
@@ -99,9 +97,7 @@ def accepted_rows(job: Job, tables: Sequence[MergeTable], aside: Mapping[str, tu
         yield sum(pc.invert(pc.is_in(some, names)).true_count for some in _named(place.store, file.path, file.key))
 
     some = [file for table in tables if table.table in aside for file in _files(job, table, aside[table.table])]
-    counts, error = together(in_tasks(job, some, in_place(job, count)))
-    if error:
-        raise error
+    counts = all_results(in_tasks(job, some, in_place(job, count)))
     paths = [path for table in tables if table.table not in aside for path in job.filtered_files(table)]
     counted = zip((file.path for file in some), counts, strict=True)
     return {**dict(zip(paths, job.rows_of(paths), strict=True)), **dict(counted)}

@@ -213,6 +213,14 @@ def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Resu
     return every, first
 
 
+def all_results(results: Iterable[list[Result] | LockstepError]) -> list[Result]:
+    """The results of several pieces. Raises the first error."""
+    every, error = together(results)
+    if error:
+        raise error
+    return every
+
+
 def packed(pieces: Sequence[Sized], most: int) -> list[list[tuple[int, Sized]]]:
     """The numbered pieces in at most so many tasks with about as many rows each."""
     tasks: list[list[tuple[int, Sized]]] = [[] for _ in range(min(len(pieces), most))]
