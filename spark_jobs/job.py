@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
 from cdc_core.apply.layouts import require_planned
 from cdc_core.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
@@ -28,20 +25,15 @@ from cdc_core.model.run import (
     TargetRun,
     counts_from_bytes,
     counts_path,
-    files_to_read,
     table_folder,
 )
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import SEQ
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
-from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
 
 log = logging.getLogger(__name__)
-TABLES_AT_ONCE = 4
-Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
 
@@ -103,18 +95,6 @@ class Job:
     def schemas(self, table: MergeTable) -> list[TableSchema]:
         """The definitions of a table's files, in the order in which they first come."""
         return [self.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
-
-    def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
-        """A table's staged rows, separately for each definition, and for each file of which only some rows count."""
-        for schema in self.schemas(table):
-            files = [file for file in files_to_read(table.files) if file.schema_id == schema.id]
-            whole = [self.store.spark_uri(file.path) for file in files if not file.seqs]
-            read = self.spark.read.schema(staged_struct(schema))
-            if whole:
-                yield schema, read.parquet(*whole)
-            for file in files:
-                if file.seqs:
-                    yield schema, _within(read.parquet(self.store.spark_uri(file.path)), file.seqs)
 
     @contextmanager
     def reading_staged(self) -> Iterator[None]:
@@ -218,17 +198,6 @@ class Job:
         names = (info.path.removeprefix(root + "/").partition("/") for info in self.store.list(root + "/"))
         return {f"{root}/{name}" for name, _, rest in names if rest}
 
-    @cached_property
-    def tables_aside(self) -> frozenset[str]:
-        """Tables of which the write has set rows aside."""
-        with_files = self.folders_in(self.plan.quarantine_folder(self.target.name))
-        folders = {table.table: self.quarantine(table.table) for table in self.tables()}
-        return frozenset(name for name, one in folders.items() if one in with_files and self.rows_in(one))
-
-    def rows_in(self, folder: str) -> int:
-        """The number of rows in a folder's Parquet files, from their footers."""
-        return sum(self.rows_of(self.files_in(folder)))
-
     def rows_of(self, paths: Iterable[str]) -> Iterator[int]:
         """The number of rows in each Parquet file, from its footer."""
         for path in paths:
@@ -236,24 +205,6 @@ class Job:
                 yield pq.ParquetFile(file).metadata.num_rows
 
     def files_in(self, folder: str) -> list[str]:
-        """The Parquet files directly in a folder; not those below it, where Spark keeps uncommitted files."""
+        """The Parquet files directly in a folder."""
         names = (info.path.removeprefix(folder + "/") for info in self.store.list(folder + "/"))
         return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]
-
-    def read(self, paths: Iterable[str]) -> DataFrame:
-        """The rows of Parquet files, or of a folder."""
-        return self.spark.read.parquet(*[self.store.spark_uri(path) for path in paths])
-
-
-def _within(rows: DataFrame, ranges: Sequence[tuple[int, int]]) -> DataFrame:
-    """The staged rows whose order keys are in one of the ranges (FileToRead.seqs)."""
-    firsts, lasts = ([F.lit(seq).cast("bigint") for seq in side] for side in zip(*ranges, strict=True))
-    last = F.get(F.array(*lasts), F.size(F.filter(F.array(*firsts), lambda first: first <= c(SEQ))) - 1)
-    return rows.where(c(SEQ).between(ranges[0][0], ranges[-1][1]) & (c(SEQ) <= last))
-
-
-def each_table(work: Callable[[MergeTable], Result], tables: Iterable[MergeTable]) -> list[Result]:
-    """Does the work of all tables, several at a time in one application; the first error, after all have ended."""
-    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="table") as pool:
-        futures = [pool.submit(work, table) for table in tables]
-    return [future.result() for future in futures]

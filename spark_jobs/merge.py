@@ -8,9 +8,8 @@ small run itself, by the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -30,12 +29,12 @@ from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_b
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, plain_bytes
 from cdc_core.stage.stores import open_stage
-from spark_jobs import table_tasks
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
 from spark_jobs.session import parallelism
 from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles
+from spark_jobs.table_tasks import TASKS_PER_CORE, Place, all_results, in_place, in_tasks, packed
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
 """Of a table's changes and their files: what one task merges."""
@@ -90,7 +89,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     given = [_table(job, table) for table in tables]
     root = job.plan.merged_folder(job.merge_set.name)
     job.clear_tables(root, tables)
-    done = _by_driver(job, given) if job.small else _by_spark(job, given)
+    done = _each_whole(job, given) if job.small else _by_spark(job, given)
     counts = []
     with StepFiles(job.store) as files:
         for table, one, of_table in zip(tables, given, done, strict=True):
@@ -152,26 +151,18 @@ def _links(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray
     return np.concatenate([key_links(events, table.rule) for events in file_events(store, file, table.rule)])
 
 
-def _by_driver(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
-    stage = job.pipeline.stage
+def _each_whole(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
+    def work(table: _Table, place: Place) -> Iterator[_Merged]:
+        yield _whole(place.store, place.files, table)
 
-    @contextmanager
-    def begin() -> Iterator[Callable[[_Table], Iterator[_Merged]]]:
-        store = open_stage(stage)
-        with StepFiles(store) as files:
-            yield lambda table: iter([_whole(store, files, table)])
-
-    found, error = table_tasks.together(table_tasks.in_tasks(job, tables, begin))
-    if error:
-        raise error
-    return found
+    return all_results(in_tasks(job, tables, in_place(job, work)))
 
 
 def _by_spark(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     """Large tables as one job, and all others as another one, however many there are."""
     large = [at for at, table in enumerate(tables) if table.parts.count > 1]
     small = [at for at, table in enumerate(tables) if table.parts.count == 1]
-    done = dict(zip(small, _by_driver(job, [tables[at] for at in small]), strict=True))
+    done = dict(zip(small, _each_whole(job, [tables[at] for at in small]), strict=True))
     done |= dict(zip(large, _shuffled(job, [tables[at] for at in large]), strict=True)) if large else {}
     return [done[at] for at in range(len(tables))]
 
@@ -180,7 +171,7 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     stage = job.pipeline.stage
     firsts = np.cumsum([0, *(table.parts.count for table in tables)]).tolist()
     reads = [_Read(number, file) for number, table in enumerate(tables) for file in table.files]
-    units = table_tasks.packed(reads, parallelism(job.spark) * table_tasks.TASKS_PER_CORE)
+    units = packed(reads, parallelism(job.spark) * TASKS_PER_CORE)
 
     def cut(unit: Sequence[tuple[int, _Read]]) -> Iterator[Iterator[tuple[int, pa.Table]]]:
         store = open_stage(stage)

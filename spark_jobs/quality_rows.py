@@ -1,128 +1,209 @@
-"""The rows that the suites of a run judge: as frames of Spark, or as Arrow tables.
+"""The rows that the suites of a run judge: Arrow tables that the work on a file gives.
 
-Staged and merged rows come from files. Rows of the target are read back by the workers, and compared with what they
-should be in the server; above `quality.sample_rows` evenly spaced ones are.
+Few are gathered by the driver, as one table; many are a frame of Spark, whose tasks do the same work. Staged and merged
+rows come from files. Rows of the target are read back, and compared in the server with what they should be; above
+`quality.sample_rows` evenly spaced ones are.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from pathlib import Path
-from typing import Any
+from hashlib import sha256
+from typing import Any, TypeVar
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql import types as T  # noqa: N812
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 
-from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp
+from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp, merged_schema
 from cdc_core.model.run import MergeTable, files_to_read
-from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
-from cdc_core.stage.staged_events import in_ranges
+from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.staged_events import FileOfEvents, counted_rows
+from cdc_core.stage.unify import align
 from cdc_core.target.compare import SAME, outcomes
-from cdc_core.target.destination import Destination, Sessions
-from cdc_core.target.text import empty_literals, row_keys
-from spark_jobs import table_tasks
-from spark_jobs.columns import Work, c, map_in_arrow, spark_type
-from spark_jobs.failures import carried
-from spark_jobs.job import Job, each_table
-from spark_jobs.merge_rules import row_columns
-from spark_jobs.table_tasks import Piece, Place, together
-from spark_jobs.write import accepted
+from cdc_core.target.destination import Destination
+from cdc_core.target.text import column_text, escaped, row_keys
+from spark_jobs.job import Job
+from spark_jobs.merge_rules import files_of_events, row_columns
+from spark_jobs.quarantine import others
+from spark_jobs.shuffle import ipc_bytes
+from spark_jobs.table_tasks import (
+    Begin,
+    Piece,
+    Place,
+    all_results,
+    at_target,
+    in_frame,
+    in_place,
+    in_tasks,
+    without_logins,
+)
 
 TABLE, KEY, OUTCOME = "_table", "_key", "_outcome"
 _SHARD = "_shard"
-_STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
-_FEW_VALUES = frozenset({TABLE, _SHARD, OUTCOME, OP, SOURCE, FILE})
-_WHOLE = {KEY: pa.string(), SEQ: pa.int64(), ROW: pa.int64(), POS: pa.int64()}
-_VALUE_BYTES = 16
-COMPARED_ROWS = 50_000
-_TARGET_FRAME = f"`{TABLE}` string, `{_SHARD}` string, `{KEY}` string, `{OP}` string, `{OUTCOME}` string"
+_CODED = pa.dictionary(pa.int32(), pa.string())
+"""Of columns with few values, which are judged faster so."""
+_STAGED = pa.schema([(TABLE, _CODED), *((one.name, one.type) for one in BOOKKEEPING if not one.nullable)])
+_MERGED = pa.schema(
+    [(TABLE, _CODED), (KEY, pa.string()), (OP, _CODED), (SOURCE, _CODED), (SEQ, pa.int64()), (ROW, pa.int64())]
+)
+_TARGET = pa.schema([(TABLE, _CODED), (_SHARD, _CODED), (KEY, pa.string()), (OP, _CODED), (OUTCOME, _CODED)])
+BATCH_ROWS = 50_000
+_OBJECT_BYTES = 16
+_LONGEST_IDENTITY = 64
+"""Characters. A longer one is hashed."""
+Result = TypeVar("Result")
 
 
-def staged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
-    parts = []
+@dataclass(frozen=True, slots=True)
+class JudgedRows:
+    """Rows that a suite judges. count: how many there must be. schema: of the tables that the work on the pieces gives;
+    pieces, begin and most are as in table_tasks."""
+
+    count: int
+    schema: pa.Schema
+    pieces: Sequence[Any]
+    begin: Begin[Any, pa.Table]
+    most: int | None = None
+
+    def table(self, job: Job) -> pa.Table:
+        parts = [pa.ipc.open_stream(one).read_all() for one in self._each(job, ipc_bytes)]
+        return pa.concat_tables([self.schema.empty_table(), *parts]).unify_dictionaries()
+
+    @contextmanager
+    def frame(self, job: Job) -> Iterator[DataFrame]:
+        frame = in_frame(job, self.pieces, self.begin, self.schema, most=self.most)
+        frame.persist(StorageLevel.MEMORY_AND_DISK)  # the rows are made once
+        try:
+            yield frame
+        finally:
+            frame.unpersist()
+
+    def size_bytes(self, job: Job) -> int:
+        return sum(self._each(job, size_bytes))
+
+    def _each(self, job: Job, result: Callable[[pa.Table], Result]) -> list[Result]:
+        """The result of each table of the work."""
+        begin = self.begin
+
+        @contextmanager
+        def begun() -> Iterator[Callable[[Any], Iterable[Result]]]:
+            with begin() as work:
+                yield lambda piece: map(result, work(piece))
+
+        return all_results(in_tasks(job, self.pieces, begun, most=self.most))
+
+
+def size_bytes(rows: pa.Table) -> int:
+    """About what the values take in memory, each as an object."""
+    size: int = rows.nbytes + rows.num_rows * rows.num_columns * _OBJECT_BYTES
+    return size
+
+
+def _made(schema: pa.Schema, rows: pa.Table | pa.RecordBatch, made: Mapping[str, pa.Array]) -> pa.Table:
+    """The rows under a schema, with some columns beside their own."""
+    columns = [made[name] if name in made else rows.column(name) for name in schema.names]
+    return pa.table([column.cast(kind) for column, kind in zip(columns, schema.types, strict=True)], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _StagedFile:
+    table: str
+    rows: int
+    file: FileOfEvents
+
+
+def _staged_files(job: Job, table: MergeTable) -> list[_StagedFile]:
+    both = zip(files_to_read(table.files), files_of_events(job, table), strict=True)
+    return [_StagedFile(table.table, one.rows, file) for one, file in both]
+
+
+def _staged(store: ObjectStore, file: FileOfEvents, names: Sequence[str]) -> Iterator[pa.Table]:
+    with store.open_input(file.part.path) as source, pq.ParquetFile(source) as parquet:
+        yield from counted_rows(parquet, file, names)
+
+
+def staged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
+    def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
+        for rows in _staged(place.store, file.file, _STAGED.names[1:]):
+            yield _made(_STAGED, rows, {TABLE: pa.repeat(file.table, rows.num_rows)})
+
+    pieces = [file for table in tables for file in _staged_files(job, table)]
+    return JudgedRows(sum(table.rows for table in tables), _STAGED, pieces, in_place(job, work))
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedFile:
+    """rows: about how many. identity: the columns of which no two rows of the table have the same values."""
+
+    table: str
+    rows: int
+    path: str
+    identity: tuple[str, ...] = ()
+
+
+def _merged_files(job: Job, table: MergeTable, identity: tuple[str, ...] = ()) -> list[_MergedFile]:
+    paths = job.merged_files(table)
+    return [_MergedFile(table.table, table.rows // len(paths), path, identity) for path in paths]
+
+
+def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """These of its columns, as far as it has them."""
+    with store.open_input(path) as source, pq.ParquetFile(source) as parquet:
+        here = set(parquet.schema_arrow.names)
+        yield from parquet.iter_batches(BATCH_ROWS, columns=[name for name in names if name in here])
+
+
+def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
+    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+        for batch in _merged(place.store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
+            table = pa.repeat(file.table, batch.num_rows)
+            yield _made(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
+
+    pieces = []
     for table in tables:
-        for _, rows in job.staged(table):
-            parts.append(rows.select(F.lit(table.table).alias(TABLE), *[c(name) for name in _STAGED]))
-    return reduce(DataFrame.unionAll, parts) if parts else None
+        copy = (*row_columns(job, table).names, SOURCE, SEQ, ROW)
+        pieces += _merged_files(job, table, table.key or copy)
+    winners = sum(job.merge_counts[table.table].winners for table in tables)
+    return JudgedRows(winners, _MERGED, pieces, in_place(job, work))
 
 
-def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
-    parts = []
-    for table in tables:
-        rows = job.read(job.merged_files(table))
-        if table.key:
-            key = F.to_json(F.struct(*[exact(rows.schema[name].dataType, name).alias(name) for name in table.key]))
-            if ORIGIN in rows.columns:  # a truncate has no key, and there may be one for each source table
-                key = F.when(c(OP) == MergedOp.TRUNCATE, c(ORIGIN)).otherwise(key)
-        else:
-            key = copy_identity(rows.schema)
-        notes = [c(name) for name in (OP, SOURCE, SEQ, ROW)]
-        parts.append(rows.select(F.lit(table.table).alias(TABLE), key.alias(KEY), *notes))
-    return reduce(DataFrame.unionAll, parts) if parts else None
+def identities(rows: pa.RecordBatch, names: Sequence[str]) -> pa.StringArray:
+    """Texts that differ as the values of these columns do, bit by bit. Of a truncate, which has no key, each source
+    table may have one."""
+    found = _joined(*(_exact(rows, name) for name in names))
+    truncate = pc.equal(rows.column(OP), MergedOp.TRUNCATE)
+    if truncate.true_count:
+        origin = rows.column(ORIGIN) if ORIGIN in rows.schema.names else pa.nulls(rows.num_rows, pa.string())
+        found = pc.if_else(truncate, _joined(pa.repeat("\\T", rows.num_rows), origin, found), found)
+    if (pc.max(pc.binary_length(found)).as_py() or 0) <= _LONGEST_IDENTITY:
+        return found
+    short = (one if len(one) <= _LONGEST_IDENTITY else sha256(one.encode()).hexdigest() for one in found.to_pylist())
+    return pa.array(short, pa.string())
 
 
-def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
-    def one(table: MergeTable) -> DataFrame:
-        rows = accepted(job, table, job.read(job.filtered_files(table))).coalesce(job.target.sessions)
-        return map_in_arrow(rows, _comparer(job.destination(table, writing=False)), _TARGET_FRAME)
-
-    parts = each_table(one, tables)
-    return reduce(DataFrame.unionAll, parts) if parts else None
+def _joined(*texts: pa.StringArray) -> pa.StringArray:
+    return pc.binary_join_element_wise(*texts, "\t", null_handling="replace", null_replacement="\\N")
 
 
-def staged_rows(job: Job, tables: Sequence[MergeTable]) -> Iterator[pa.Table]:
-    """The rows of staged_frame, file by file."""
-    for table in tables:
-        for file in files_to_read(table.files):
-            with job.store.open_input(file.path) as source:
-                rows = pq.ParquetFile(source).read(columns=list(_STAGED))
-            if file.seqs:
-                rows = rows.filter(pa.array(in_ranges(rows.column(SEQ).to_numpy(), file.seqs)))
-            yield _coded(pa.table({TABLE: _repeated(table.table, rows.num_rows)} | _columns(rows, _STAGED)))
-
-
-def merged_rows(job: Job, tables: Sequence[MergeTable]) -> Iterator[pa.Table]:
-    """The rows of merged_frame, some at a time; all at once of a table without a key."""
-    for table in tables:
-        if not table.key:
-            frame = merged_frame(job, [table])
-            assert frame is not None
-            yield _coded(frame.toArrow())
-            continue
-        for path in job.merged_files(table):
-            with job.store.open_input(path) as source:
-                file = pq.ParquetFile(source)
-                here = set(file.schema_arrow.names)
-                notes = [name for name in (OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN) if name in here]
-                names = list(dict.fromkeys([*table.key, *notes]))
-                none = pa.RecordBatch.from_pylist(
-                    [], schema=pa.schema([file.schema_arrow.field(name) for name in names])
-                )
-                for batch in [none, *file.iter_batches(columns=names)]:
-                    columns = {TABLE: _repeated(table.table, batch.num_rows), KEY: _merged_keys(batch, table.key)}
-                    yield _coded(pa.table(columns | _columns(batch, (OP, SOURCE, SEQ, ROW))))
-
-
-def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
-    """Texts that differ as the keys do; of a truncate, which has no key, its origin: each source table may have one."""
-    keys = row_keys(rows, key)
-    labels = [row for row, name in empty_literals(rows) if name in key]
-    if labels:  # an ENUM's error value has the text of the label ''
-        marked = np.zeros(rows.num_rows, dtype=bool)
-        marked[labels] = True
-        keys = pc.if_else(pa.array(marked), pc.binary_join_element_wise(keys, pa.scalar(NO_LABEL), ""), keys)
-    if ORIGIN in rows.schema.names:
-        keys = pc.if_else(pc.equal(rows.column(OP), MergedOp.TRUNCATE), rows.column(ORIGIN), keys)
-    return keys
+def _exact(rows: pa.RecordBatch, name: str) -> pa.StringArray:
+    """A value by its text, which is marked if the type cannot hold the value: the error value of an ENUM has the text
+    of the label '', and the digits of bytes that are not text are text."""
+    text = escaped(column_text(rows, name))
+    literal = rows.column(LITERAL)
+    if literal.null_count == len(literal):
+        return text
+    entries = LiteralEntries.of(literal)
+    marked = np.zeros(rows.num_rows, bool)
+    marked[entries.row[entries.among([name])]] = True
+    return pc.if_else(pa.array(marked), pc.binary_join_element_wise(text, "\\L", ""), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,124 +231,63 @@ class Sample:
             at += here * every - rows
         return cls(every, first, taken)
 
-    def taken(self, path: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Those of a file's batches."""
-        if self.every == 1:
-            yield from batches
-            return
-        at = self.first[path]
-        for batch in batches:
-            rows = np.arange(at, batch.num_rows, self.every)
-            at += len(rows) * self.every - batch.num_rows
-            yield batch.take(pa.array(rows))
 
-
-def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample, most: int) -> Iterator[pa.Table]:
-    """The rows of target_frame, about `most` at a time: a job of Spark for all tables of a part. Tables with rows that
-    were set aside have their own, and are compared as a whole."""
-    names = job.tables_aside
-    aside = [table for table in tables if table.table in names]
-    plain = [table for table in tables if table.table not in names]
-    pieces = []
-    for table, destination in zip(plain, job.destinations(plain, writing=False), strict=True):
-        paths = job.filtered_files(table)
-        pieces += [Piece(destination, table.rows // len(paths), path) for path in paths]
-
-    def work(destination: Destination, path: str, place: Place) -> Iterator[bytes]:
-        with place.store.open_input(path) as source:
-            batches = sample.taken(path, pq.ParquetFile(source).iter_batches(COMPARED_ROWS))
-            compared = _compared(destination, batches, place.sessions, place.scratch)
-            parts = [_coded(pa.Table.from_batches([one])) for one in compared]
-        found = whole([*parts, _coded(_compared_schema().empty_table())])
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, found.schema) as stream:
-            stream.write_table(found)
-        yield sink.getvalue().to_pybytes()
-
-    for some in _groups(pieces, most * sample.every):
-        found, error = together(table_tasks.done(job, some, work))
-        if error:
-            raise error
-        yield whole([pa.ipc.open_stream(one).read_all() for one in found])
-    if aside:
-        frame = target_frame(job, aside)
-        assert frame is not None
-        yield _coded(frame.toArrow().select(_compared_schema().names))
-
-
-def _groups(pieces: Sequence[Piece[str]], most: int) -> list[list[Piece[str]]]:
-    """Pieces that follow each other, with about so many rows at most."""
-    groups: list[list[Piece[str]]] = []
-    rows = most
-    for piece in pieces:
-        if rows + piece.rows > most:
-            groups.append([])
-            rows = 0
-        groups[-1].append(piece)
-        rows += piece.rows
-    return groups
-
-
-def _compared_schema() -> pa.Schema:
-    return pa.schema([(name, pa.string()) for name in (TABLE, _SHARD, KEY, OP, OUTCOME)])
-
-
-def whole(parts: Sequence[pa.Table]) -> pa.Table:
-    """One table of one or more."""
-    return pa.concat_tables(parts).unify_dictionaries()
-
-
-def _repeated(value: str, count: int) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value]))
-
-
-def _columns(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
-    return {name: rows.column(name) for name in names}
-
-
-def _coded(rows: pa.Table) -> pa.Table:
-    """With columns of few values as codes, which are judged faster; all parts of a frame alike."""
-    for at, field in enumerate(rows.schema):
-        column = rows.column(at)
-        if field.name in _FEW_VALUES:
-            kind = pa.dictionary(pa.int32(), pa.string())
-            if not pa.types.is_dictionary(field.type):
-                column = column.cast(pa.string()).dictionary_encode()
-            rows = rows.set_column(at, pa.field(field.name, kind), column.cast(kind))
-        elif field.name in _WHOLE:
-            kind = _WHOLE[field.name]
-            rows = rows.set_column(at, pa.field(field.name, kind), column.cast(kind))
-        else:
-            rows = rows.set_column(at, pa.field(field.name, field.type), column)
-    return rows
-
-
-def _comparer(destination: Destination) -> Work:
-    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with carried(), Sessions() as sessions, tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-            yield from _compared(destination, batches, sessions, Path(scratch))
-
-    return work
-
-
-def _compared(
-    destination: Destination, batches: Iterable[pa.RecordBatch], sessions: Sessions, scratch: Path
-) -> Iterator[pa.RecordBatch]:
+def spaced(batches: Iterable[pa.RecordBatch], first: int, every: int) -> Iterator[pa.RecordBatch]:
+    """Those of a file's rows that are in a sample."""
+    if every == 1:
+        yield from batches
+        return
+    at = first
     for batch in batches:
-        shards = np.asarray(batch.column(SHARD))
-        for number in np.unique(shards):
-            rows = batch.take(pa.array(np.flatnonzero(shards == number)))
-            shard = destination.shards[number]
-            found = outcomes(sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=scratch)
-            yield pa.record_batch(
-                {
-                    TABLE: pa.repeat(destination.logical, rows.num_rows),
-                    _SHARD: pa.repeat(shard.table.name, rows.num_rows),
-                    KEY: _keys_to_show(rows, destination.key, found),
-                    OP: rows.column(OP),
-                    OUTCOME: pa.array(found, pa.string()),
-                }
-            )
+        rows = np.arange(at, batch.num_rows, every)
+        at += len(rows) * every - batch.num_rows
+        yield batch.take(pa.array(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _FilteredFile:
+    """first: of its rows in the sample. aside: the names of rows that are left out."""
+
+    path: str
+    first: int
+    aside: tuple[str, ...]
+
+
+def target_rows(
+    job: Job, tables: Sequence[MergeTable], sample: Sample, aside: Mapping[str, tuple[str, ...]]
+) -> JudgedRows:
+    """aside: as in quarantine.names_aside."""
+    every = sample.every
+
+    def work(destination: Destination, file: _FilteredFile, place: Place) -> Iterator[pa.Table]:
+        with place.store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
+            batches = (others(batch, destination.key, file.aside) for batch in parquet.iter_batches(BATCH_ROWS))
+            for batch in spaced(batches, file.first, every):
+                yield from _compared(destination, batch, place)
+
+    pieces = []
+    for table, destination in zip(tables, job.destinations(tables, writing=False), strict=True):
+        paths, names = job.filtered_files(table), aside.get(table.table, ())
+        files = [_FilteredFile(path, sample.first[path], names) for path in paths]
+        pieces += [Piece(destination, table.rows // len(paths), file) for file in files]
+    begin = at_target(job, pieces, work)
+    return JudgedRows(sample.rows, _TARGET, without_logins(pieces), begin, job.target.sessions)
+
+
+def _compared(destination: Destination, batch: pa.RecordBatch, place: Place) -> Iterator[pa.Table]:
+    shards = np.asarray(batch.column(SHARD))
+    for number in np.unique(shards):
+        rows = batch.take(pa.array(np.flatnonzero(shards == number)))
+        shard = destination.shards[number]
+        session, layout = place.sessions.of(shard), destination.layout_of(shard)
+        found = outcomes(session, shard.facts, rows, layout, scratch=place.scratch)
+        made = {
+            TABLE: pa.repeat(destination.logical, rows.num_rows),
+            _SHARD: pa.repeat(shard.table.name, rows.num_rows),
+            KEY: _keys_to_show(rows, destination.key, found),
+            OUTCOME: pa.array(found, pa.string()),
+        }
+        yield _made(_TARGET, rows, made)
 
 
 def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]) -> pa.Array:
@@ -278,71 +298,33 @@ def _keys_to_show(rows: pa.RecordBatch, key: Sequence[str], found: Sequence[str]
     return pc.if_else(other, row_keys(rows, key), pa.scalar(None, pa.string()))
 
 
-def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
+def own_rows(job: Job, table: MergeTable, stage: str) -> JudgedRows:
     """The rows that a user's suite judges: their columns and bookkeeping, without nested values."""
-    merged = stage == "merged"
-    rows = job.read(job.merged_files(table)) if merged else _changes(job, table)
-    nested = [
-        field.name
-        for field in rows.schema
-        if isinstance(field.dataType, T.StructType | T.MapType) or field.name == KEY_CHAIN
-    ]
-    return rows.drop(*[c(name) for name in nested])
+    if stage == "merged":
+        return _own_merged(job, table)
+    schema = _flat(merged_schema(list(row_columns(job, table)), ()))
+    wanted = {name.lower() for name in schema.names}
+
+    def work(file: _StagedFile, place: Place) -> Iterator[pa.Table]:
+        own = [column.name for column in file.file.schema.columns if column.name.lower() in wanted]
+        for rows in _staged(place.store, file.file, [*own, OP, TS, SOURCE, SEQ, ROW]):
+            yield align(rows, schema)
+
+    return JudgedRows(table.rows, schema, _staged_files(job, table), in_place(job, work))
 
 
-def _changes(job: Job, table: MergeTable) -> DataFrame:
-    """The staged rows, with the row's columns unified."""
-    parts = []
-    for schema, rows in job.staged(table):
-        own = {column.name.lower(): column.name for column in schema.columns}
-        columns = [
-            (c(own[field.name.lower()]) if field.name.lower() in own else F.lit(None))
-            .cast(spark_type(field.type))
-            .alias(field.name)
-            for field in row_columns(job, table)
-        ]
-        parts.append(rows.select(*columns, *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW)]))
-    return reduce(DataFrame.unionAll, parts)
+def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
+    files = _merged_files(job, table)
+    with job.store.open_input(files[0].path) as source, pq.ParquetFile(source) as parquet:
+        schema = _flat(parquet.schema_arrow)
+
+    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+        for batch in _merged(place.store, file.path, schema.names):
+            yield _made(schema, batch, {})
+
+    return JudgedRows(job.merge_counts[table.table].winners, schema, files, in_place(job, work))
 
 
-def exact(kind: T.DataType, name: str) -> Column:
-    """A key column as it is compared: by its text, if the type has values that it cannot hold."""
-    value, literal = c(name), c(LITERAL)[name]
-    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return F.coalesce(literal, value.cast("string"))
-    if isinstance(kind, T.StringType):
-        # An ENUM's error value, which has the text of its label ''; bytes that are not text have no value.
-        text = F.coalesce(value, F.concat(F.lit(NO_TEXT), literal))
-        return F.when((value == "") & literal.isNotNull(), F.lit(NO_LABEL)).otherwise(text)
-    return value
-
-
-NO_LABEL = "\0" * 256
-"""Labels of an ENUM have at most 255 characters, and may be a NUL."""
-NO_TEXT = "\0" * 257
-"""Before the hexadecimal digits of bytes that are not text of their character set."""
-
-
-def copy_identity(merged: T.StructType) -> Column:
-    """Identifies a merged copy among all others of the run by its values, batch and number, and a truncate, whose
-    values are those of a row of nulls."""
-    different = [field for field in merged if field.name not in (OP, TS)]
-    values = [_exact(field).alias(f"v{at}") for at, field in enumerate(different)]
-    return F.sha2(F.to_json(F.struct((c(OP) == MergedOp.TRUNCATE).alias("t"), *values)), 256)
-
-
-def _exact(field: T.StructField) -> Column:
-    """As numbers, 0.0 and -0.0 would be alike; their texts are not."""
-    if isinstance(field.dataType, T.FloatType | T.DoubleType):
-        return c(field.name).cast("string")
-    if isinstance(field.dataType, T.ArrayType):
-        return c(field.name).cast("array<string>")
-    return c(field.name)
-
-
-def size_bytes(frame: DataFrame, rows: int) -> int:
-    """What the values of a frame with so many rows take in memory, to within a few bytes for each."""
-    texts = [f.name for f in frame.schema if isinstance(f.dataType, T.StringType | T.BinaryType)]
-    lengths = [F.coalesce(F.sum(F.octet_length(c(name))), F.lit(0)) for name in texts]
-    (found,) = frame.agg(reduce(Column.__add__, lengths, F.lit(0)).alias("bytes")).collect()
-    return int(found["bytes"]) + rows * len(frame.schema) * _VALUE_BYTES
+def _flat(schema: pa.Schema) -> pa.Schema:
+    nested = (pa.StructType, pa.MapType)
+    return pa.schema([one for one in schema if not isinstance(one.type, nested) and one.name != KEY_CHAIN])

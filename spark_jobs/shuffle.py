@@ -40,7 +40,7 @@ def shuffled(
             for batch in batches:
                 for at in batch.column(0).to_pylist():
                     for some in cut(given[at]):
-                        found = [(part, _packed(piece)) for part, piece in some]
+                        found = [(part, ipc_bytes(piece)) for part, piece in some]
                         numbers = pa.array([part for part, _ in found], pa.int32())
                         pieces = pa.array([piece for _, piece in found], pa.binary())
                         yield pa.RecordBatch.from_arrays([numbers, pieces], names=["part", "piece"])
@@ -81,7 +81,8 @@ def shuffled(
     return results
 
 
-def _packed(piece: pa.Table) -> bytes:
+def ipc_bytes(piece: pa.Table) -> bytes:
+    """A table as a stream of Arrow, without what its buffers have beside its rows."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, piece.schema, options=_COMPRESSION) as stream:
         stream.write_table(piece)

@@ -10,16 +10,22 @@ closure of more than 1 MiB. Therefore the pieces have the destinations, without 
 from __future__ import annotations
 
 import heapq
+import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
+
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError
+from cdc_core.model.merged import merged_type
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Sessions
@@ -76,15 +82,39 @@ class Place:
     files: StepFiles
 
 
+Begin = Callable[[], AbstractContextManager[Callable[[Sized], Iterable[Result]]]]
+"""Opens what a task needs, and gives its work on a piece."""
+
+
 def done(
     job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Place], Iterable[Result]]
 ) -> list[list[Result] | LockstepError]:
     """As `in_tasks`, for work at a target, which gets as many sessions at once as the pipeline allows."""
+    return in_tasks(job, without_logins(pieces), at_target(job, pieces, work), most=job.target.sessions)
+
+
+def at_target(
+    job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Place], Iterable[Result]]
+) -> Begin[Piece[Given], Result]:
+    """Begins tasks that work at a target. They are given the pieces `without_logins`."""
     logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
+
+    def at_place(piece: Piece[Given], place: Place) -> Iterator[Result]:
+        try:
+            yield from work(_with(logins, piece.destination), piece.given, place)
+        except Exception:
+            place.sessions.close()  # in whatever state the error left them
+            raise
+
+    return in_place(job, at_place)
+
+
+def in_place(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begin[Sized, Result]:
+    """Begins tasks of any work."""
     stage = job.pipeline.stage
 
     @contextmanager
-    def connected() -> Iterator[Callable[[Piece[Given]], Iterator[Result]]]:
+    def begin() -> Iterator[Callable[[Sized], Iterable[Result]]]:
         store = open_stage(stage)
         with (
             Sessions() as sessions,
@@ -92,29 +122,42 @@ def done(
             tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
         ):
             place = Place(sessions, store, Path(scratch), files)
+            yield lambda piece: work(piece, place)
 
-            def one(piece: Piece[Given]) -> Iterator[Result]:
-                try:
-                    yield from work(_with(logins, piece.destination), piece.given, place)
-                except Exception:
-                    sessions.close()  # in whatever state the error left them
-                    raise
+    return begin
 
-            yield one
 
-    without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
-    return in_tasks(job, without, connected, most=job.target.sessions)
+def in_frame(
+    job: Job, pieces: Sequence[Sized], begin: Begin[Sized, pa.Table], schema: pa.Schema, *, most: int | None = None
+) -> DataFrame:
+    """The rows of the tables that the work on the pieces gives, as a frame with the types of merged rows: tasks do the
+    work whenever it is read. schema: of the tables. most: as in `in_tasks`. Any error ends what reads the frame."""
+    plain = pa.schema([(one.name, merged_type(one.type)) for one in schema])
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with begin() as work:
+            for batch in batches:
+                for given in batch.column("given"):
+                    for _, piece in pickle.loads(given.as_py()):
+                        with carried():
+                            for table in work(piece):
+                                yield from table.cast(plain).to_batches()
+
+    tasks = [pickle.dumps(one) for one in packed(pieces, min(most_tasks(job), most or len(pieces)))]
+    given = pa.table({"at": pa.array(range(len(tasks)), pa.int32()), "given": pa.array(tasks, pa.binary())})
+    spread = job.spark.createDataFrame(given).repartitionById(len(tasks), "at")
+    return spread.mapInArrow(task, from_arrow_schema(plain, prefer_timestamp_ntz=True))
 
 
 def in_tasks(
     job: Job,
     pieces: Sequence[Sized],
-    begin: Callable[[], AbstractContextManager[Callable[[Sized], Iterable[Result]]]],
+    begin: Begin[Sized, Result],
     *,
     most: int | None = None,
 ) -> list[list[Result] | LockstepError]:
-    """The results of each piece, or the error that ended it, in the order of the pieces. begin: opens what a task
-    needs, and gives its work on a piece. most: of tasks; None: as many as there is something to do them with.
+    """The results of each piece, or the error that ended it, in the order of the pieces. most: of tasks; None: as many
+    as there is something to do them with.
 
     An error that another attempt may cure ends the job at once and is raised: Spark may have attempts left.
     """
@@ -170,6 +213,14 @@ def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Resu
     return every, first
 
 
+def all_results(results: Iterable[list[Result] | LockstepError]) -> list[Result]:
+    """The results of several pieces. Raises the first error."""
+    every, error = together(results)
+    if error:
+        raise error
+    return every
+
+
 def packed(pieces: Sequence[Sized], most: int) -> list[list[tuple[int, Sized]]]:
     """The numbered pieces in at most so many tasks with about as many rows each."""
     tasks: list[list[tuple[int, Sized]]] = [[] for _ in range(min(len(pieces), most))]
@@ -185,10 +236,11 @@ _PIECE_ROWS = 2_000
 """A piece without rows costs about as much as this many rows."""
 
 
-def _without_logins(destination: Destination) -> Destination:
-    return replace(destination, shards=tuple(replace(shard, server=_NO_LOGIN) for shard in destination.shards))
+def without_logins(pieces: Sequence[Piece[Given]]) -> list[Piece[Given]]:
+    """The pieces as tasks are given them."""
+    return [replace(piece, destination=_with({}, piece.destination)) for piece in pieces]
 
 
-def _with(logins: dict[int, Server], destination: Destination) -> Destination:
-    shards = tuple(replace(shard, server=logins[shard.table.connection]) for shard in destination.shards)
-    return replace(destination, shards=shards)
+def _with(logins: Mapping[int, Server], destination: Destination) -> Destination:
+    shards = (replace(shard, server=logins.get(shard.table.connection, _NO_LOGIN)) for shard in destination.shards)
+    return replace(destination, shards=tuple(shards))

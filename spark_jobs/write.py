@@ -16,14 +16,11 @@ from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.errors import LockstepError
-from cdc_core.model.merged import REASON, MergedOp
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
-from cdc_core.model.version import decode
+from cdc_core.model.staged import OP
 from cdc_core.stage.layout import parse_copied
 from cdc_core.target import indexes
 from cdc_core.target.destination import Destination
@@ -31,23 +28,21 @@ from cdc_core.target.indexes import IndexedTable, built_after
 from cdc_core.target.load import Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.parts import why_whole, write_rows
-from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.write import ShardResult, ShardWrite
 from spark_jobs import table_tasks
-from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import begin_of
+from spark_jobs.quarantine import name_of, others, set_aside
 from spark_jobs.table_tasks import Piece, Place, together
 
 BATCH_ROWS = 50_000
-_UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
 
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """Shards of one table to write, by their numbers. paths: of its filtered files. stay: versions and keys of rows
-    that were not written to their new shard. The others are as in `shard_pieces`."""
+    """Shards of one table to write, by their numbers. paths: of its filtered files. stay: names of rows that were not
+    written to their new shard. The others are as in `shard_pieces`."""
 
     numbers: tuple[int, ...]
     paths: tuple[str, ...]
@@ -76,7 +71,7 @@ def shard_pieces(
     was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
     only these. rows: about how many there are. part_rows: as in parts.write_rows. after: by shard, the number of the
     transaction with its arrivals."""
-    stay = tuple(one.version.hex().upper() + one.key.decode() for one in unfit)
+    stay = tuple(name_of(one) for one in unfit)
     numbers = list(range(len(destination.shards)) if shards is None else shards)
     several = max(min(len(numbers), table_tasks.most_tasks(job)), 1)
     return [
@@ -109,7 +104,6 @@ def write_pieces(job: Job, pieces: Sequence[Piece[_Shards]]) -> list[list[ShardR
 
 def _write_shards(run_id: str, destination: Destination, shards: _Shards, place: Place) -> Iterator[ShardResult]:
     transact = None if destination.key else partial(write_copies, upto=shards.upto)
-    stay = pa.array(shards.stay, pa.string())
 
     def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
         if shards.arrivals and not destination.quarantine:
@@ -117,9 +111,7 @@ def _write_shards(run_id: str, destination: Destination, shards: _Shards, place:
         left = pc.equal(batch.column(OP), MergedOp.LEFT_SHARD)
         if shards.arrivals:
             return batch.filter(pc.invert(left))  # a row that did not arrive stays
-        batch = batch.filter(left)
-        names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
-        return batch.filter(pc.invert(pc.is_in(names, stay)))
+        return others(batch.filter(left), destination.key, shards.stay)
 
     with FilteredFiles(place.store, shards.paths, place.scratch) as filtered:
         for number in shards.numbers:
@@ -195,7 +187,7 @@ def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
         if table.table in arrived:
             unfit = [row for one in arrived[table.table] for row in one.unfit]
             if unfit or job.quarantine(table.table) in aside:
-                _set_aside(job, table, unfit)
+                set_aside(job, table, unfit)
             if places[table.table].moving:
                 departing[table.table] = shard_pieces(
                     job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows,
@@ -237,35 +229,6 @@ def _large(job: Job, places: Mapping[str, Destination], tables: Sequence[MergeTa
         if table.rows >= indexes.LARGE_ROWS * len(places[table.table].shards)
         for shard in places[table.table].shards
     ]
-
-
-def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
-    """Keeps the rows that the target rejects, with the reason."""
-    folder = job.quarantine(table.table)
-    if not unfit:
-        job.clear(folder)
-        return
-    versions = [decode(one.version) for one in unfit]
-    named = [(one.op, at.source, at.seq, at.row, one.reason) for one, at in zip(unfit, versions, strict=True)]
-    reasons = F.broadcast(job.spark.createDataFrame(named, _UNFIT))
-    rows = job.read(job.filtered_files(table))
-    aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))
-    aside.write.mode("overwrite").parquet(job.store.spark_uri(folder))
-    log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
-                len(unfit), table.table, folder, unfit[0].reason)  # fmt: skip
-
-
-def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
-    """The filtered rows without those set aside, and without their departures: a row that did not arrive stays."""
-    folder = job.quarantine(table.table)
-    if not job.rows_in(folder):
-        return rows
-    names = {name: f"_aside{at}" for at, name in enumerate((OP, SOURCE, SEQ, ROW, *table.key))}
-    aside = F.broadcast(job.read([folder]).select(*[c(name).alias(alias) for name, alias in names.items()]))
-    same = (c(OP) == c(names[OP])) | (c(OP) == MergedOp.LEFT_SHARD)
-    for name in (SOURCE, SEQ, ROW, *table.key):
-        same = same & c(name).eqNullSafe(c(names[name]))
-    return rows.join(aside, same, "left_anti")
 
 
 def write(job: Job) -> None:

@@ -123,7 +123,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         pa.string(),
         "which source table the row comes from (model.version)",
         ("cdc_core.history.winners",),
-        ("cdc_core.target.text", "spark_jobs.quality_rows"),
+        ("cdc_core.target.text", "spark_jobs.quality_rows", "spark_jobs.quarantine"),
         _SHARED,
     ),
     MergedColumn(
@@ -169,7 +169,7 @@ FILTERED_COLUMNS: tuple[MergedColumn, ...] = (
         REASON,
         pa.string(),
         "why the row is not written",
-        ("spark_jobs.filter", "spark_jobs.write"),
+        ("spark_jobs.filter", "spark_jobs.quarantine"),
         ("spark_jobs.filter",),
         "rejected/",
     ),

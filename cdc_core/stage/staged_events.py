@@ -56,10 +56,7 @@ def file_events(
     gathered: list[pa.Table] = []
     rows = size = 0
     with open_intact(store, file.part) as source, pq.ParquetFile(source) as parquet:
-        for batch in _batches(parquet, file.schema, names, before):
-            staged = pa.Table.from_batches([batch])
-            if file.seqs:
-                staged = staged.filter(pa.array(in_ranges(staged.column(SEQ).to_numpy(), file.seqs)))
+        for staged in counted_rows(parquet, file, names, before):
             if condition is not None:
                 staged = staged.filter(condition)
             batches = None if rule.key else _begins(staged, file.begins)
@@ -77,13 +74,17 @@ def _together(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
-def _batches(
-    parquet: pq.ParquetFile, schema: TableSchema, names: Sequence[str], before: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
+def counted_rows(
+    parquet: pq.ParquetFile, file: FileOfEvents, names: Sequence[str], before: Sequence[str] = ()
+) -> Iterator[pa.Table]:
+    """The rows of a file that count, some at a time. names: of their columns, SEQ among them. before: of those inside
+    `_before`."""
     columns = [name for name in names if name != BEFORE] + [f"{BEFORE}.{name}" for name in before]
     for group in range(parquet.num_row_groups):
-        size = _batch_rows(parquet.metadata.row_group(group), schema)
-        yield from parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False)
+        size = _batch_rows(parquet.metadata.row_group(group), file.schema, names)
+        for batch in parquet.iter_batches(size, row_groups=[group], columns=columns, use_threads=False):
+            rows = pa.Table.from_batches([batch])
+            yield rows.filter(_in_ranges(rows.column(SEQ).to_numpy(), file.seqs)) if file.seqs else rows
 
 
 def _begins(rows: pa.Table, begins: Sequence[int]) -> pa.Array:
@@ -94,18 +95,18 @@ def _begins(rows: pa.Table, begins: Sequence[int]) -> pa.Array:
     return pa.array(ordered[np.maximum(np.searchsorted(ordered, seqs, "right") - 1, 0)])
 
 
-def in_ranges(seqs: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+def _in_ranges(seqs: npt.NDArray[np.int64], ranges: Sequence[tuple[int, int]]) -> pa.BooleanArray:
     """Which order keys are in one of the ranges (FileOfEvents.seqs)."""
     firsts, lasts = (np.array(side, np.int64) for side in zip(*ranges, strict=True))
     at = np.searchsorted(firsts, seqs, "right") - 1
-    found: npt.NDArray[np.bool_] = (at >= 0) & (seqs <= lasts[at])
-    return found
+    return pa.array((at >= 0) & (seqs <= lasts[at]))
 
 
-def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema) -> int:
-    """How many rows of a row group surely take no more than _BATCH_BYTES, within limits."""
-    longest = sum(_longest_bytes(column.type) for column in schema.columns if column.logged)
-    both = 2 * min(longest, max(int(group.total_byte_size), 1))
+def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema, names: Sequence[str]) -> int:
+    """How many rows of a row group, of these columns, surely take no more than _BATCH_BYTES, within limits."""
+    read = [column for column in schema.columns if column.logged and column.name in names]
+    longest = sum(_longest_bytes(column.type) for column in read)
+    both = 2 * max(min(longest, int(group.total_byte_size)), 1)
     return max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // both))
 
 

@@ -19,9 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.config import Pipeline, Quality, Spark, parse
+from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
@@ -34,7 +33,7 @@ from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
-from spark_jobs.quality_rows import Sample, size_bytes
+from spark_jobs.quality_rows import Sample, spaced
 from spark_jobs.table_tasks import together
 from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -464,7 +463,7 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: Line, monkeypatch:
     assert json.loads((line.stage.root / plan.quality_folder("shards") / "merged.json").read_text())["success"] is True
 
 
-def test_a_run_of_more_rows_than_are_judged_at_once_is_judged_in_parts_and_as_well(
+def test_a_run_of_more_rows_than_are_judged_in_memory_is_judged_by_spark_and_as_well(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def verdicts() -> dict[str, Any]:
@@ -481,25 +480,25 @@ def test_a_run_of_more_rows_than_are_judged_at_once_is_judged_in_parts_and_as_we
             for name, one in found.items()
         }  # fmt: skip
 
-    def the_same_in_parts() -> dict[str, Any]:
+    def the_same_by_spark() -> dict[str, Any]:
         nonlocal engines
         engines = {"pandas"}
-        at_once = verdicts()
+        in_memory = verdicts()
         with monkeypatch.context() as patch:
             patch.setattr(quality, "GATHERED_ROWS", 2)
-            engines = {"pandas" if line.pipeline.spark.driver_rows else "spark"}
-            assert verdicts() == at_once
-        return at_once
+            engines = {"spark"}
+            assert verdicts() == in_memory
+        return in_memory
 
     engines: set[str] = set()
     plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
-    assert all(one[0] for one in the_same_in_parts().values())
+    assert all(one[0] for one in the_same_by_spark().values())
 
     line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
     line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
     path = next(line.stage.root.glob(f"{line.job(plan).merged('shop.orders')}/**/*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(path), pq.read_table(path).slice(0, 1)]), path)
-    found = the_same_in_parts()
+    found = the_same_by_spark()
     assert found["target"][3] == [("2", "missing"), ("5", "differs")]
     assert [one[0] for one in found.values()] == [True, False, False]
     assert found["merged"][2][:2] == [False, False]  # their number, and that no key stands twice
@@ -521,11 +520,11 @@ def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_i
     assert verdict["success"], verdict
     assert (verdict["rows"] < 8, verdict["of"]) == (True, 8)
     assert f"<p>a sample of {verdict['rows']} of 8 rows</p>" in (folder / "report.html").read_text()
-    with monkeypatch.context() as patch:  # a sample too large to be judged at once, on a cluster
+    with monkeypatch.context() as patch:  # a sample too large to be judged in memory
         patch.setattr(quality, "GATHERED_ROWS", 1)
-        patch.setattr(quality, "is_on_this_machine", lambda: False)
         check(line.job(plan))
-    assert {**json.loads((folder / "target.json").read_text()), "expectations": []} == verdict | {"expectations": []}
+    by_spark = json.loads((folder / "target.json").read_text())
+    assert {**by_spark, "expectations": []} == verdict | {"engine": "spark", "expectations": []}
 
     for d in (0, 1):
         for t in (0, 1):
@@ -544,7 +543,8 @@ def test_a_sample_is_evenly_spaced_over_all_files_and_never_empty(files: list[li
     taken = []
     for path, file in enumerate(files):
         batches = [pa.record_batch({"n": pa.array([next(numbers) for _ in range(rows)], pa.int64())}) for rows in file]
-        taken += [number for batch in sample.taken(str(path), batches) for number in batch.column(0).to_pylist()]
+        some = spaced(batches, sample.first[str(path)], sample.every)
+        taken += [number for batch in some for number in batch.column(0).to_pylist()]
     assert taken == list(range(total))[taken[0] if taken else 0 :: sample.every]
     assert len(taken) == sample.rows <= most
     assert bool(taken) == bool(total)
@@ -559,7 +559,9 @@ def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
     assert [one["expectation"] for one in failed] == ["expect_compound_columns_to_be_unique"]
 
 
-def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgotten_with_their_file(line: Line) -> None:
+def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgotten_with_their_file(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = line.stage.root / "orders.yaml"
     suites = [{"table": "shop.orders", "stage": stage, "path": str(file)} for stage in ("merged", "staged")]
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality.model_validate({"suites": suites})})
@@ -577,14 +579,13 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     assert [json.loads((folder / f"own-{n}.json").read_text())["rows"] for n in (0, 1)] == [9, 10]
 
     # Where a table's values do not fit into the driver's memory, Spark judges them, and finds the same.
-    everything = line.pipeline
-    line.pipeline = everything.model_copy(update={"spark": Spark(driver_rows=0)})
-    check(line.job(plan))
+    with monkeypatch.context() as patch:
+        patch.setattr(quality, "GATHERED_BYTES", 0)
+        check(line.job(plan))
     by_spark = json.loads((folder / "own-0.json").read_text())
-    assert (merged["engine"], by_spark["engine"]) == ("pandas" if everything.spark.driver_rows else "spark", "spark")
+    assert (merged["engine"], by_spark["engine"]) == ("pandas", "spark")
     counts = [one["expectations"][0]["result"]["partial_unexpected_counts"] for one in (merged, by_spark)]
     assert (by_spark["rows"], counts[1]) == (9, counts[0])
-    line.pipeline = everything
     check(line.job(plan))
     assert "orders.yaml on staged shop.orders" in (folder / "report.html").read_text()
 
@@ -598,14 +599,6 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
     check(line.job(plan))
     assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
-
-
-def test_the_size_of_a_frame_is_that_of_its_values_and_not_of_its_files(line: Line) -> None:
-    """Parquet stores a text that repeats once."""
-    columns = [F.repeat(F.lit("\u00e9"), 1000).alias("v"), F.lit(None).cast("binary").alias("n"), "id"]
-    frame = line.spark.range(5000).select(*columns)
-    assert 10_000_000 <= size_bytes(frame, 5000) <= 10_500_000
-    assert size_bytes(frame.where("id < 0").select("id"), 0) == 0
 
 
 def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_nothing_else_suffers(

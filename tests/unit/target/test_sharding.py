@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
-from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.config import Sharding, Target
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.model.merged import merged_type
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.target.destination import open_destination
 from cdc_core.target.sharding import shard_tables, shards_of
-from spark_jobs.columns import spark_type
 
 MOD = Sharding(key="id", databases=2, tables=4)
 HASH = Sharding(key="id", function="hash", databases=2, tables=4)
@@ -165,7 +164,7 @@ def test_a_function_sees_a_key_of_a_source_as_it_sees_that_of_a_run(unsigned: pa
     """A run has no unsigned integers, and verification reads the source: a narrower type may wrap."""
     sharding = Sharding(key="id", function="python", python=f"{__name__}:wrapping", tables=1000)
     values = pa.array([2**unsigned.bit_width - 1, 1], unsigned)
-    in_a_run = values.cast(to_arrow_type(spark_type(unsigned)))
+    in_a_run = values.cast(merged_type(unsigned))
     assert shards_of(values, sharding).tolist() == shards_of(in_a_run, sharding).tolist()
 
 
