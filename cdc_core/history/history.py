@@ -11,7 +11,7 @@ from cdc_core.history.codes import whole
 from cdc_core.history.copies import nets
 from cdc_core.history.events import FORMER, event_schema
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import TruncateRule
+from cdc_core.history.truncates import Counting
 from cdc_core.history.winners import Merged, merged, reduced
 from cdc_core.model.staged import OP, TRUNCATE
 
@@ -39,10 +39,10 @@ class Counts:
 
 
 class History:
-    """Of one part. first: it counts the truncates, which are in every part."""
+    """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part."""
 
-    def __init__(self, rule: TableRule, truncates: TruncateRule, *, first: bool = True) -> None:
-        self._rule, self._truncates, self._first = rule, truncates, first
+    def __init__(self, rule: TableRule, counting: Counting, *, first: bool = True) -> None:
+        self._rule, self._counting, self._first = rule, counting, first
         self._events: list[pa.Table] = []
         self._rows, self._reduced_at = 0, REDUCED_ROWS
         self._of_others = 0
@@ -63,9 +63,9 @@ class History:
             self._reduced_at = max(REDUCED_ROWS, 2 * few.num_rows)
 
     def merged(self) -> Merged:
-        """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises Refused
-        (spark.truncate)."""
-        found = (merged if self._rule.key else nets)(self._together(), self._rule, self._truncates)
+        """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises what `counting`
+        raises."""
+        found = (merged if self._rule.key else nets)(self._together(), self._rule, self._counting)
         rows = found.rows if self._first else found.rows.filter(pc.not_equal(found.rows.column(OP), TRUNCATE))
         of_others = self._of_others - (found.rows.num_rows - rows.num_rows)
         self.counts += Counts(superseded=found.superseded - of_others, lost=found.lost)
