@@ -16,7 +16,6 @@ from cdc_core.history.winners import Merged, merged, reduced
 from cdc_core.model.staged import OP, TRUNCATE
 
 REDUCED_ROWS = 1 << 20
-"""So many events are gathered before those that do not matter any more are looked for."""
 
 
 @dataclass(slots=True)
@@ -39,12 +38,15 @@ class Counts:
 
 
 class History:
-    """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part."""
+    """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part.
+    reduced_rows: so many events are gathered before those that do not matter any more are looked for."""
 
-    def __init__(self, rule: TableRule, counting: Counting, *, first: bool = True) -> None:
+    def __init__(
+        self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int = REDUCED_ROWS
+    ) -> None:
         self._rule, self._counting, self._first = rule, counting, first
         self._events: list[pa.Table] = []
-        self._rows, self._reduced_at = 0, REDUCED_ROWS
+        self._rows, self._reduced_rows, self._reduced_at = 0, reduced_rows, reduced_rows
         self._of_others = 0
         self.counts = Counts()
 
@@ -60,7 +62,7 @@ class History:
             few = reduced(self._together(), self._rule)
             self.counts.superseded += self._rows - few.num_rows
             self._events, self._rows = [few], few.num_rows
-            self._reduced_at = max(REDUCED_ROWS, 2 * few.num_rows)
+            self._reduced_at = max(self._reduced_rows, 2 * few.num_rows)
 
     def merged(self) -> Merged:
         """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises what `counting`

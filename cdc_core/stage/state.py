@@ -16,7 +16,7 @@ from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import last_of_each
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.staged import ABSENT, BOOKKEEPING, LITERAL, OP, SEQ, TS
-from cdc_core.stage.event_parts import parts_of_events
+from cdc_core.stage.event_parts import PART_ROWS, parts_of_events
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.table_files import TableFiles, require_key
 
@@ -58,7 +58,7 @@ def state_rows(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterat
     schema, lost = state_schema(list(rule.columns)), 0
     with parts_of_events(store, files, rule) as parts:
         for events in parts:
-            history = History(rule, last_of_each)
+            history = History(rule, last_of_each, reduced_rows=PART_ROWS)
             for some in events:
                 history.add(some)
             rows = history.merged().rows

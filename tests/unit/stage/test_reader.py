@@ -1,4 +1,4 @@
-"""Reading staged batches: changes under one schema, states folded from them, and export."""
+"""Reading staged batches: changes under one schema, the states that they leave, and export."""
 
 from __future__ import annotations
 
@@ -199,6 +199,18 @@ def test_without_a_key_zeros_of_both_signs_are_different_rows(store):
     assert Counter(map(repr, rows(state, "d", "f", "v"))) == Counter(repr(tuple(row.values())) for row in expected)
     answer = sql(store, {"shop": batches}, "SELECT d, f, v FROM shop.log")
     assert Counter(map(repr, rows(answer, "d", "f", "v"))) == Counter(map(repr, rows(state, "d", "f", "v")))
+
+
+def test_without_a_key_a_generated_column_does_not_say_which_row_a_change_is_of(store):
+    schema = replace(KEYLESS, columns=(*KEYLESS.columns, Column("g", ColumnType("int"), generated=True)))
+
+    def row(op: str, number: int, g: int | None) -> Change:
+        return Change(schema, op, {"n": number, "note": "n", "g": g}, absent=() if g else ("g",))
+
+    made = [Made([row("c", 1, None), row("c", 1, 7), row("c", 2, 8), row("c", 3, None)], ts=1)]
+    made += [Made([row("d", 2, None), row("d", 1, 7)], ts=2)]
+    state = table_state(store, stage(store, made), "shop.log")
+    assert rows(state, "n", "g", "_cdc_absent") == [(1, 7, None), (3, None, '["g"]')]
 
 
 @pytest.mark.parametrize("key", [1, None])
@@ -624,11 +636,18 @@ def as_read(row: dict[str, Any], absent: Sequence[str] = ()) -> tuple[Any, ...]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+@given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5), part_rows=st.sampled_from([7, 1 << 22]))
 @pytest.mark.parametrize(
     ("sources", "minimal", "keyed"), [(1, False, True), (2, False, True), (1, True, True), (1, False, False)]
 )
-def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, minimal, keyed, data, cuts):
+def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, minimal, keyed, data, cuts, part_rows):
+    """Also where its events wait in scratch files, a file for each part of the keys."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cdc_core.stage.event_parts.PART_ROWS", part_rows)
+        compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts)
+
+
+def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts):
     drawn = data.draw(histories(sources=sources, minimal=minimal, keyed=keyed, truncates=True))
     schema = definition(keyed=keyed)
     store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")
