@@ -42,11 +42,12 @@ class History:
     reduced_rows: so many events are gathered before those that do not matter any more are looked for."""
 
     def __init__(
-        self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int = REDUCED_ROWS
+        self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int | None = None
     ) -> None:
         self._rule, self._counting, self._first = rule, counting, first
         self._events: list[pa.Table] = []
-        self._rows, self._reduced_rows, self._reduced_at = 0, reduced_rows, reduced_rows
+        self._rows, self._reduced_rows = 0, reduced_rows or REDUCED_ROWS
+        self._reduced_at = self._reduced_rows
         self._of_others = 0
         self.counts = Counts()
 
