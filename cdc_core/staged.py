@@ -32,11 +32,11 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import compaction, coverage, reader, start, views
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.changes_sql import common_key
 from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_found, require_reached
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage, open_store
+from cdc_core.stage.table_files import common_key
 from cdc_core.stage.unify import latest_definitions, parts_of
 from cdc_core.windows import parse_moment, to_us
 

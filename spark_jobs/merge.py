@@ -93,7 +93,7 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     counts = []
     with StepFiles(job.store) as files:
         for table, one, of_table in zip(tables, given, done, strict=True):
-            paths = of_table.paths or _written(files, one, History(one.rule, one.truncates).merged().rows)
+            paths = of_table.paths or _written(files, one, History(one.rule, one.truncates.last).merged().rows)
             names = [path.removeprefix(f"{one.folder}/") for path in paths]
             counts.append(checked(table, job.plan.run_id, of_table.counts, of_table.winners, of_table.truncates, names))
     kept = {f"{one.folder}/{name}" for one, of_table in zip(given, counts, strict=True) for name in of_table.files}
@@ -183,7 +183,7 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     def work(part: int, pieces: Iterator[pa.Table]) -> Iterator[tuple[int, _Merged]]:
         number = int(np.searchsorted(firsts, part, "right")) - 1
         table = tables[number]
-        history = History(table.rule, table.truncates, first=part == firsts[number])
+        history = History(table.rule, table.truncates.last, first=part == firsts[number])
         for events in pieces:
             history.add(events)
         with StepFiles(open_stage(stage)) as files:
@@ -210,7 +210,7 @@ class _Read:
 
 def _whole(store: ObjectStore, files: StepFiles, table: _Table) -> _Merged:
     """A table that is merged at once."""
-    history = History(table.rule, table.truncates)
+    history = History(table.rule, table.truncates.last)
     for file in table.files:
         for events in file_events(store, file, table.rule):
             history.add(events)

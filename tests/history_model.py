@@ -1,9 +1,9 @@
 """What a history of changes means: one reference model in plain Python, for every reader of staged changes.
 
-The product has two readers with two engines: the fold (cdc_core/stage/fold.py, DuckDB) makes a table's state of all of
-its history, the merge (spark_jobs/merge.py) finds the last change of each key among some of it. Both are held to
-`winners` and `nets` by property tests; and these to `Server`, which does to a table what was asked and logs it, so that
-the model is not a third opinion (tests/unit/test_history_model.py).
+The product's kernel (cdc_core/history), the state of a table, which is read from all of its history
+(cdc_core/stage/state.py), and the merge of some of it in a run (spark_jobs/merge.py) are held to `winners` and `nets`
+by property tests; and these to `Server`, which does to a table what was asked and logs it, so that the model is not a
+third opinion (tests/unit/test_history_model.py).
 
 The rules, in the order in which `winners` applies them:
 

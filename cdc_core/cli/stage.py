@@ -632,8 +632,8 @@ def export(
     is partial: rows that have not changed since are not staged. A partial table is refused unless you pass --partial.
     """
     from cdc_core.model.paths import segment
-    from cdc_core.stage.opened import tables_of
     from cdc_core.stage.reader import export as write
+    from cdc_core.stage.table_files import tables_of
 
     if every == bool(name):
         raise UsageError(

@@ -12,6 +12,7 @@ Arrow and give Arrow, and know no file, no server and no engine:
     values.py     values that the log did not carry, which older events have
     truncates.py  which TRUNCATEs count, and which events they undo
     copies.py     tables without a key: rows that come and go, counted
+    by_key.py     staged changes, each as a change of one key
     codes.py      numbers for values: equal where a key treats the values as equal
 
 The table of cases. `k` is the key after the change, `k0` the one before it:
@@ -32,7 +33,8 @@ The table of cases. `k` is the key after the change, `k0` the one before it:
                                      through the change of its key; else it stays absent, which is not NULL
     a delete                         ends a life: what comes after it under the key is another row
     a table without a key            an update is a row that goes and one that comes; copies of equal rows are summed up
-                                     batch by batch, because a target has a batch as a whole or not at all
+                                     for a run batch by batch, because a target has a batch as a whole or not at all,
+                                     and for a state over everything
 
 Of many changes of a key few matter: the last one, the last of each value that later ones lack, and some more
 (`reduced`). So memory is bounded by the keys of a part, not by its changes.

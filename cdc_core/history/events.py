@@ -94,7 +94,7 @@ def needed_columns(rule: TableRule, schema: TableSchema, *, key_changes: bool) -
 
 def events(
     rows: pa.Table,
-    schema: TableSchema,
+    schema: TableSchema | None,
     rule: TableRule,
     *,
     renews: bool = False,
@@ -104,9 +104,10 @@ def events(
     """The events of staged changes of one definition: `event_schema`. First one of each change, in their order, then
     those of keys that rows left.
 
-    rows: at least `needed_columns`. renews: they are of a copy, so that a truncate among them begins it. emptied: by
-    column, in small letters, the order key before which its values do not count: it was dropped, and added again.
-    batches: of a table without a key, where the batch of each row begins.
+    rows: at least `needed_columns`. schema: None for rows that are under the columns of the rule. renews: they are of a
+    copy, so that a truncate among them begins it. emptied: by column, in small letters, the order key before which its
+    values do not count: it was dropped, and added again. batches: of a table without a key, where the batch of each row
+    begins.
     """
     change = _Changes(rows, schema, rule, emptied or {})
     update = change.op(UPDATE) & change.has_before
@@ -272,7 +273,6 @@ def _own(change: _Changes, rule: TableRule, moved: Flags, *, renews: bool, batch
         lost = np.asarray(before.is_valid()) | (np.asarray(after.is_valid()) & ~update)
         if after.null_count < change.count:
             literal, values = _completed(change, rule, values, literal, after)
-            after = pa.nulls(change.count, _TEXT)
     columns[LOST] = pa.array(lost)
     columns[RENEWS] = pa.array(change.op(TRUNCATE) & renews)
     columns[FORMER] = pa.array(np.zeros(change.count, bool))
@@ -292,7 +292,6 @@ def _former(change: _Changes, rule: TableRule, batches: pa.Array | None) -> pa.T
             columns[SHARD_UNKNOWN] = pa.array(_any_of(before, rule.moving))
     else:
         columns[BATCH] = batches
-        before = pa.nulls(change.count, _TEXT)
     values = {field.name: change.before(field) for field in rule.columns}
     gone = pa.array([DELETE] * change.count, pa.string()).dictionary_encode()
     return _table(change, rule, values | columns, gone, change.literal(before=True), before)

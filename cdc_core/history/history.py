@@ -11,12 +11,11 @@ from cdc_core.history.codes import whole
 from cdc_core.history.copies import nets
 from cdc_core.history.events import FORMER, event_schema
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import TruncateRule
+from cdc_core.history.truncates import Counting
 from cdc_core.history.winners import Merged, merged, reduced
 from cdc_core.model.staged import OP, TRUNCATE
 
 REDUCED_ROWS = 1 << 20
-"""So many events are gathered before those that do not matter any more are looked for."""
 
 
 @dataclass(slots=True)
@@ -39,12 +38,16 @@ class Counts:
 
 
 class History:
-    """Of one part. first: it counts the truncates, which are in every part."""
+    """Of one part. counting: gives the truncates that count. first: the part counts them, which are in every part.
+    reduced_rows: so many events are gathered before those that do not matter any more are looked for."""
 
-    def __init__(self, rule: TableRule, truncates: TruncateRule, *, first: bool = True) -> None:
-        self._rule, self._truncates, self._first = rule, truncates, first
+    def __init__(
+        self, rule: TableRule, counting: Counting, *, first: bool = True, reduced_rows: int | None = None
+    ) -> None:
+        self._rule, self._counting, self._first = rule, counting, first
         self._events: list[pa.Table] = []
-        self._rows, self._reduced_at = 0, REDUCED_ROWS
+        self._rows, self._reduced_rows = 0, reduced_rows or REDUCED_ROWS
+        self._reduced_at = self._reduced_rows
         self._of_others = 0
         self.counts = Counts()
 
@@ -60,12 +63,12 @@ class History:
             few = reduced(self._together(), self._rule)
             self.counts.superseded += self._rows - few.num_rows
             self._events, self._rows = [few], few.num_rows
-            self._reduced_at = max(REDUCED_ROWS, 2 * few.num_rows)
+            self._reduced_at = max(self._reduced_rows, 2 * few.num_rows)
 
     def merged(self) -> Merged:
-        """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises Refused
-        (spark.truncate)."""
-        found = (merged if self._rule.key else nets)(self._together(), self._rule, self._truncates)
+        """What all of them leave, once they are there. Without a key: with `copies.COPIES`. Raises what `counting`
+        raises."""
+        found = (merged if self._rule.key else nets)(self._together(), self._rule, self._counting)
         rows = found.rows if self._first else found.rows.filter(pc.not_equal(found.rows.column(OP), TRUNCATE))
         of_others = self._of_others - (found.rows.num_rows - rows.num_rows)
         self.counts += Counts(superseded=found.superseded - of_others, lost=found.lost)

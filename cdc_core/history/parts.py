@@ -103,8 +103,8 @@ _BY_CHANGE = [(name, "ascending") for name in (SOURCE, SEQ, ROW)]
 
 
 def _key(events: pa.Table, rule: TableRule) -> list[pa.Array]:
-    """The columns that say the part; of a table without a key, all of the row."""
-    return [whole(events.column(events.schema.get_field_index(name))) for name in rule.key or rule.columns.names]
+    """The columns that say the part."""
+    return [whole(events.column(events.schema.get_field_index(name))) for name in rule.matched]
 
 
 def hashes_of(columns: Sequence[pa.Array]) -> Hashes:

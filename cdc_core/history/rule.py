@@ -19,3 +19,10 @@ class TableRule:
     moving: Sequence[str] = ()
     fill: Sequence[str] = ()
     shared: bool = False
+    totals: bool = False
+    unmatched: Sequence[str] = ()
+
+    @property
+    def matched(self) -> Sequence[str]:
+        """The columns that say which row a change is of."""
+        return self.key or [name for name in self.columns.names if name not in self.unmatched]

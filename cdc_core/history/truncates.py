@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,18 @@ class Truncate:
         return self.seq, self.row
 
 
+Counting = Callable[[Sequence[Truncate]], list[Truncate]]
+"""Gives, of truncates, those that count, one for each source table. May raise Refused."""
+
+
+def last_of_each(truncates: Sequence[Truncate]) -> list[Truncate]:
+    """The last one of each source table: what counts where all do, as in the state of a table."""
+    last: dict[tuple[str, str], Truncate] = {}
+    for one in truncates:
+        last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
+    return sorted(last.values())
+
+
 @dataclass(frozen=True, slots=True)
 class TruncateRule:
     """What a logical table does with them.
@@ -59,10 +71,7 @@ class TruncateRule:
 
         Raises Refused (spark.truncate).
         """
-        last: dict[tuple[str, str], Truncate] = {}
-        for one in truncates:
-            if one.renews:
-                last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
+        last = {one.table: one for one in last_of_each([one for one in truncates if one.renews])}
         logged = [
             one for one in truncates if not one.renews and (one.table not in last or one.order > last[one.table].order)
         ]
@@ -71,10 +80,7 @@ class TruncateRule:
             refused = [*refused, *last.values()]
         if refused:
             raise self._refused(refused)
-        if self.on_truncate == "apply":
-            for one in logged:
-                last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
-        return sorted(last.values())
+        return last_of_each([*last.values(), *(logged if self.on_truncate == "apply" else [])])
 
     def _refused(self, refused: Sequence[Truncate]) -> Refused:
         others = f", whose rows may come from other tables than {' and '.join(sorted(self.names))} too"

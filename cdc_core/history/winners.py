@@ -24,7 +24,7 @@ from cdc_core.history.events import (
     was,
 )
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import Places, Truncate, TruncateRule, truncates_of, undone
+from cdc_core.history.truncates import Counting, Places, Truncate, truncates_of, undone
 from cdc_core.history.values import Chains, Lives, numbers_of_changes, through_key_changes
 from cdc_core.model.merged import (
     BORN,
@@ -74,9 +74,10 @@ class Events:
     def __init__(self, table: pa.Table, rule: TableRule) -> None:
         self.rule = rule
         self.count = table.num_rows
-        self._columns = {name: whole(table.column(at)) for at, name in enumerate(table.column_names)}
-        self.op, self.source, self.table = (Coded.of(self._columns[name]) for name in (OP, SOURCE, TABLE))
-        self.ts, self.seq, self.row = (filled(self._columns[name]) for name in (TS, SEQ, ROW))
+        self._table = table
+        self._whole: dict[str, pa.Array] = {}
+        self.op, self.source, self.table = (Coded.of(self[name]) for name in (OP, SOURCE, TABLE))
+        self.ts, self.seq, self.row = (filled(self[name]) for name in (TS, SEQ, ROW))
         self.truncate, self.delete = self.op.has(TRUNCATE), self.op.has(DELETE)
         self.former = self.flags(FORMER)
         names = [origin_name(source, table) for source in self.source.texts for table in self.table.texts]
@@ -84,10 +85,18 @@ class Events:
         self.origin = Coded.numbered(names, numbers) if rule.shared else Coded([""], np.zeros(self.count, np.int64))
 
     def __getitem__(self, name: str) -> pa.Array:
-        return self._columns[name]
+        """A column that a decision needs, in one piece."""
+        if name not in self._whole:
+            self._whole[name] = whole(self._table.column(name))
+        return self._whole[name]
+
+    def at(self, name: str, places: Numbers) -> pa.ChunkedArray:
+        """Values that only move, at these places; null at -1."""
+        values = self._table.column(name)
+        return values.take(pa.array(places, mask=places < 0)) if (places < 0).any() else at_places(values, places)
 
     def flags(self, name: str) -> Flags:
-        return np.asarray(self._columns[name])
+        return np.asarray(self[name])
 
     @property
     def places(self) -> Places:
@@ -100,17 +109,17 @@ class Events:
             every.append(np.where(self.truncate, self.origin.codes, -1))
         return numbered(every)
 
-    def lacks(self) -> dict[str, Flags]:
-        """By column that an older event may have: which events lack it."""
-        return {name: lacking(self[ABSENT], lambda names, name=name: name in names) for name in self.rule.fill}  # type: ignore[misc]
+    def lacks(self, columns: Sequence[str]) -> dict[str, Flags]:
+        """By column: which events lack it."""
+        return {name: lacking(self[ABSENT], lambda names, name=name: name in names) for name in columns}  # type: ignore[misc]
 
 
-def merged(table: pa.Table, rule: TableRule, truncates: TruncateRule) -> Merged:
-    """What the events of a table with a key leave. Raises Refused (spark.truncate)."""
+def merged(table: pa.Table, rule: TableRule, counting: Counting) -> Merged:
+    """What the events of a table with a key leave."""
     events = Events(table, rule)
     last: list[Truncate] = []
     if events.truncate.any():
-        last = truncates.last(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
+        last = counting(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
         gone = undone(events.places, events.truncate, last, shared=rule.shared)
         if gone.any():
             events = Events(table.filter(pa.array(~gone)), rule)
@@ -176,7 +185,7 @@ class _Merge:
         self.lives = Lives(
             self._row, change, events.seq, events.row, events.flags(ARRIVED), inherits, events.former, events.delete
         )
-        self.lacks = events.lacks()
+        self.lacks = events.lacks(rule.fill)
         self._place = {name: np.arange(events.count) for name in rule.fill}
         self._chains: Chains | None = None
         if len(change):
@@ -222,8 +231,8 @@ class _Merge:
         events, shared = self._events, self._events.rule.shared
         live, origin = ~events.delete[last.winner], events.origin.codes[last.winner]
         between = [events.ts[last.winner], events.source.codes[last.winner]]
-        if shared:
-            between = [live.astype(np.int64), *between, origin]
+        if shared:  # of two tables of one source the log decides again
+            between = [live.astype(np.int64), *between, events.seq[last.winner], events.row[last.winner]]
         runs = Runs.of(self._key[last.winner], *between)
         winner = runs.last()
         filled_ = {}
@@ -248,18 +257,18 @@ class _Merge:
 
     def _merged_rows(self, last: _Last) -> pa.Table:
         events, rule, winner = self._events, self._events.rule, last.winner
-        columns: dict[str, pa.Array] = {}
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         at: dict[str, Numbers] = {}
         unknown: dict[str, Flags] = {}
         for name in rule.columns.names:
             if name not in last.filled:
-                columns[name] = at_places(events[name], winner)
+                columns[name] = events.at(name, winner)
                 continue
             lacks = self.lacks[name][winner]
             at[name] = np.where(lacks, last.filled[name], self._place[name][winner])
-            columns[name] = events[name].take(pa.array(at[name], mask=at[name] < 0))
+            columns[name] = events.at(name, at[name])
             unknown[name] = lacks & (at[name] < 0)
-        absent, is_absent = _absent(unknown, len(winner))
+        absent, is_absent = absent_names(unknown, len(winner))
         kind = np.where(events.delete[winner], 0, np.where(events.truncate[winner], 1, 2))
         columns[OP] = pa.array([MergedOp.DELETE, MergedOp.TRUNCATE, MergedOp.UPSERT], pa.string()).take(pa.array(kind))
         columns |= _places(events, winner)
@@ -356,7 +365,7 @@ def _lists(count: int, group: Numbers, values: pa.Array) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(np.concatenate([[0], ends]), pa.int32()), values)
 
 
-def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:
+def absent_names(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:
     """(the names that each row lacks, as `_cdc_absent` has them; which rows lack any). unknown: which rows, by name."""
     lacks = np.zeros(count, bool)
     for flags in unknown.values():

@@ -2,8 +2,8 @@
 
 Its rows have no versions: a target counts whole rows, and has the changes up to a mark, batch by batch. So its claim is
 exact (the read view shows the log up to `low` and nothing after it), and is staged as the rows that the table has at
-the place of the batch: those of the claim, and what the chain has brought since, folded as every reader of the stage
-folds them. A change `t` before them says that they replace what was staged before; the targets then empty the table,
+the place of the batch: those of the claim, and what the chain has brought since, as every reader of the stage reads
+them. A change `t` before them says that they replace what was staged before; the targets then empty the table,
 write the rows, and set the mark between the batches that end and begin at the place.
 """
 

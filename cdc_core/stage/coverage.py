@@ -103,7 +103,7 @@ def _needs_no_purged(coverage: TableCoverage | None, horizon: Horizon) -> bool:
 
 
 def require_unpurged(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> None:
-    """Raises Refused (stage.purged) if changes were purged without which the state of the table cannot be folded."""
+    """Raises Refused (stage.purged) if changes were purged without which the state of the table cannot be read."""
     for lacking in purged_of(store, manifests, [table], as_of).values():
         raise Refused(
             lacking,

@@ -1,4 +1,4 @@
-"""Chooses the parts that the state of a table is folded from. It leaves out parts that are older than a change `t`,
+"""Chooses the parts that the state of a table is read from. It leaves out parts that are older than a change `t`,
 after which no older row of its source table counts (a TRUNCATE of the source, or a copy that replaces older rows). The
 parts that are left may have one definition where the whole history has several that exclude each other.
 

@@ -1,14 +1,14 @@
-"""Reading staged batches: the changes of a table, its state folded from them, and an export.
+"""Reading staged batches: the changes of a table, its state, and an export.
 
-It reads the manifests that it is given and never lists. DuckDB folds, and spills to disk if memory is short.
+It reads the manifests that it is given and never lists. DuckDB puts rows in order, and spills to disk if memory is
+short.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -17,31 +17,25 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.batch import Manifest
-from cdc_core.model.staged import SEQ, TS
+from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.by_key_sql import by_key_sql
+from cdc_core.stage.by_key import by_key_rows
 from cdc_core.stage.changes_sql import quoted
-from cdc_core.stage.fold import state_schema, state_sql
 from cdc_core.stage.intact import open_intact
-from cdc_core.stage.needed import needed_parts
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.opened import (
+from cdc_core.stage.opened import duckdb_of_files
+from cdc_core.stage.removed import unless_removed
+from cdc_core.stage.state import state_order, state_rows, state_rule, state_schema
+from cdc_core.stage.table_files import (
     COPY_AGAIN,
     GIVE_KEY,
+    TableFiles,
     begins_of,
     definitions_of,
-    duckdb_of_files,
     end_seq,
-    files_of_history,
-    files_of_state,
-    key_changed,
-    keys_differ,
     later_places,
-    opened_files,
-    parts_by,
 )
-from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.unify import (
     StagedPart,
     align,
@@ -49,7 +43,6 @@ from cdc_core.stage.unify import (
     latest_definitions,
     parts_of,
     sides,
-    unified_columns,
     unified_schema,
 )
 
@@ -93,8 +86,8 @@ def table_state(
     (stage.missing).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    with _state(store, manifests, table, key, as_of, partial=partial) as (relation, schema):
-        return relation.to_arrow_table().cast(schema)
+    schema, batches = _state(store, manifests, table, key, as_of, partial=partial)
+    return pa.Table.from_batches(batches(_BATCH_ROWS), schema)
 
 
 def state_batches(
@@ -107,17 +100,14 @@ def state_batches(
     as_of: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`table_state` in batches of at most `rows` rows: DuckDB spills to disk what does not fit into memory."""
+    """`table_state` in batches of at most `rows` rows: what does not fit into memory is spilled to disk."""
     _require_all_rows(store, manifests, table, as_of, since_horizon=False, partial=partial)
-    with _state(store, manifests, table, key, as_of, partial=partial) as (relation, schema):
-        yield from _cast(relation, schema, rows)
+    yield from _state(store, manifests, table, key, as_of, partial=partial)[1](rows)
 
 
 def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
     """The schema of `table_state`; no file is opened."""
-    _, described = parts_by(manifests, table, as_of)
-    parts = needed_parts(described, manifests, table, as_of)
-    return state_schema(unified_columns(table, definitions_of(parts), latest_definitions(parts)))
+    return state_schema(TableFiles.at(manifests, table, as_of).needed().state_columns())
 
 
 def changes_columns(
@@ -207,29 +197,45 @@ def by_key_batches(
     until: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`changes`, each a change of one key (`by_key_sql`), in order. Raises Refused (stage.key) without a key."""
-    with duckdb_of_files() as connection, opened_files(store, manifests, table, until) as opened:
-        table_files = files_of_history(connection, opened, table, key)
-        if not table_files.key:
-            raise Refused(
-                f"{table} has no key, so it has no changes by key.",
-                where=table,
-                code="stage.key",
-                remedy="read its changes as they are, or name the columns that identify a row",
-            )
-        schema = changes_columns(store, manifests, table, until=until)
-        names = ", ".join(quoted(name) for name in schema.names)
-        # A delete of a key comes before an insert of another one at the same place.
-        order = ", ".join(
-            ["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in table_files.key)]
+    """`changes`, each a change of one key (`history/by_key.py`), in order. Raises Refused (stage.key) without a key."""
+    files = TableFiles.at(manifests, table, until)
+    own = files.key(files.columns(), key)
+    if not own:
+        raise Refused(
+            f"{table} has no key, so it has no changes by key.",
+            where=table,
+            code="stage.key",
+            remedy="read its changes as they are, or name the columns that identify a row",
         )
-        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(table_files)}) ORDER BY {order}")
-        yield from _cast(relation, schema, rows)
+    schema = changes_columns(store, manifests, table, until=until)
+    found = (some.select(schema.names) for some in by_key_rows(store, files, own))
+    # A delete of a key comes before an insert of another one at the same place.
+    yield from _ordered(schema, found, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
 
 
-def _cast(relation: duckdb.DuckDBPyRelation, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-    for batch in relation.to_arrow_reader(rows):
-        yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+def _ordered(
+    schema: pa.Schema, tables: Iterator[pa.Table], order: Sequence[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Batches of at most so many rows. order: SQL."""
+    failed: list[Exception] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for some in tables:
+                yield from some.cast(schema).to_batches()
+        except Exception as error:  # DuckDB would give its text alone
+            failed.append(error)
+            raise
+
+    with duckdb_of_files() as connection:
+        try:
+            every = connection.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
+            for batch in every.order(", ".join(order)).to_arrow_reader(rows):
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+        except duckdb.Error:
+            if failed:
+                raise failed[0] from None
+            raise
 
 
 def export(
@@ -251,8 +257,8 @@ def export(
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
-    with _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped) as (relation, schema):
-        return write_file(schema, _cast(relation, schema, _BATCH_ROWS), path, level=level)
+    schema, batches = _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped)
+    return write_file(schema, batches(_BATCH_ROWS), path, level=level)
 
 
 def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
@@ -304,7 +310,6 @@ def _require_all_rows(
         coverage.require_covered(store, manifests, table, as_of)
 
 
-@contextmanager
 def _state(
     store: ObjectStore,
     manifests: Sequence[Manifest],
@@ -314,11 +319,14 @@ def _state(
     *,
     partial: bool,
     dropped: bool = False,
-) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
-    with duckdb_of_files() as connection, opened_files(store, manifests, table, as_of, history=False) as opened:
-        if key is None and not partial and (changed := key_changed(opened)):
-            raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
-        if key is None and (different := keys_differ(opened)):
-            raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
-        table_files = files_of_state(connection, opened, table, key, dropped)
-        yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)
+) -> tuple[pa.Schema, Callable[[int], Iterator[pa.RecordBatch]]]:
+    """The schema, and what reads the rows in batches of at most so many."""
+    files = TableFiles.at(manifests, table, as_of).needed()
+    if key is None and not partial and (changed := files.key_changed()):
+        raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
+    if key is None and (different := files.keys_differ()):
+        raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
+    rule = state_rule(files, key, dropped=dropped)
+    schema = state_schema(list(rule.columns))
+    order = [quoted(name) for name in state_order(rule)]
+    return schema, lambda rows: _ordered(schema, state_rows(store, files, rule), order, rows)

@@ -71,7 +71,7 @@ def file_events(
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return pa.concat_tables(tables).unify_dictionaries()
 
 
 def counted_rows(

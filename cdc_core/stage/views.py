@@ -1,39 +1,33 @@
 """`lockstep stage sql`: a query over views of all staged tables, which can read these views and nothing else.
 
-A view whose rows must not be read, because some are missing or its changes are not those of one table, exists and
-refuses when it is read: a query over other views is answered.
+The rows of a state, and changes by key, are written to a file for a query that reads them. A view whose rows must not
+be read, because some are missing or its changes are not those of one table, exists and refuses when it is read: a query
+over other views is answered.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.by_key_sql import by_key_sql
-from cdc_core.stage.changes_sql import TableFiles, changes_sql, quoted, text
-from cdc_core.stage.fold import state_sql
+from cdc_core.stage.by_key import by_key_rows, by_key_schema
+from cdc_core.stage.changes_sql import changes_sql, quoted, text
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.opened import (
-    COPY_AGAIN,
-    GIVE_KEY,
-    Opened,
-    duckdb_of_files,
-    files_of_history,
-    files_of_state,
-    key_changed,
-    keys_differ,
-    opened_files,
-    require_there,
-    tables_of,
-)
+from cdc_core.stage.opened import duckdb_of_files, local_files, require_there
+from cdc_core.stage.state import state_order, state_rows, state_rule, state_schema
+from cdc_core.stage.table_files import COPY_AGAIN, GIVE_KEY, TableFiles, tables_of
 
 _MARK = "\u2402"
 """Marks the reason why a view refuses to be read, so that it can be found in DuckDB's message."""
@@ -43,8 +37,8 @@ _LISTING = re.compile(r"\b(show|describe|pragma|information_schema|pg_catalog|sq
 
 _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
-_SUFFIXES = ("_changes", "_by_key")
-"""Suffixes of the views other than that of a table's state."""
+_VIEWS = ("", "_changes", "_by_key")
+"""Suffixes of the views of a table: of its state, its changes, and these by key."""
 
 _RESERVED_SCHEMAS = frozenset({"main", "temp", "system", "information_schema", "pg_catalog"})
 
@@ -92,27 +86,26 @@ def sql(
     purged = {} if partial else coverage.purged_of(store, manifests, named, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(duckdb_of_files())
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+        read = _names_read(connection, query)
         files: list[str] = []
-        for table in named:
-            opened, damaged = _opened(stack, store, manifests, table, as_of)
-            state = files_of_state(connection, opened, table, None)
-            reasons = {
-                "stage.purged": purged.get(table, ""),
-                "stage.partial": "; ".join(lacking.get(table, ())),
-                _KEY_CHANGED: "" if partial else key_changed(opened),
-                _KEYS_DIFFER: keys_differ(opened),
-            }
-            _views(
-                connection,
-                table,
-                view_names[table],
-                state,
-                damaged or _history_or_refusal(connection, opened, table),
-                next((pair for pair in reasons.items() if pair[1]), None),
-            )
-            files += [file for group in opened.groups for file in group.files]
-        _confine(connection, files)
         try:
+            for table in named:
+                every = TableFiles.at(manifests, table, as_of)
+                state = every.needed()
+                reasons = {
+                    "stage.purged": purged.get(table, ""),
+                    "stage.partial": "; ".join(lacking.get(table, ())),
+                    _KEY_CHANGED: "" if partial else state.key_changed(),
+                    _KEYS_DIFFER: state.keys_differ(),
+                }
+                why = next(((code, what, "") for code, what in reasons.items() if what), None)
+                views = _sql_names(connection, table, view_names[table])
+                used = {suffix for suffix, known in views.items() if read is None or not read.isdisjoint(known)}
+                for suffix, body in _bodies(_Making(store, stack, scratch, files, used), every, state, why).items():
+                    for name in views[suffix].values():
+                        connection.execute(f"CREATE VIEW {name} AS {body}")
+            _confine(connection, files)
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
@@ -164,12 +157,12 @@ def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
     of a schema. All of their views, `_changes` too, are apart from those of other tables."""
     taken: dict[str, list[str]] = {}
     for table in tables:
-        for name in (table, *(f"{table}{suffix}" for suffix in _SUFFIXES)):
+        for name in (f"{table}{suffix}" for suffix in _VIEWS):
             taken.setdefault(name.casefold(), []).append(table)
     numbers: dict[str, int] = {}
     found: dict[str, tuple[str, ...]] = {}
     for table in tables:
-        names = (table, *(f"{table}{suffix}" for suffix in _SUFFIXES))
+        names = [f"{table}{suffix}" for suffix in _VIEWS]
         alike = {other for name in names for other in taken[name.casefold()]}
         if len(alike) == 1:
             found[table] = (table, table)
@@ -177,63 +170,100 @@ def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
         while True:
             number = numbers[table.casefold()] = numbers.get(table.casefold(), 0) + 1
             name = f"{table}~{number}"
-            if not any(f"{name}{suffix}".casefold() in taken for suffix in ("", *_SUFFIXES)):
+            if not any(f"{name}{suffix}".casefold() in taken for suffix in _VIEWS):
                 break
         found[table] = (name,)
     return found
 
 
-def _opened(
-    stack: ExitStack, store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None
-) -> tuple[Opened, tuple[str, str] | None]:
-    """Without the history where a file is lost or damaged that the state does not need; then with code and reason."""
+def _sql_names(
+    connection: duckdb.DuckDBPyConnection, table: str, view_names: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """By suffix, the SQL of the names of a table's views, by the name in small letters without its schema, which is
+    created."""
+    database, _, short = table.partition(".")
+    found = {suffix: {f"{view_names[0]}{suffix}".casefold(): quoted(view_names[0] + suffix)} for suffix in _VIEWS}
+    if len(view_names) > 1 and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")
+        for suffix, names in found.items():
+            names[f"{short}{suffix}".casefold()] = f"{quoted(database)}.{quoted(short + suffix)}"
+    return found
+
+
+def _names_read(connection: duckdb.DuckDBPyConnection, query: str) -> frozenset[str] | None:
+    """The names, in small letters and without their schemas, of what the query reads; None if DuckDB cannot say."""
     try:
-        return stack.enter_context(opened_files(store, manifests, table, as_of)), None
-    except DataAtRisk as error:
-        opened = stack.enter_context(opened_files(store, manifests, table, as_of, history=False))
-        return opened, (error.code, error.what.removesuffix("."))
+        every = [connection.get_table_names(one.query) for one in duckdb.extract_statements(query)]
+    except duckdb.Error:  # PIVOT is several statements
+        return None
+    return frozenset(name.casefold() for names in every for name in names)
 
 
-def _history_or_refusal(
-    connection: duckdb.DuckDBPyConnection, opened: Opened, table: str
-) -> TableFiles | tuple[str, str]:
-    """Code and reason where the changes cannot be read as one table, although the state perhaps can."""
+_Reason = tuple[str, str, str]
+"""Code, text and place of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """Where views are made. files: what they read. used: suffixes of those that the query reads: the others are empty,
+    and have their columns."""
+
+    store: ObjectStore
+    stack: ExitStack
+    scratch: Path
+    files: list[str]
+    used: Collection[str]
+
+    def written(self, schema: pa.Schema, rows: Iterable[pa.Table] = ()) -> str:
+        """A query that reads these rows, from a new file."""
+        path = str(self.scratch / f"{len(self.files)}.parquet")
+        with pq.ParquetWriter(path, schema, compression="lz4") as writer:
+            for some in rows:
+                writer.write_table(some.cast(schema))
+        self.files.append(path)
+        return f"SELECT * FROM read_parquet([{text(path)}])"
+
+    def changes(self, files: TableFiles) -> str:
+        groups = self.stack.enter_context(local_files(self.store, files))
+        self.files.extend(path for group in groups for path in group.files)
+        return changes_sql(groups, files.columns()) if groups else self.written(by_key_schema(files))
+
+    def by_key(self, files: TableFiles, key: Sequence[str]) -> str:
+        return self.written(by_key_schema(files), by_key_rows(self.store, files, key))
+
+
+def _bodies(making: _Making, every: TableFiles, state: TableFiles, refused: _Reason | None) -> dict[str, str]:
+    """By suffix, the queries of a table's views. every: its files. state: those that its state needs. refused: why the
+    state must not be read; None where it may."""
+    rule = state_rule(state)
+    rows = state_rows(making.store, state, rule) if "" in making.used and refused is None else iter(())
+    order = ", ".join(quoted(name) for name in state_order(rule))
+    body = f"{making.written(state_schema(list(rule.columns)), rows)} ORDER BY {order}"
+    bodies = {"": body if refused is None else _refusing(body, refused)}
+    conflict = None
     try:
-        return files_of_history(connection, opened, table, None)
-    except Refused as error:
-        return error.code, error.what.removesuffix(".")
+        key: Sequence[str] = every.key(every.columns())
+    except Refused as error:  # the state alone can be read
+        every, key, conflict = state, rule.key, _reason(error)
+    for suffix in ("_changes", *(["_by_key"] if key else [])):
+        why = conflict
+        if why is None and suffix in making.used:
+            try:
+                bodies[suffix] = making.changes(every) if suffix == "_changes" else making.by_key(every, key)
+                continue
+            except (DataAtRisk, Refused) as error:
+                why = _reason(error)
+        empty = making.written(by_key_schema(every))
+        bodies[suffix] = empty if why is None else _refusing(empty, why)
+    return bodies
 
 
-def _views(
-    connection: duckdb.DuckDBPyConnection,
-    table: str,
-    view_names: Sequence[str],
-    state_files: TableFiles,
-    history: TableFiles | tuple[str, str],
-    refused: tuple[str, str] | None,
-) -> None:
-    """refused: code and reason why the state must not be read; None where it may. history: for the other views; or why
-    they must not be read."""
-    state = state_sql(state_files)
-    bodies = {"": state if refused is None else _refusing(state, refused)}
-    shown, why = (state_files, history) if isinstance(history, tuple) else (history, None)
-    others = {"_changes": changes_sql(shown.groups, shown.all_columns)}
-    if shown.key:
-        others["_by_key"] = by_key_sql(shown)
-    bodies |= others if why is None else {suffix: _refusing(body, why) for suffix, body in others.items()}
-    database, dot, short = table.partition(".")
-    in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
-    for suffix, body in bodies.items():
-        names = [quoted(view_names[0] + suffix)]
-        if in_schema and len(view_names) > 1:
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")
-            names.append(f"{quoted(database)}.{quoted(short + suffix)}")
-        for name in names:
-            connection.execute(f"CREATE VIEW {name} AS {body}")
+def _reason(error: DataAtRisk | Refused) -> _Reason:
+    return error.code, error.what.removesuffix("."), error.where
 
 
-def _refusing(body: str, refused: tuple[str, str]) -> str:
-    """The query, which raises an error with the code and reason when it is read."""
+def _refusing(body: str, refused: _Reason) -> str:
+    """The query, which raises an error with the code, reason and place when it is read."""
     # In a join, so that it is raised for a state without rows too.
     reason = text(_MARK + _MARK.join(refused) + _MARK)
     failing = f"SELECT CASE WHEN error({reason}) IS NULL THEN 1 END AS readable"
@@ -242,11 +272,12 @@ def _refusing(body: str, refused: tuple[str, str]) -> str:
 
 def _refused(said: str) -> Refused | DataAtRisk | None:
     """The error with which a view refused to be read, from DuckDB's message; None for another error."""
-    if said.count(_MARK) < 3:
+    if said.count(_MARK) < 4:
         return None
-    _, code, what, *_ = said.split(_MARK)
+    _, code, what, where, *_ = said.split(_MARK)
     if code in ("stage.damaged", "stage.missing"):
-        return DataAtRisk(f"{what}.", code=code, remedy=f"restore the file from a backup of the stage; {_STATE_ALONE}")
+        remedy = "restore the file from a backup of the stage; the state of the table (the view without a suffix) may "
+        return DataAtRisk(f"{what}.", where=where, code=code, remedy=f"{remedy}not need it")
     if code in ("stage.schema_conflict", "stage.key"):
         return Refused(
             f"The changes cannot be read as those of one table: {what}.",

@@ -1,4 +1,4 @@
-"""A batch's whole life in a bucket: written, committed, verified, folded, asked by SQL, exported."""
+"""A batch's whole life in a bucket: written, committed, verified, read as a state, asked by SQL, exported."""
 
 from __future__ import annotations
 

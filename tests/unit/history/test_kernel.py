@@ -22,7 +22,7 @@ from cdc_core.history.events import INHERITS, changes_key, events
 from cdc_core.history.history import Counts, History
 from cdc_core.history.parts import Parts, hashes_of, key_links, split
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import TruncateRule
+from cdc_core.history.truncates import Counting, TruncateRule
 from cdc_core.model.schema import TableSchema
 from tests import history_model
 from tests.history_model import BEFORE, COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners
@@ -38,8 +38,8 @@ CASES = {
 }
 
 
-def truncates(policy: str, *, shared: bool = False) -> TruncateRule:
-    return TruncateRule("shop.items", "r", policy, frozenset({"shop.items"}), alone=True, shared=shared)
+def truncates(policy: str, *, shared: bool = False) -> Counting:
+    return TruncateRule("shop.items", "r", policy, frozenset({"shop.items"}), alone=True, shared=shared).last
 
 
 def rule_of(changes: Sequence[Change], key: Sequence[str] = KEY) -> TableRule:

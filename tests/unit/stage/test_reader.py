@@ -1,4 +1,4 @@
-"""Reading staged batches: changes under one schema, states folded from them, and export."""
+"""Reading staged batches: changes under one schema, the states that they leave, and export."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.by_key_sql import by_key_sql
-from cdc_core.stage.changes_sql import FileGroup, TableFiles
-from cdc_core.stage.fold import state_sql
+from cdc_core.stage.changes_sql import FileGroup, changes_sql
 from cdc_core.stage.intact import require_intact
 from cdc_core.stage.reader import (
     by_key_batches,
@@ -203,6 +201,18 @@ def test_without_a_key_zeros_of_both_signs_are_different_rows(store):
     assert Counter(map(repr, rows(answer, "d", "f", "v"))) == Counter(map(repr, rows(state, "d", "f", "v")))
 
 
+def test_without_a_key_a_generated_column_does_not_say_which_row_a_change_is_of(store):
+    schema = replace(KEYLESS, columns=(*KEYLESS.columns, Column("g", ColumnType("int"), generated=True)))
+
+    def row(op: str, number: int, g: int | None) -> Change:
+        return Change(schema, op, {"n": number, "note": "n", "g": g}, absent=() if g else ("g",))
+
+    made = [Made([row("c", 1, None), row("c", 1, 7), row("c", 2, 8), row("c", 3, None)], ts=1)]
+    made += [Made([row("d", 2, None), row("d", 1, 7)], ts=2)]
+    state = table_state(store, stage(store, made), "shop.log")
+    assert rows(state, "n", "g", "_cdc_absent") == [(1, 7, None), (3, None, '["g"]')]
+
+
 @pytest.mark.parametrize("key", [1, None])
 @pytest.mark.parametrize(
     "name", ["n", "k0", "place", "gone", "ts", "t", "e", "c", "changes", "select", "a.b", "q\"u'o", "😀 x/%"]
@@ -249,13 +259,9 @@ def test_no_word_of_the_queries_is_taken_for_a_column_of_that_name(store, key):
 
 def words_of_the_sql() -> list[str]:
     """Each once, in small letters: names of columns differ in more than their case."""
-    columns = tuple(unified_columns("shop.orders", [ORDERS]))
-    files = TableFiles(
-        groups=(FileGroup(ORDERS, ("file",), emptied={"note": 1}),), columns=columns, all_columns=columns, key=("id",),
-        literals=True, truncated=True, absent=True, several_sources=True, shared=True,
-    )  # fmt: skip
-    queries = " ".join([state_sql(files), state_sql(replace(files, key=())), by_key_sql(files)]).lower()
-    words = set(re.findall(r"\w+", queries)) - {"_before", "id", "note"}
+    loud = replace(ORDERS, columns=(ID, replace(NOTE, name="NOTE")))
+    query = changes_sql([FileGroup(loud, ("file",))], unified_columns("shop.orders", [ORDERS])).lower()
+    words = set(re.findall(r"\w+", query)) - {"_before", "id", "note"}
     return sorted(word for word in words if not word.startswith("_cdc_") and not word.isdigit())
 
 
@@ -561,27 +567,17 @@ def test_every_reader_refuses_a_part_whose_bytes_have_changed(store, tmp_path, h
         read()
 
 
-def test_a_file_that_a_purge_removes_under_a_reader_is_worth_another_read(store, tmp_path, monkeypatch):
+def test_a_file_that_a_purge_removes_under_a_query_is_worth_another(store, monkeypatch):
     batches = stage(store, [Made([insert(1)])], [Made([insert(2)])])
-    whole = store.get(batches[0].parts[0].path)
 
     def purged(store, parts):
         require_intact(store, parts)
         store.delete(batches[0].parts[0].path)
 
     monkeypatch.setattr("cdc_core.stage.opened.require_intact", purged)
-    for read in (
-        lambda: table_state(store, batches, "shop.orders"),
-        lambda: list(by_key_batches(store, batches, "shop.orders")),
-        lambda: export(store, batches, "shop.orders", tmp_path / "out.parquet"),
-        lambda: sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"'),
-        lambda: sql(store, {"one": batches}, 'SELECT * FROM "shop.orders"'),
-    ):
-        store.put(batches[0].parts[0].path, whole)
-        with pytest.raises(RetryLater) as caught:
-            read()
-        assert caught.value.code == "stage.removed"
-    assert not (tmp_path / "out.parquet").exists()
+    with pytest.raises(RetryLater) as caught:
+        sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"')
+    assert caught.value.code == "stage.removed"
 
 
 def test_an_export_holds_the_state_in_one_file(store, tmp_path):
@@ -640,11 +636,18 @@ def as_read(row: dict[str, Any], absent: Sequence[str] = ()) -> tuple[Any, ...]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+@given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5), part_rows=st.sampled_from([7, 1 << 22]))
 @pytest.mark.parametrize(
     ("sources", "minimal", "keyed"), [(1, False, True), (2, False, True), (1, True, True), (1, False, False)]
 )
-def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, minimal, keyed, data, cuts):
+def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, minimal, keyed, data, cuts, part_rows):
+    """Also where its events wait in scratch files, a file for each part of the keys."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cdc_core.stage.event_parts.PART_ROWS", part_rows)
+        compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts)
+
+
+def compare_with_the_model(tmp_path_factory, sources, minimal, keyed, data, cuts):
     drawn = data.draw(histories(sources=sources, minimal=minimal, keyed=keyed, truncates=True))
     schema = definition(keyed=keyed)
     store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")

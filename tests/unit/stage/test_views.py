@@ -157,6 +157,14 @@ def test_every_kind_of_question_is_answered(store, query):
     assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, query).num_rows
 
 
+def test_a_query_makes_no_rows_of_views_that_it_does_not_read(store, monkeypatch):
+    batches = stage(store, [Made([insert(1)])])
+    for reader in ("state_rows", "by_key_rows", "local_files"):
+        monkeypatch.setattr(f"cdc_core.stage.views.{reader}", None)
+    described = sql(store, {"shop": batches}, "SELECT column_name FROM information_schema.columns -- orders")
+    assert {"id", "_before", "_cdc_seq"} <= {*described.column("column_name").to_pylist()}
+
+
 def test_an_empty_query_answers_nothing(store):
     assert sql(store, {"shop": stage(store, [Made([insert(1)])])}, " -- orders").num_columns == 0
 
