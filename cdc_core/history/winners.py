@@ -79,7 +79,6 @@ class Events:
         self.op, self.source, self.table = (Coded.of(self._columns[name]) for name in (OP, SOURCE, TABLE))
         self.ts, self.seq, self.row = (filled(self._columns[name]) for name in (TS, SEQ, ROW))
         self.truncate, self.delete = self.op.has(TRUNCATE), self.op.has(DELETE)
-        self.former = self.flags(FORMER)
         names = [origin_name(source, table) for source in self.source.texts for table in self.table.texts]
         numbers = self.source.codes * len(self.table.texts) + self.table.codes
         self.origin = Coded.numbered(names, numbers) if rule.shared else Coded([""], np.zeros(self.count, np.int64))
@@ -89,6 +88,10 @@ class Events:
 
     def flags(self, name: str) -> Flags:
         return np.asarray(self._columns[name])
+
+    @property
+    def former(self) -> Flags:
+        return self.flags(FORMER)
 
     @property
     def places(self) -> Places:

@@ -18,19 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.history.codes import Numbers, Runs, codes, filled, whole
+from cdc_core.history.codes import Runs, whole
+from cdc_core.history.events import TABLE
+from cdc_core.model.staged import ROW, SEQ, SOURCE
 from cdc_core.verify.canonical import SEPARATOR
-from cdc_core.verify.judgement import (
-    EVENT_COLUMNS,
-    MOVING,
-    OUTCOMES,
-    UNSETTLED,
-    Events,
-    Judged,
-    Rows,
-    Wrong,
-    outcomes,
-)
+from cdc_core.verify.judgement import EVENT_COLUMNS, MOVING, OUTCOMES, UNSETTLED, Judged, Wrong, outcomes, telling
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -75,6 +67,7 @@ class Verdict:
     first: tuple[Difference, ...]
 
 
+_SIDES = ("source", "target")
 _MEMORY = "512MB"
 _TABLES, _EVENTS = 256, 16_384
 """Of events that are kept by one statement."""
@@ -82,18 +75,14 @@ _KEYS = 1 << 16
 """That are judged at once."""
 _LAST = (1 << 63) - 1
 _FINDINGS = [OUTCOMES.index(one) for one in Wrong]
-_BETWEEN = "\0"
-"""Of the names of a source and of its table: names cannot have it."""
 
 
 def _hash(text: str, place: str) -> str:
     return f"CASE WHEN {text} IS NOT NULL THEN unhex(left(sha256(concat({text}, '{SEPARATOR}', {place})), 32)) END"
 
 
-_EVENTS_TAKEN = (
-    f"SELECT key, {_hash('text', 'place')} AS g, {_hash('former', 'former_place')} AS was, place, former_place, gone, "
-    "partial, consumed, told, origin, ts, seq, ordinal, sure_seq FROM taken"
-)
+_HASHES = f"{_hash('text', 'place')} AS g, {_hash('former', 'former_place')} AS was"
+_EVENTS_TAKEN = f"SELECT * EXCLUDE (text, former), {_HASHES} FROM taken"
 
 
 class Comparison:
@@ -113,7 +102,7 @@ class Comparison:
             },
         )  # fmt: skip
         self._db.execute("SET python_enable_replacements = false")
-        for side in ("source", "target"):
+        for side in _SIDES:
             self._db.execute(f"CREATE OR REPLACE TABLE {side}_rows (k VARCHAR, g BLOB)")
 
     def __enter__(self) -> Comparison:
@@ -152,29 +141,24 @@ class Comparison:
         rows, high, low = self._db.execute(f"SELECT count(*), {halves} FROM {side}_rows").fetchall()[0]
         return Side(int(rows), f"{((int(high) << 64) + int(low)) % (1 << 128):032x}")
 
-    def differences(self, bounds: Mapping[str, tuple[int, int]], *, whole: bool) -> Differences:
-        """Those of the keys that differ, after `differing`. bounds, whole: as in Judged."""
-        return Differences(self._db, bounds, keyed=self._keyed, apart=self._apart, whole=whole)
+    def differences(self) -> Differences:
+        """Those of the keys that differ, after `differing`."""
+        return Differences(self._db, keyed=self._keyed, apart=self._apart)
 
 
 class Differences:
     """The keys of a comparison that differ: what the staged changes say of them is added, and then they are judged."""
 
-    def __init__(
-        self, db: DuckDBPyConnection, bounds: Mapping[str, tuple[int, int]], *, keyed: bool, apart: bool, whole: bool
-    ) -> None:
-        self._db, self._bounds, self._keyed, self._apart, self._whole = db, bounds, keyed, apart, whole
-        for side in ("source", "target"):
+    def __init__(self, db: DuckDBPyConnection, *, keyed: bool, apart: bool) -> None:
+        self._db, self._keyed, self._apart = db, keyed, apart
+        for side in _SIDES:
             db.execute(
                 f"CREATE OR REPLACE TABLE {side}_differing AS SELECT key, g FROM {side}_rows JOIN differing USING (k)"
             )
+        _execute(db, f"CREATE OR REPLACE TABLE events AS {_EVENTS_TAKEN}", EVENT_COLUMNS.empty_table())
         self._keys = int(db.execute("SELECT count(*) FROM differing").fetchall()[0][0])
-        self._tables: dict[tuple[str, str], int] = {}
-        _execute(
-            db, f"CREATE OR REPLACE TABLE events AS {_EVENTS_TAKEN}", self._with_tables(EVENT_COLUMNS.empty_table())
-        )
         self._waiting: list[pa.Table] = []
-        self._truncates: list[pa.Table] = []
+        self._truncated = False
         self._read, self._applied = np.full((2, self._keys), -1)
         self._first = np.full((2, self._keys), _LAST)
         self._told = np.zeros(self._keys, bool)
@@ -190,82 +174,58 @@ class Differences:
     def _keep(self) -> None:
         if not self._waiting:
             return
-        events = self._with_tables(pa.concat_tables(self._waiting))
+        events = pa.concat_tables(self._waiting)
         self._waiting.clear()
-        truncates = pc.is_null(events.column("key"))
-        self._truncates.append(events.filter(truncates))
-        events = events.filter(pc.invert(truncates))
-        self._reach(events)
         _execute(self._db, f"INSERT INTO events {_EVENTS_TAKEN}", events)
-
-    def _with_tables(self, events: pa.Table) -> pa.Table:
-        names = pc.binary_join_element_wise(events.column("of_source"), events.column("of_table"), _BETWEEN)
-        coded = whole(names).dictionary_encode()
-        tables = [tuple(name.split(_BETWEEN)) for name in coded.dictionary.to_pylist()]
-        numbers = np.array([self._tables.setdefault(table, len(self._tables)) for table in tables], np.int64)
-        return events.append_column("origin", pa.array(numbers[coded.indices]))
-
-    def _reach(self, events: pa.Table) -> None:
-        """Keeps what `known_from` asks."""
-        key, seq, ordinal, sure_seq, consumed, told, origin = (
-            whole(events.column(name)).to_numpy(zero_copy_only=False)
-            for name in ("key", "seq", "ordinal", "sure_seq", "consumed", "told", "origin")
+        of_keys = events.filter(pc.is_valid(events.column("key")))
+        self._truncated |= of_keys.num_rows < events.num_rows
+        key, seq, ordinal, read, applied, told = (
+            whole(of_keys.column(name)).to_numpy(zero_copy_only=False)
+            for name in ("key", SEQ, ROW, "source_has", "target_has", "told")
         )
-        lows = np.array([self._bounds[source][0] for source, _ in self._tables])
-        for newest, has in ((self._read, sure_seq < lows[origin]), (self._applied, consumed)):
-            np.maximum.at(newest, key[has], seq[has])
+        np.maximum.at(self._read, key[read], seq[read])
+        np.maximum.at(self._applied, key[applied], seq[applied])
         at = Runs.of(key, seq, ordinal).first()
         earliest_seq, earliest = self._first[:, key[at]]
         at = at[(seq[at] < earliest_seq) | ((seq[at] == earliest_seq) & (ordinal[at] < earliest))]
         self._first[:, key[at]], self._told[key[at]] = (seq[at], ordinal[at]), told[at]
 
-    def known_from(self, consumed_before: int) -> int | None:
+    def known_from(self, settled: int) -> int | None:
         """The order key before which no change of the only source table matters: each key that differs has one from
         there on that its source row and its target row must have; or, from there on, all changes that may be under way,
         of which the first says what the row was before. None while some key has neither.
 
-        consumed_before: changes before this order key were consumed.
+        settled: both sides have the changes before this order key.
         """
         self._keep()
-        if not self._tables:
-            return None
-        ((source, _),) = self._tables
-        settled = min(self._bounds[source][0], consumed_before)
-        told = self._told & (not any(one.num_rows for one in self._truncates))
-        known = np.maximum(np.minimum(self._read, self._applied), np.where(told, settled, -1))
-        return int(known.min()) if (known >= 0).all() else None
+        told = settled if not self._truncated else -1
+        known = np.maximum(np.minimum(self._read, self._applied), np.where(self._told, told, -1))
+        return int(known.min(initial=_LAST)) if (known >= 0).all() else None
 
-    def judge(self, most: int) -> Verdict:
-        """After all events were added. most: of findings in `first`."""
+    def judge(self, *, whole: bool, most: int) -> Verdict:
+        """After all events were added. whole: as in Judged. most: of findings in `first`."""
         self._keep()
-        by = Judged(self._keyed, self._apart, self._whole, self._bounds, list(self._tables))
-        truncates = pa.concat_tables([self._with_tables(EVENT_COLUMNS.empty_table()), *self._truncates])
-        removals = _events(truncates, *np.full((2, truncates.num_rows), -1))
+        tables = self._db.execute(f"SELECT DISTINCT {SOURCE}, {TABLE} FROM events").fetchall()
+        by = Judged(self._keyed, self._apart, whole, alone=len(tables) == 1)
+        truncates = telling(self._db.sql("SELECT * FROM events WHERE key IS NULL").to_arrow_table(), by)
         counts = np.zeros(len(OUTCOMES), np.int64)
         first: list[Difference] = []
         for low in range(0, self._keys, _KEYS):
-            source, target, events = (
-                self._some(name, low) for name in ("source_differing", "target_differing", "events")
-            )
-            columns = [source.column("g"), target.column("g"), events.column("g"), events.column("was")]
-            rows = codes(pa.concat_arrays([whole(column) for column in columns]))
-            mine, theirs, row, former = np.split(rows, np.cumsum([len(column) for column in columns])[:-1])
-            sides = Rows(_numbers(source, "key"), mine), Rows(_numbers(target, "key"), theirs)
+            rows = {side: self._some(f"{side}_differing", low) for side in _SIDES}
             keys = min(_KEYS, self._keys - low)
-            found = outcomes(keys, *sides, _events(events, row, former), removals, by)
+            found = outcomes(keys, rows, self._some("events", low), truncates, by)
             counts += np.bincount(found, minlength=len(OUTCOMES))
             wrong = np.flatnonzero(np.isin(found, _FINDINGS))[: most - len(first)]
             if len(wrong):
-                names = self._some("differing", low).sort_by("key").column("k").take(pa.array(wrong)).to_pylist()
-                numbers = [np.bincount(side.key, minlength=keys)[wrong].tolist() for side in sides]
+                texts = self._some("differing", low).sort_by("key").column("k").take(pa.array(wrong)).to_pylist()
+                numbers = [np.bincount(rows[side].column("key"), minlength=keys)[wrong].tolist() for side in _SIDES]
                 first += [
                     Difference(k, _kind(s, t, self._keyed), Wrong(OUTCOMES[outcome]), s, t)
-                    for k, outcome, s, t in zip(names, found[wrong].tolist(), *numbers, strict=True)
+                    for k, outcome, s, t in zip(texts, found[wrong].tolist(), *numbers, strict=True)
                 ]
         by_outcome = dict(zip(OUTCOMES, counts.tolist(), strict=True))
         moving, unsettled = by_outcome.pop(MOVING), by_outcome.pop(UNSETTLED)
-        by_wrong = {name: count for name, count in by_outcome.items() if count}
-        return Verdict(moving, unsettled, by_wrong, tuple(first))
+        return Verdict(moving, unsettled, {name: count for name, count in by_outcome.items() if count}, tuple(first))
 
     def _some(self, table: str, low: int) -> pa.Table:
         where = f"key >= {low} AND key < {low + _KEYS}"
@@ -279,24 +239,6 @@ def _execute(db: DuckDBPyConnection, statement: str, rows: pa.Table) -> None:
         db.execute(statement)
     finally:
         db.unregister("taken")
-
-
-def _numbers(table: pa.Table, name: str) -> Numbers:
-    return filled(whole(table.column(name)))
-
-
-def _events(rows: pa.Table, row: Numbers, former: Numbers) -> Events:
-    """row, former: numbers of the rows, as in Events."""
-    gone, partial, consumed, told = (
-        whole(rows.column(name)).to_numpy(zero_copy_only=False) for name in ("gone", "partial", "consumed", "told")
-    )
-    place = np.where(gone | partial, -1, _numbers(rows, "place"))
-    former_place = np.where(former < 0, -1, _numbers(rows, "former_place"))
-    numbers = {name: _numbers(rows, name) for name in ("key", "origin", "ts", "seq", "ordinal", "sure_seq")}
-    return Events(
-        row=row, former=former, place=place, former_place=former_place, gone=gone, partial=partial, consumed=consumed,
-        told=told, **numbers,
-    )  # fmt: skip
 
 
 def _kind(source_rows: int, target_rows: int, keyed: bool) -> Kind:

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.history.codes import Flags, Numbers, whole
-from cdc_core.history.events import FORMER, lacking
+from cdc_core.history.events import FORMER, TABLE, lacking
 from cdc_core.history.rule import TableRule
 from cdc_core.history.values import numbers_of_changes
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, DELETE, INSERT, OP, ROW, SEQ, TRUNCATE, TS, UPDATE
+from cdc_core.model.staged import ABSENT, DELETE, INSERT, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
 from cdc_core.stage import compaction
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events
@@ -41,19 +41,20 @@ _UNKNOWN, _NONE = -1, -2
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Of a definition. high_seq: of a batch of copied rows, the highest of its chunks; else -1. emptied: as in
-    history.events.
+    """Of a definition. high_seq: of a batch of copied rows, the highest of its chunks; else -1. bounds: as in `events`,
+    of its source. emptied: as in history.events.
 
     batches: by the order key of the batch's first row in the file, in order: whether the batch was consumed.
     """
 
     part: StagedPart
     high_seq: int
+    bounds: tuple[int, int]
     emptied: Mapping[str, int]
     batches: dict[int, bool]
 
     def consumed(self, seqs: Numbers) -> Flags:
-        """As in EVENT_COLUMNS, for the rows with these order keys."""
+        """Whether the target had consumed the batches of the rows with these order keys."""
         firsts = np.array(list(self.batches), np.int64)
         at = np.maximum(np.searchsorted(firsts, seqs, "right") - 1, 0)
         found: Flags = np.array(list(self.batches.values()))[at]
@@ -66,15 +67,16 @@ def events(
     shape: Shape,
     consumed: AbstractSet[str],
     wanted: pa.Array,
+    bounds: Mapping[str, tuple[int, int]],
     *,
     known_from: Callable[[int], int | None] = lambda _: None,
 ) -> Iterator[pa.Table]:
     """The staged changes of some keys, the newest first: EVENT_COLUMNS.
 
     manifests: of all sources. consumed: ids of the batches that the target had consumed before its rows were read.
-    wanted: the keys. known_from: asked before each file, with the order key before which all changes were consumed:
-    changes before the one that it returns cannot say more about these keys, if one source table has fed the table. None
-    while they may.
+    wanted: the keys. bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
+    known_from: asked before each file, with the order key before which both sides have all changes: changes before the
+    one that it returns cannot say more about these keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
     ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
@@ -90,17 +92,17 @@ def events(
             part = staged.part
             other = ranges.instead_of(part.path, part.table, part.schema_id, part.max_seq)
             read = staged if other is None else replace(staged, part=other)
-            file = _File(read, high_seq, emptied.get((read.source, read.schema.name), {}), {})
+            file = _File(read, high_seq, bounds[read.source], emptied.get((read.source, read.schema.name), {}), {})
             by_path.setdefault(read.part.path, file).batches[part.min_seq] = in_it
     found = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
     pending = (seq for file in found for seq, is_consumed in file.batches.items() if not is_consumed)
-    consumed_before = min(pending, default=_NEVER)
+    settled = min([*pending, *(file.bounds[0] for file in found)], default=_NEVER)
     left = sorted(found, key=lambda one: one.part.part.max_seq, reverse=True)
     at_once = 1
     while left:
-        known = known_from(consumed_before) if alone else None
+        known = known_from(settled) if alone else None
         if known is not None and left[0].part.part.max_seq < known:
             break
         some = _first(left, at_once)
@@ -162,24 +164,22 @@ def _told(table: pa.Table, file: _File, shape: Shape, wanted: pa.Array) -> pa.Ta
     single[before[(before >= 0) & (before != np.arange(rows.num_rows))]] = False
     image = np.maximum(before, 0)
     before[partial[image] & (before >= 0)] = _UNKNOWN
-    gone = np.asarray(pc.is_in(rows.column(OP).cast(pa.string()), pa.array([DELETE, TRUNCATE])))
+    gone = pc.is_in(rows.column(OP).cast(pa.string()), pa.array([DELETE, TRUNCATE]))
     seq = np.asarray(rows.column(SEQ))
+    low, high = file.bounds
+    source_has = (seq if file.high_seq < 0 else np.full(rows.num_rows, file.high_seq - 1)) < low
     found = {
+        **{name: rows.column(name) for name in (OP, TS, SOURCE, TABLE, SEQ, ROW)},
         "key": key,
-        "text": pc.if_else(pa.array(gone), None, texts),
+        "text": pc.if_else(gone, None, texts),
         "place": places,
-        "gone": gone,
-        "partial": partial & ~gone,
-        "of_source": pa.repeat(file.part.source, rows.num_rows),
-        "of_table": pa.repeat(file.part.schema.name, rows.num_rows),
-        "ts": rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64()),
-        "seq": seq,
-        "ordinal": rows.column(ROW),
-        "sure_seq": seq if file.high_seq < 0 else np.full(rows.num_rows, file.high_seq - 1),
-        "consumed": file.consumed(seq),
+        "partial": partial & ~np.asarray(gone),
         "told": before != _UNKNOWN,
         "former": texts.take(pa.array(before, mask=before < 0)),
         "former_place": places[image],
+        "source_has": source_has,
+        "source_may": ~source_has & (seq < high),
+        "target_has": file.consumed(seq),
     }
     return pa.table(found, schema=EVENT_COLUMNS).filter(pa.array(single))
 

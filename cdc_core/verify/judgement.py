@@ -24,17 +24,21 @@ target is right, too, if the row is in none of the shards, or in several as one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc_core.history.codes import Coded, Flags, Numbers, Runs, numbered
+from cdc_core.history.codes import Flags, Numbers, Runs, codes, filled, numbered, whole
+from cdc_core.history.events import TABLE
 from cdc_core.history.order import between_sources, within_sources
-from cdc_core.history.truncates import Places, Truncate, undone
-from cdc_core.model.version import origin_name
+from cdc_core.history.rule import TableRule
+from cdc_core.history.truncates import Truncate, undone
+from cdc_core.history.winners import Events
+from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
 
 
 class Wrong(StrEnum):
@@ -48,17 +52,16 @@ class Wrong(StrEnum):
 
 EVENT_COLUMNS = pa.schema(
     [
-        ("key", pa.int64()), ("text", pa.string()), ("place", pa.int64()), ("gone", pa.bool_()),
-        ("partial", pa.bool_()), ("of_source", pa.string()), ("of_table", pa.string()), ("ts", pa.int64()),
-        ("seq", pa.int64()), ("ordinal", pa.int64()), ("sure_seq", pa.int64()), ("consumed", pa.bool_()),
-        ("told", pa.bool_()), ("former", pa.string()), ("former_place", pa.int64()),
+        (OP, pa.string()), (TS, pa.int64()), (SOURCE, pa.string()), (TABLE, pa.string()), (SEQ, pa.int64()),
+        (ROW, pa.int64()), ("key", pa.int64()), ("text", pa.string()), ("place", pa.int64()), ("partial", pa.bool_()),
+        ("told", pa.bool_()), ("former", pa.string()), ("former_place", pa.int64()), ("source_has", pa.bool_()),
+        ("source_may", pa.bool_()), ("target_has", pa.bool_()),
     ]
 )  # fmt: skip
-"""What staged changes say of keys. key: its number; null: of all keys, a TRUNCATE. text: of the row; null where it is
-gone. place: its shard. gone: the row leaves; without a key, one copy of it. partial: the change does not carry all
-values. ordinal: `_cdc_row`. sure_seq: a source that is read after this place has the change, or a later one: the
-change's own place; of a copied row, the place that its chunk waited for. consumed: by the target, before its rows were
-read. told: what was there before the change is known: the row `former`, or null for none."""
+"""What staged changes say of keys: events as in history.events. key: its number; null of a TRUNCATE. text: of the row;
+null where it is gone. place: its shard. partial: the change does not carry all values. told: what was there before the
+change is known: the row `former`, or null for none. source_has, source_may: every row that was read of the source shows
+the change, or a later one; some may. target_has: the target had consumed it before its rows were read."""
 
 MOVING, UNSETTLED = "moving", "unsettled"
 OUTCOMES: tuple[str, ...] = (MOVING, UNSETTLED, *Wrong)
@@ -71,65 +74,27 @@ class Judged:
     """What the keys of a table are judged by.
 
     keyed: its rows have a key. shared: as in TableRule. whole: the stage knows every row, so that a key without a
-    change has no row. bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest. tables:
-    source and source table, by number.
+    change has no row. alone: one source table has fed the rows.
     """
 
     keyed: bool
     shared: bool
     whole: bool
-    bounds: Mapping[str, tuple[int, int]]
-    tables: Sequence[tuple[str, str]]
+    alone: bool
+
+    def events(self, table: pa.Table) -> Events:
+        return Events(table, TableRule(table.schema, ("key",), shared=self.shared))
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
-    """Columns as in EVENT_COLUMNS; rows are numbers, equal where text and shard are; -1: none. place: -1 where the row
-    is gone, or not known."""
-
-    key: Numbers
-    row: Numbers
-    place: Numbers
-    gone: Flags
-    partial: Flags
-    origin: Numbers
-    ts: Numbers
-    seq: Numbers
-    ordinal: Numbers
-    sure_seq: Numbers
-    consumed: Flags
-    told: Flags
-    former: Numbers
-    former_place: Numbers
-
-    @classmethod
-    def together(cls, some: Sequence[Events]) -> Events:
-        return cls(*(np.concatenate([getattr(one, it.name) for one in some]) for it in fields(cls)))
-
-    def take(self, rows: Numbers | Flags) -> Events:
-        return Events(*(getattr(self, it.name)[rows] for it in fields(self)))
-
-    def of(self, keys: Numbers) -> Events:
-        """The only event, as one of each of these keys."""
-        return replace(self.take(np.zeros(len(keys), np.int64)), key=keys)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Of a side: the key of each, and its number, as in Events."""
-
-    key: Numbers
-    row: Numbers
-
-
-def outcomes(keys: int, source: Rows, target: Rows, events: Events, truncates: Events, by: Judged) -> Numbers:
+def outcomes(keys: int, rows: Mapping[str, pa.Table], events: pa.Table, truncates: pa.Table, by: Judged) -> Numbers:
     """The outcome of each key, as its place in OUTCOMES.
 
-    keys: how many; they are numbered from 0. events: all of these keys. truncates: all of the table.
+    keys: how many; they are numbered from 0. rows: by side, `key` and `g`, a hash of text and place. events, truncates:
+    EVENT_COLUMNS, with the hashes `g` and `was` instead of texts: all of these keys, and those without a key.
     """
-    part = _Part(keys, {"source": source, "target": target}, events, truncates, by)
-    judged = part.counted if not by.keyed else replace(part, events=part.with_truncates()).keyed
-    (mine, mine_moves), (theirs, theirs_moves) = judged("source"), judged("target")
+    part = _Part(keys, rows, _spread(events, truncates, keys, by) if by.keyed else events, truncates, by)
+    side = part.keyed if by.keyed else part.counted
+    (mine, mine_moves), (theirs, theirs_moves) = side("source"), side("target")
     cases = [
         (MOVING, (mine == _RIGHT) & (theirs == _RIGHT)),
         (Wrong.BOTH, (mine == _WRONG) & (theirs == _WRONG)),
@@ -141,32 +106,79 @@ def outcomes(keys: int, source: Rows, target: Rows, events: Events, truncates: E
     return np.select([flags for _, flags in cases], numbers, OUTCOMES.index(UNSETTLED))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """`keyed` and `counted` say, by key, whether a side is right, and whether a change of the key was under way."""
+def telling(truncates: pa.Table, by: Judged) -> pa.Table:
+    """Those that matter: of each table's that both sides have, the first and the last one."""
+    events = by.events(truncates)
+    both = events.flags("source_has") & events.flags("target_has")
+    runs = Runs.of(numbered([events.source.codes, events.table.codes, both.astype(np.int64)]), events.seq, events.row)
+    kept = ~both
+    kept[runs.first()] = kept[runs.last()] = True
+    return truncates.filter(pa.array(kept))
 
-    keys: int
-    rows: Mapping[str, Rows]
-    events: Events
-    truncates: Events
-    by: Judged
+
+def _spread(events: pa.Table, truncates: pa.Table, keys: int, by: Judged) -> pa.Table:
+    """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had, and
+    perhaps of those of which nothing was staged before."""
+    found, every = [events], np.arange(keys)
+    before = by.events(events)
+    key = filled(before["key"])
+
+    def add(one: pa.Table, of: Numbers, *, partial: bool) -> None:
+        rows = one.take(np.zeros(len(of), np.int64))
+        for name, values in (("key", pa.array(of)), ("partial", pa.array(np.full(len(of), partial)))):
+            rows = rows.set_column(rows.schema.get_field_index(name), name, values)
+        found.append(rows)
+
+    for at in range(truncates.num_rows):
+        one = truncates.slice(at, 1)
+        add(one, every if by.alone else np.unique(key[_undone(before, one)]), partial=False)
+        if not by.alone and not by.whole:
+            others = ~before.source.has(one.column(SOURCE)[0].as_py())
+            add(one, np.setdiff1d(every, key[others | _undone(before, one, shared=False)]), partial=True)
+    return pa.concat_tables(found)
+
+
+def _undone(events: Events, truncates: pa.Table, *, shared: bool = True) -> Flags:
+    """Which events these truncates undo. shared: only those of their own tables, not of all tables of the source."""
+    last = [
+        Truncate(one[SOURCE], one[TABLE], one[SEQ], one[ROW], one[TS], renews=False, count=1)
+        for one in truncates.to_pylist()
+    ]
+    return undone(events.places, np.zeros(events.count, bool), last, shared=shared)
+
+
+class _Part:
+    """Some keys. `keyed` and `counted` say of each whether a side is right, and whether a change was under way."""
+
+    def __init__(
+        self, keys: int, rows: Mapping[str, pa.Table], events: pa.Table, truncates: pa.Table, by: Judged
+    ) -> None:
+        self._keys, self._by, self._truncates = keys, by, truncates
+        self._events = by.events(events)
+        self._key, self._partial = filled(self._events["key"]), self._events.flags("partial")
+        self._gone = self._events.delete | self._events.truncate
+        sides = [whole(rows[side].column("g")) for side in rows]
+        numbers = codes(pa.concat_arrays([self._events["g"], self._events["was"], *sides]))
+        self._row, self._was, *of_sides = np.split(numbers, np.cumsum([len(self._key), len(self._key), len(sides[0])]))
+        self._rows = {
+            side: (filled(whole(rows[side].column("key"))), row) for side, row in zip(rows, of_sides, strict=True)
+        }
+        self._width = int(numbers.max(initial=-1)) + 2
 
     def keyed(self, side: str) -> tuple[Numbers, Flags]:
-        events, rows, whole = self.events, self.rows[side], self.by.whole
-        settled, under_way = self._seen(side)
-        last, moving, first = self._last(settled), np.flatnonzero(under_way), self._first()
-        first = first[~np.isin(events.key[first], events.key[last])]
-        known = np.append(events.key[last], events.key[first]) if whole else events.key[last]
-        never = np.setdiff1d(np.arange(self.keys), known)
+        (rows_key, rows), whole_, of = self._rows[side], self._by.whole, self._key
+        has, may = self._seen(side)
+        last, moving, first = self._last(has), np.flatnonzero(may), self._first()
+        first = first[~np.isin(of[first], of[last])]
+        never = np.setdiff1d(np.arange(self._keys), np.append(of[last], of[first]) if whole_ else of[last])
         none = np.full(len(never), -1)
-        key = np.concatenate([events.key[last], events.key[moving], events.key[first], never])
-        row = np.concatenate([events.row[last], events.row[moving], events.former[first], none])
-        place = np.concatenate([events.place[last], events.place[moving], events.former_place[first], none])
-        certain = [~events.partial[last], ~events.partial[moving], np.ones(len(first), bool), np.full(len(none), whole)]
-        partial = ~np.concatenate(certain)
-        count = np.bincount(rows.key, minlength=self.keys)
+        changed = np.append(last, moving)
+        key = np.concatenate([of[changed], of[first], never])
+        row = np.concatenate([self._row[changed], self._was[first], none])
+        partial = np.concatenate([self._partial[changed], np.zeros(len(first), bool), np.full(len(never), not whole_)])
+        count = np.bincount(rows_key, minlength=self._keys)
         bare = np.flatnonzero(count == 0)
-        pairs, there = self._pairs(key, row), np.append(self._pairs(rows.key, rows.row), self._pairs(bare, -1))
+        pairs, there = self._pairs(key, row), np.append(self._pairs(rows_key, rows), self._pairs(bare, -1))
         alike = ~partial & np.isin(pairs, there)
         right, unsure = self._among(key[alike]), self._among(key[partial])
         if side == "target":
@@ -174,13 +186,23 @@ class _Part:
             # explained, else the one that is would hide the others.
             right, unsure = right & (count <= 1), unsure & (count <= 1)
             # A row changes its shard in two steps, in any order: meanwhile it is in both, or in none.
-            places = np.unique(np.stack([key, place])[:, place >= 0], axis=1)[0]
-            same = np.unique(pairs[alike & (row >= 0)]) // self._width
-            right |= (np.bincount(places, minlength=self.keys) > 1) & (np.bincount(same, minlength=self.keys) == count)
+            place = np.concatenate(
+                [
+                    self._events["place"].take(pa.array(changed)),
+                    self._events["former_place"].take(pa.array(first)),
+                    none,
+                ]
+            )
+            known = ~partial & (row >= 0)
+            places = np.unique(np.stack([key, place])[:, known], axis=1)[0]
+            same = np.unique(pairs[alike & known]) // self._width
+            right |= (np.bincount(places, minlength=self._keys) > 1) & (
+                np.bincount(same, minlength=self._keys) == count
+            )
         state = np.where(right, _RIGHT, np.where(unsure, _UNKNOWN, _WRONG))
-        if side == "source" and whole and (count > 1).any():
-            state[self._unexplained(settled, under_way) & (count > 1)] = _WRONG
-        return state, self._among(events.key[moving])
+        if side == "source" and whole_:
+            state[self._unexplained(has, may) & (count > 1)] = _WRONG
+        return state, self._among(of[moving])
 
     def counted(self, side: str) -> tuple[Numbers, Flags]:
         """Without a key: how many copies there may be, each in the shard of its values.
@@ -188,115 +210,82 @@ class _Part:
         A count begins at the last TRUNCATE that the side has seen. A later one may be in the side or not: there are at
         most as many copies as between two of them, and perhaps none.
         """
-        truncates = self.truncates
-        has = truncates.consumed if side == "target" else truncates.sure_seq < self._bounds(truncates)[0]
-        later = np.flatnonzero(~has).tolist()
-        kept = ~self._undone(np.flatnonzero(has).tolist())
-        times = np.zeros(len(kept), np.int64) + sum(self._undone([at]).astype(np.int64) for at in later)
-        events, settled, under_way = self.events.take(kept), *(flags[kept] for flags in self._seen(side))
-        runs = Runs.of(numbered([events.key, events.origin, times[kept]]), events.seq)
-        base = runs.total(settled & ~events.gone) - runs.total(settled & events.gone)
-        less, more = runs.total(under_way & events.gone), runs.total(under_way & ~events.gone)
-        one = events.take(runs.first())
-        of_tables = Runs.of(numbered([one.key, one.origin]), one.seq)
-        key = one.key[of_tables.first()]
-        least, most = np.zeros((2, self.keys), np.int64)
-        np.add.at(least, key, of_tables.least(base - less))
-        np.add.at(most, key, of_tables.most(base + more))
-        count = np.bincount(self.rows[side].key, minlength=self.keys)
-        right = (count <= most) & ((count >= least) | bool(later))
-        state = np.where(right, _RIGHT, _WRONG) if self.by.whole else np.full(self.keys, _UNKNOWN)
+        events, seen = self._events, self._truncates.column(f"{side}_has")
+        later = self._truncates.filter(pc.invert(seen))
+        kept = np.flatnonzero(~_undone(events, self._truncates.filter(seen)))
+        has, may, gone = (flags[kept] for flags in (*self._seen(side), self._gone))
+        key, table = self._key[kept], numbered([events.source.codes, events.table.codes])[kept]
+        times = sum(
+            (_undone(events, later.slice(at, 1)).astype(np.int64) for at in range(later.num_rows)), 0 * self._key
+        )
+        runs = Runs.of(numbered([key, table, times[kept]]), kept)
+        base = runs.total(has & ~gone) - runs.total(has & gone)
+        less, more = runs.total(may & gone), runs.total(may & ~gone)
+        one = runs.first()
+        of_tables = Runs.of(numbered([key[one], table[one]]), one)
+        of = key[one][of_tables.first()]
+        least, most = np.zeros((2, self._keys), np.int64)
+        np.add.at(least, of, of_tables.least(base - less))
+        np.add.at(most, of, of_tables.most(base + more))
+        emptied = later.num_rows > 0
+        count = np.bincount(self._rows[side][0], minlength=self._keys)
+        right = (count <= most) & ((count >= least) | emptied)
+        state = np.where(right, _RIGHT, _WRONG) if self._by.whole else np.full(self._keys, _UNKNOWN)
         if side == "target":
             state[self._astray()] = _WRONG
-        return state, self._among(one.key[less + more > 0]) | bool(later)
+        return state, self._among(key[may]) | emptied
 
-    def with_truncates(self) -> Events:
-        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had, and
-        perhaps of those of which nothing was staged before."""
-        every, source = np.arange(self.keys), np.array([source for source, _ in self.by.tables])
-        found = [self.events]
-        for at in range(len(self.truncates.key)):
-            one = self.truncates.take(np.array([at]))
-            if len(self.by.tables) == 1:
-                found.append(one.of(every))
-                continue
-            found.append(one.of(np.unique(self.events.key[self._undone([at])])))
-            if not self.by.whole:
-                earlier = (source[self.events.origin] != source[one.origin]) | self._undone([at], shared=False)
-                rest = one.of(np.setdiff1d(every, self.events.key[earlier]))
-                found.append(replace(rest, partial=np.ones(len(rest.key), bool)))
-        return Events.together(found)
+    def _seen(self, side: str) -> tuple[Flags, Flags]:
+        """(which changes a side surely has; which it may have)."""
+        has = self._events.flags(f"{side}_has")
+        return has, self._events.flags("source_may") if side == "source" else ~has
 
-    def _last(self, settled: Flags) -> Numbers:
+    def _last(self, has: Flags) -> Numbers:
         """The last of these events of each key that has one."""
-        at, shared = np.flatnonzero(settled), self.by.shared
-        some, tables = self.events.take(at), self.by.tables
-        source = Coded.numbered([source for source, _ in tables], some.origin).codes
-        origin = Coded.numbered([origin_name(*one) if shared else "" for one in tables], some.origin).codes
-        last = within_sources(some.key, source, origin, some.seq, some.ordinal).last()
-        live = ~some.gone[last]
-        runs = between_sources(some.key[last], some.ts[last], source[last], origin[last], live, shared=shared)
-        found: Numbers = at[last[runs.last()]]
+        events = self._events
+        last = self._last_of_each(has, events.origin.codes)
+        source, origin = events.source.codes[last], events.origin.codes[last]
+        runs = between_sources(
+            self._key[last], events.ts[last], source, origin, ~self._gone[last], shared=self._by.shared
+        )
+        found: Numbers = last[runs.last()]
+        return found
+
+    def _last_of_each(self, has: Flags, origin: Numbers) -> Numbers:
+        """The last of these events of each key, source and origin."""
+        events, at = self._events, np.flatnonzero(has)
+        source = events.source.codes[at]
+        found: Numbers = at[within_sources(self._key[at], source, origin[at], events.seq[at], events.row[at]).last()]
         return found
 
     def _first(self) -> Numbers:
         """The first event of each key that says what the row was before. Of a key that several tables feed, each first
         change speaks of its own table's row."""
-        events = self.events
-        runs = Runs.of(events.key, events.seq, events.ordinal)
-        of_one = runs.least(events.origin) == runs.most(events.origin)
-        found: Numbers = runs.first()[of_one & events.told[runs.first()]]
+        events = self._events
+        runs = Runs.of(self._key, events.seq, events.row)
+        table = numbered([events.source.codes, events.table.codes])
+        first = runs.first()
+        found: Numbers = first[(runs.least(table) == runs.most(table)) & events.flags("told")[first]]
         return found
 
-    def _unexplained(self, settled: Flags, under_way: Flags) -> Flags:
+    def _unexplained(self, has: Flags, may: Flags) -> Flags:
         """The keys under which the source has a row that is not a state that any of its tables gave the key."""
-        rows, events, first = self.rows["source"], self.events, self._first()
-        at = np.flatnonzero(settled)
-        some = events.take(at)
-        last = at[within_sources(some.key, some.origin, np.zeros_like(some.key), some.seq, some.ordinal).last()]
-        states = np.append(last, np.flatnonzero(under_way))
-        certain, unsure = states[~events.partial[states]], states[events.partial[states]]
-        given = self._pairs(events.key[certain], events.row[certain])
-        told = self._pairs(events.key[first], events.former[first])
-        explained = np.isin(self._pairs(rows.key, rows.row), np.append(given, told))
-        return self._among(rows.key[~explained]) & ~self._among(events.key[unsure])
+        (rows_key, rows), first = self._rows["source"], self._first()
+        states = np.append(self._last_of_each(has, self._events.table.codes), np.flatnonzero(may))
+        certain, unsure = states[~self._partial[states]], states[self._partial[states]]
+        given = self._pairs(self._key[certain], self._row[certain])
+        explained = np.isin(
+            self._pairs(rows_key, rows), np.append(given, self._pairs(self._key[first], self._was[first]))
+        )
+        return self._among(rows_key[~explained]) & ~self._among(self._key[unsure])
 
     def _astray(self) -> Flags:
         """The keys under which the target has a row in another shard than all that were read or staged."""
-        source, target, events = self.rows["source"], self.rows["target"], self.events
-        events = events.take(~events.gone & ~events.partial)
-        key, row = np.append(source.key, events.key), np.append(source.row, events.row)
-        strange = ~np.isin(self._pairs(target.key, target.row), self._pairs(key, row))
-        return self._among(target.key[strange]) & self._among(key)
-
-    def _seen(self, side: str) -> tuple[Flags, Flags]:
-        """(which changes a side surely has; which it may have)."""
-        events = self.events
-        if side == "target":
-            return events.consumed, ~events.consumed
-        low, high = self._bounds(events)
-        sure = events.sure_seq < low
-        return sure, ~sure & (events.seq < high)
-
-    def _bounds(self, events: Events) -> tuple[Numbers, Numbers]:
-        bounds = np.array([self.by.bounds[source] for source, _ in self.by.tables], np.int64).reshape(-1, 2)
-        return bounds[events.origin, 0], bounds[events.origin, 1]
-
-    def _undone(self, truncates: Sequence[int], *, shared: bool = True) -> Flags:
-        """Which events these truncates undo. shared: only rows of their own tables, not of all tables of the source."""
-        events, tables, one = self.events, self.by.tables, self.truncates
-        source, table = (Coded.numbered([names[at] for names in tables], events.origin) for at in (0, 1))
-        places = Places(source, table, events.seq, events.ordinal, events.ts)
-        last = [
-            Truncate(names[0], names[1], int(one.seq[at]), int(one.ordinal[at]), int(one.ts[at]), False, 1)
-            for at, names in ((at, tables[one.origin[at]]) for at in truncates)
-        ]
-        return undone(places, np.zeros(len(events.key), bool), last, shared=shared)
-
-    @property
-    def _width(self) -> int:
-        rows = [one.row for one in self.rows.values()]
-        return 2 + max(int(one.max(initial=-1)) for one in (*rows, self.events.row, self.events.former))
+        (source_key, source), (target_key, target) = self._rows["source"], self._rows["target"]
+        staged = ~self._gone & ~self._partial
+        key, row = np.append(source_key, self._key[staged]), np.append(source, self._row[staged])
+        strange = ~np.isin(self._pairs(target_key, target), self._pairs(key, row))
+        return self._among(target_key[strange]) & self._among(key)
 
     def _pairs(self, key: Numbers, row: Numbers | int) -> Numbers:
         """A number for each key with a row, or with none (-1)."""
@@ -304,4 +293,4 @@ class _Part:
 
     def _among(self, key: Numbers) -> Flags:
         """Which keys are among these."""
-        return np.bincount(key, minlength=self.keys) > 0
+        return np.bincount(key, minlength=self._keys) > 0

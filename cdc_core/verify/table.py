@@ -288,13 +288,13 @@ class Table:
     def _verdict(self, comparison: Comparison, spans: Sequence[SourceSpan], consumed: frozenset[str]) -> Verdict:
         chains = self._batches.chains_until(spans)
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
-        differences = comparison.differences(bounds, whole=self._batches.is_whole(chains))
+        differences = comparison.differences()
         for events in history.events(
-            self._job.store, chains, self._shape, consumed, comparison.differing_keys(),
+            self._job.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
             known_from=differences.known_from,
         ):  # fmt: skip
             differences.add(events)
-        return differences.judge(KEPT_ROWS)
+        return differences.judge(whole=self._batches.is_whole(chains), most=KEPT_ROWS)
 
     def result(self, tally: Tally) -> TableResult:
         """What the ranges have shown together, once the tally is complete."""

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cdc_core.history.events import TABLE
+from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
 from cdc_core.verify.comparison import Comparison, Verdict
 from cdc_core.verify.judgement import EVENT_COLUMNS, Wrong
 
@@ -76,26 +78,26 @@ def judged(
     formers: a change says what its row was before. by_file: so many changes of the only world are read at a time, the
     newest first, until no earlier one matters."""
     with Comparison(folder, keyed=True) as comparison:
-        bounds, events = {}, []
+        events: list[Event] = []
         rows: dict[str, dict[str, str]] = {"source": {}, "target": {}}
         for number, (world, source, target) in enumerate(cases):
             name = f"s{number}"
             for side, values in (("source", source), ("target", target)):
                 rows[side] |= {f"{number}/{key}": value for key, value in enumerate(values) if value is not None}
-            bounds[name] = (world.low, world.high)
             begun = 0 if known_from is None else min(known_from, world.low, world.consumed)
             for seq, one in enumerate(world.changes):
                 if seq >= begun:
                     key = None if one.key is None else f"{number}/{one.key}"
                     told = [state(world.changes, one.key, seq)] if formers and one.key is not None else []
-                    events.append(event(key, one.value, seq, world.consumed, *told, source=name))
+                    bounds = (world.low, world.high)
+                    events.append(event(key, one.value, seq, world.consumed, *told, bounds=bounds, source=name))
         numbers = compared(comparison, rows)
-        differences = comparison.differences(bounds, whole=known_from is None)
+        differences = comparison.differences()
         if by_file:
             ((world, _, _),) = cases
             last = max((seq for seq, *_ in events), default=-1)
             while last >= 0:
-                known = differences.known_from(world.consumed)
+                known = differences.known_from(min(world.low, world.consumed))
                 if known is not None and last < known:
                     break
                 differences.add(table([one for one in events if last - by_file < one[0] <= last], numbers))
@@ -103,7 +105,7 @@ def judged(
         else:  # of small files
             for at in range(0, len(events), 5):
                 differences.add(table(events[at : at + 5], numbers))
-        verdict = differences.judge(1000)
+        verdict = differences.judge(whole=known_from is None, most=1000)
         return verdict, {one.key: one.wrong for one in verdict.first}
 
 
@@ -112,14 +114,22 @@ Event = tuple[int, str | None, dict[str, Any]]
 
 
 def event(
-    key: str | None, value: str | None, seq: int, consumed: int, *told: str | None, source: str = "s", table: str = "t"
+    key: str | None,
+    value: str | None,
+    seq: int,
+    consumed: int,
+    *told: str | None,
+    bounds: tuple[int, int] = (9, 9),
+    source: str = "s",
+    table: str = "t",
 ) -> Event:
-    """told: what the row was before, if the change says it."""
-    former = told[0] if told else None
+    """bounds: low and high of the source's read. told: what the row was before, if the change says it."""
+    low, high = bounds
+    op = "u" if value is not None else "t" if key is None else "d"
     return seq, key, {
-        "text": value, "place": 0, "gone": value is None, "partial": False, "of_source": source, "of_table": table,
-        "ts": seq, "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < consumed, "told": bool(told),
-        "former": former, "former_place": 0,
+        OP: op, TS: seq, SOURCE: source, TABLE: table, SEQ: seq, ROW: 0, "text": value, "place": 0, "partial": False,
+        "told": bool(told), "former": told[0] if told else None, "former_place": 0, "source_has": seq < low,
+        "source_may": low <= seq < high, "target_has": seq < consumed,
     }  # fmt: skip
 
 
@@ -244,9 +254,9 @@ def test_only_what_may_be_under_way_is_read_of_a_row_that_changes(tmp_path: Path
             for side, some in values.items()
         }
         numbers = compared(comparison, there)
-        differences = comparison.differences({"s": (4, 4)}, whole=True)
+        differences = comparison.differences()
         assert differences.known_from(3) is None
-        differences.add(table([event("0/0", "b", 3, 3, "a")], numbers))
+        differences.add(table([event("0/0", "b", 3, 3, "a", bounds=(4, 4))], numbers))
         assert differences.known_from(3) == 3
 
 
@@ -263,9 +273,9 @@ def test_a_row_that_moves_to_another_source_table_is_that_of_the_other(
     with Comparison(tmp_path, keyed=True, apart=True) as comparison:
         there = {side: {"0": row} for side, row in (("source", "new"), ("target", target)) if row is not None}
         numbers = compared(comparison, there)
-        differences = comparison.differences({"s": (9, 9)}, whole=True)
+        differences = comparison.differences()
         differences.add(table(events, numbers))
-        assert [one.wrong for one in differences.judge(9).first] == ([wrong] if wrong else [])
+        assert [one.wrong for one in differences.judge(whole=True, most=9).first] == ([wrong] if wrong else [])
 
 
 def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
