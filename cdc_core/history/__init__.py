@@ -8,7 +8,8 @@ Arrow and give Arrow, and know no file, no server and no engine:
     events.py     a change as events, one for each key that it touches
     parts.py      events split by key: each part can be judged without the others
     history.py    `History`: a caller fills it with the events of a part, and asks
-    winners.py    of all events of a key, the last one
+    order.py      which of several events is the last one
+    winners.py    of all events of a key, the last one, and what it lacks
     values.py     values that the log did not carry, which older events have
     truncates.py  which TRUNCATEs count, and which events they undo
     copies.py     tables without a key: rows that come and go, counted

@@ -149,6 +149,9 @@ class Runs:
         """The place of the last row of each group."""
         return np.append(self.starts[1:], len(self.order)) - 1
 
+    def first(self) -> Numbers:
+        return self.order[self.starts]
+
     def last(self) -> Numbers:
         return self.order[self.ends] if len(self.order) else self.order
 
@@ -173,6 +176,12 @@ class Runs:
     def total(self, numbers: npt.NDArray[np.generic]) -> Numbers:
         counted = numbers.astype(np.int64)[self.order]
         return np.add.reduceat(counted, self.starts) if len(counted) else counted
+
+    def least(self, numbers: Numbers) -> Numbers:
+        return np.minimum.reduceat(numbers[self.order], self.starts) if len(numbers) else numbers
+
+    def most(self, numbers: Numbers) -> Numbers:
+        return -self.least(-numbers)
 
     def any(self, flags: Flags) -> Flags:
         return self.total(flags) > 0

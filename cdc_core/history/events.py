@@ -42,7 +42,8 @@ from cdc_core.model.staged import (
 TABLE = "_cdc_table"
 """The source table's name."""
 FORMER = "_cdc_former"
-"""The second event of an update: of the key that the row left; without a key, of the row as it was."""
+"""The second event of an update: of the key that the row left; without a key, or by TableRule.formers, of the row as it
+was."""
 ARRIVED = "_cdc_arrived"
 """The row begins a life under the key."""
 INHERITS = "_cdc_inherits"
@@ -84,7 +85,7 @@ def needed_columns(rule: TableRule, schema: TableSchema, *, key_changes: bool) -
     bookkeeping = [OP, TS, SOURCE, SEQ, ROW, LITERAL, ABSENT]
     wanted = {name.lower() for name in rule.columns.names}
     own = [column.name for column in schema.columns if column.name.lower() in wanted]
-    if key_changes or not rule.key:
+    if key_changes or rule.formers or not rule.key:
         before = own
     else:  # a key that stays is compared with itself
         compared = {name.lower() for name in (*rule.key, *rule.moving)} if rule.moving else set()
@@ -111,8 +112,9 @@ def events(
     """
     change = _Changes(rows, schema, rule, emptied or {})
     update = change.op(UPDATE) & change.has_before
-    second = update if not rule.key else update & _moves(change, rule)
-    own = _own(change, rule, second, renews=renews, batches=batches)
+    moved = update & _moves(change, rule)
+    second = moved if rule.key and not rule.formers else update
+    own = _own(change, rule, moved, renews=renews, batches=batches)
     if not second.any():
         return own
     left = _former(change.of(second), rule, batches if batches is None else batches.filter(pa.array(second)))

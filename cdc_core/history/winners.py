@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.history.codes import Coded, Flags, Numbers, Runs, codes, exact_codes, filled, numbered, whole
+from cdc_core.history.codes import Coded, Flags, Numbers, codes, exact_codes, filled, numbered, whole
 from cdc_core.history.events import (
     ARRIVED,
     FORMER,
@@ -23,6 +23,7 @@ from cdc_core.history.events import (
     lacking,
     was,
 )
+from cdc_core.history.order import between_sources, within_sources
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Counting, Places, Truncate, truncates_of, undone
 from cdc_core.history.values import Chains, Lives, numbers_of_changes, through_key_changes
@@ -79,7 +80,6 @@ class Events:
         self.op, self.source, self.table = (Coded.of(self[name]) for name in (OP, SOURCE, TABLE))
         self.ts, self.seq, self.row = (filled(self[name]) for name in (TS, SEQ, ROW))
         self.truncate, self.delete = self.op.has(TRUNCATE), self.op.has(DELETE)
-        self.former = self.flags(FORMER)
         names = [origin_name(source, table) for source in self.source.texts for table in self.table.texts]
         numbers = self.source.codes * len(self.table.texts) + self.table.codes
         self.origin = Coded.numbered(names, numbers) if rule.shared else Coded([""], np.zeros(self.count, np.int64))
@@ -97,6 +97,10 @@ class Events:
 
     def flags(self, name: str) -> Flags:
         return np.asarray(self[name])
+
+    @property
+    def former(self) -> Flags:
+        return self.flags(FORMER)
 
     @property
     def places(self) -> Places:
@@ -177,20 +181,26 @@ class _Merge:
     def __init__(self, events: Events) -> None:
         self._events, rule = events, events.rule
         self._key = events.key()
-        self._row = numbered([self._key, events.source.codes, events.origin.codes])
+        self.runs = within_sources(self._key, events.source.codes, events.origin.codes, events.seq, events.row)
         change = np.zeros(0, np.int64)
         inherits = events.flags(INHERITS)
         if rule.fill and inherits.any():
             change = numbers_of_changes(events.source.codes, events.seq, events.row)
         self.lives = Lives(
-            self._row, change, events.seq, events.row, events.flags(ARRIVED), inherits, events.former, events.delete
+            self.runs.group_of(),
+            change,
+            events.seq,
+            events.row,
+            events.flags(ARRIVED),
+            inherits,
+            events.former,
+            events.delete,
         )
         self.lacks = events.lacks(rule.fill)
         self._place = {name: np.arange(events.count) for name in rule.fill}
         self._chains: Chains | None = None
         if len(change):
             self._chains = through_key_changes(self.lives, self.lacks, self._place)
-        self.runs = Runs.of(self._row, events.seq, events.row)
 
     def former_values(self, at: int, name: str) -> tuple[Numbers, Numbers]:
         """(codes of the values that a shard key had before, by which equal ones are known; the events that say them).
@@ -226,14 +236,11 @@ class _Merge:
         return _Last(runs.last(), filled_, chain, runs.any(self.lives.arrived), runs.any(unknown), former, none, {})
 
     def _last_between_sources(self, last: _Last) -> _Last:
-        """Two steps, because no single order of events is right for both: within a source the log decides, whatever its
-        clock did; between sources the clock decides."""
         events, shared = self._events, self._events.rule.shared
         live, origin = ~events.delete[last.winner], events.origin.codes[last.winner]
-        between = [events.ts[last.winner], events.source.codes[last.winner]]
-        if shared:  # of two tables of one source the log decides again
-            between = [live.astype(np.int64), *between, events.seq[last.winner], events.row[last.winner]]
-        runs = Runs.of(self._key[last.winner], *between)
+        last_seq, last_row = events.seq[last.winner], events.row[last.winner]
+        ts, source = events.ts[last.winner], events.source.codes[last.winner]
+        runs = between_sources(self._key[last.winner], ts, source, (last_seq, last_row), live, shared=shared)
         winner = runs.last()
         filled_ = {}
         for name, at in last.filled.items():

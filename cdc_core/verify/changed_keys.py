@@ -7,19 +7,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from cdc_core.errors import LockstepError
+from cdc_core.history.codes import whole
+from cdc_core.history.rule import TableRule
 from cdc_core.meta import FileRow
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BEFORE, LITERAL, OP, SEQ, TRUNCATE, TS, UPDATE
+from cdc_core.model.staged import LITERAL, OP, SEQ, TRUNCATE, TS
 from cdc_core.stage import compaction
-from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import parse_part
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.verify.history import before_images
-
-_ROWS = 65_536
+from cdc_core.stage.staged_events import FileOfEvents, file_events
 
 
 def changed_keys(
@@ -36,29 +34,17 @@ def changed_keys(
 
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
-    columns = [*schema.key, OP, TS, SEQ, LITERAL, *([BEFORE] if file.key_changes else [])]
-    with open_intact(store, file) as opened:
-        for batch in pq.ParquetFile(opened).iter_batches(_ROWS, columns=columns):
-            seqs = batch.column(SEQ)
-            batch = batch.filter(pc.and_(pc.greater_equal(seqs, file.min_seq), pc.less_equal(seqs, file.max_seq)))
-            chosen = pc.not_equal(batch.column(OP).cast(pa.string()), TRUNCATE)
-            if on_truncate is not None and not pc.all(chosen).as_py():
-                raise on_truncate
-            if before_us is not None:
-                moment = pa.scalar(before_us, pa.timestamp("us", tz="UTC"))
-                chosen = pc.and_(chosen, pc.less(batch.column(TS), moment))
-            some = batch.filter(chosen)
-            if not some.num_rows:
-                continue
-            wanted = [*schema.key, LITERAL, SEQ]
-            yield some.select(wanted)
-            if file.key_changes:
-                updates = some.filter(pc.equal(some.column(OP).cast(pa.string()), UPDATE))
-                if updates.num_rows:
-                    before = before_images(updates)
-                    yield pa.RecordBatch.from_arrays(
-                        [*(before.column(name) for name in [*schema.key, LITERAL]), updates.column(SEQ)], names=wanted
-                    )
+    rule = TableRule(pa.schema([(column.name, column.type.arrow) for column in key_columns(schema)]), schema.key)
+    read = FileOfEvents(file, schema, file.key_changes, seqs=((file.min_seq, file.max_seq),))
+    moment = None if before_us is None else pa.scalar(before_us, pa.timestamp("us", tz="UTC"))
+    condition = None if moment is None else pc.field(TS) < moment
+    for events in file_events(store, read, rule, condition=condition):
+        truncates = pc.equal(events.column(OP), TRUNCATE)
+        if on_truncate is not None and pc.any(truncates).as_py():
+            raise on_truncate
+        some = events.filter(pc.invert(truncates)).select([*schema.key, LITERAL, SEQ])
+        if some.num_rows:
+            yield pa.RecordBatch.from_arrays([whole(column) for column in some.columns], schema=some.schema)
 
 
 def as_read(store: ObjectStore, files: Iterable[FileRow]) -> list[FileRow]:

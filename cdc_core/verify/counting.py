@@ -9,10 +9,11 @@ from cdc_core.errors import Refused
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.keys import Key
 from cdc_core.verify import target_rows
-from cdc_core.verify.comparison import Side, Wrong
+from cdc_core.verify.comparison import Side
 from cdc_core.verify.counts import excess_of, judged
 from cdc_core.verify.feeding import Feeding
 from cdc_core.verify.job import Job
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.progress import SourceSpan, joined
 from cdc_core.verify.results import TableResult

@@ -1,4 +1,8 @@
-"""The staged changes of a table as events of its keys, in the form that `comparison` judges rows by."""
+"""The staged changes of a table as events of its keys (cdc_core/history), in the form that `judgement` judges rows by.
+
+Only what verification asks besides is decided here: the canonical text of a row, whether a change carries all of it,
+what was there before, and from which place on a side surely has the change.
+"""
 
 from __future__ import annotations
 
@@ -6,62 +10,54 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from cdc_core.history.codes import Flags, Numbers, whole
+from cdc_core.history.events import FORMER, TABLE, lacking
+from cdc_core.history.rule import TableRule
+from cdc_core.history.values import numbers_of_changes
 from cdc_core.model.batch import Manifest
-from cdc_core.model.schema import Column
-from cdc_core.model.staged import (
-    BEFORE,
-    BEFORE_MARK,
-    DELETE,
-    INSERT,
-    LITERAL,
-    OP,
-    ROW,
-    SEQ,
-    TRUNCATE,
-    TS,
-    UPDATE,
-    LiteralEntries,
-    lacking,
-)
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.staged import ABSENT, DELETE, INSERT, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
 from cdc_core.stage import compaction
-from cdc_core.stage.intact import open_intact
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.unify import StagedPart, parts_of
+from cdc_core.stage.staged_events import FileOfEvents, file_events
+from cdc_core.stage.unify import StagedPart, emptied_columns, parts_of
 from cdc_core.target import pairs
 from cdc_core.verify.canonical import row_texts
-from cdc_core.verify.comparison import EVENT_COLUMNS
+from cdc_core.verify.judgement import EVENT_COLUMNS
 from cdc_core.verify.shape import Shape
 
 _ROWS, _FILES = 65_536, 64
 """That are read at once, at most: many small files cost more by their number than by their rows."""
 _NEVER = (1 << 63) - 1
 """After all order keys."""
+_UNKNOWN, _NONE = -1, -2
+"""In place of the row before a change."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Event:
-    """Of all events of a part. high_seq: of a batch of copied rows, the highest of its chunks; else -1.
+class _File:
+    """Of a definition. high_seq: of a batch of copied rows, the highest of its chunks; else -1. bounds: as in `events`,
+    of its source. emptied: as in history.events.
 
-    batches: by the order key of the batch's first row in the part, in order: whether the batch was consumed.
+    batches: by the order key of the batch's first row in the file, in order: whether the batch was consumed.
     """
 
     part: StagedPart
     high_seq: int
+    bounds: tuple[int, int]
+    emptied: Mapping[str, int]
     batches: dict[int, bool]
 
-    def consumed(self, seqs: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """As in EVENT_COLUMNS, for the rows with these order keys."""
+    def consumed(self, seqs: Numbers) -> Flags:
+        """Whether the target had consumed the batches of the rows with these order keys."""
         firsts = np.array(list(self.batches), np.int64)
         at = np.maximum(np.searchsorted(firsts, seqs, "right") - 1, 0)
-        found: npt.NDArray[np.bool_] = np.array(list(self.batches.values()))[at]
+        found: Flags = np.array(list(self.batches.values()))[at]
         return found
 
 
@@ -70,20 +66,22 @@ def events(
     manifests: Sequence[Manifest],
     shape: Shape,
     consumed: AbstractSet[str],
+    wanted: pa.Array,
+    bounds: Mapping[str, tuple[int, int]],
     *,
-    wanted: pa.Array | None = None,
     known_from: Callable[[int], int | None] = lambda _: None,
 ) -> Iterator[pa.Table]:
-    """The staged changes of the table, the newest first: EVENT_COLUMNS.
+    """The staged changes of some keys, the newest first: EVENT_COLUMNS.
 
     manifests: of all sources. consumed: ids of the batches that the target had consumed before its rows were read.
-    wanted: the keys whose changes are wanted; None for all. known_from: asked before each file, with the order key
-    before which all changes were consumed: changes before the one that it returns cannot say more about the wanted
-    keys, if one source table has fed the table. None while they may.
+    wanted: the keys. bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
+    known_from: asked before each file, with the order key before which both sides have all changes: changes before the
+    one that it returns cannot say more about these keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
     ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
-    by_path: dict[str, _Event] = {}
+    emptied = emptied_columns(manifests, None)
+    by_path: dict[str, _File] = {}
     for manifest in manifests:
         if not any(part.table == shape.logical for part in manifest.parts):
             continue
@@ -94,226 +92,140 @@ def events(
             part = staged.part
             other = ranges.instead_of(part.path, part.table, part.schema_id, part.max_seq)
             read = staged if other is None else replace(staged, part=other)
-            event = by_path.setdefault(read.part.path, _Event(read, high_seq, {}))
-            event.batches[part.min_seq] = in_it
+            file = _File(read, high_seq, bounds[read.source], emptied.get((read.source, read.schema.name), {}), {})
+            by_path.setdefault(read.part.path, file).batches[part.min_seq] = in_it
     found = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
-    pending = (seq for event in found for seq, is_consumed in event.batches.items() if not is_consumed)
-    consumed_before = min(pending, default=_NEVER)
+    pending = (seq for file in found for seq, is_consumed in file.batches.items() if not is_consumed)
+    settled = min([*pending, *(file.bounds[0] for file in found)], default=_NEVER)
     left = sorted(found, key=lambda one: one.part.part.max_seq, reverse=True)
     at_once = 1
     while left:
-        known = known_from(consumed_before) if alone else None
+        known = known_from(settled) if alone else None
         if known is not None and left[0].part.part.max_seq < known:
             break
         some = _first(left, at_once)
-        for event, batch in _read(store, some):
-            yield from _of_batch(batch, shape, event, wanted)
+        for file, table in _read(store, some, shape):
+            yield _told(table, file, shape, wanted)
         left, at_once = left[len(some) :], min(2 * at_once, _FILES)
 
 
-def _first(files: Sequence[_Event], most: int) -> Sequence[_Event]:
+def _first(files: Sequence[_File], most: int) -> Sequence[_File]:
     """The first of them, at least one, with no more rows than may be read at once."""
     rows = itertools.accumulate(one.part.part.rows for one in files[:most])
     return files[: max(1, sum(so_far <= _ROWS for so_far in rows))]
 
 
-def _read(store: ObjectStore, files: Sequence[_Event]) -> Iterator[tuple[_Event, pa.RecordBatch]]:
-    """Their rows, those of one definition together. Raises DataAtRisk (stage.missing, stage.damaged)."""
-    if len(files) == 1:
-        with open_intact(store, files[0].part.part) as file:
-            for batch in pq.ParquetFile(file).iter_batches(_ROWS):
-                yield files[0], batch
-        return
-    alike: dict[Any, list[tuple[_Event, pa.Table]]] = {}
+def _read(store: ObjectStore, files: Sequence[_File], shape: Shape) -> Iterator[tuple[_File, pa.Table]]:
+    """Their events, those of small files with one definition together."""
+    alike: dict[tuple[str, str, int], list[_File]] = {}
     for one in files:
-        with open_intact(store, one.part.part) as file:
-            table = pq.ParquetFile(file).read(use_threads=False)
-        alike.setdefault((one.part.source, one.part.part.schema_id, one.high_seq, table.schema), []).append(
-            (one, table)
-        )
+        alike.setdefault((one.part.source, one.part.part.schema_id, one.high_seq), []).append(one)
     for group in alike.values():
-        event = _joined([one for one, _ in group])
-        for batch in pa.concat_tables([table for _, table in group]).combine_chunks().to_batches():
-            yield event, batch
+        rule = _rule(group[0].part.schema, shape)
+        tables: Iterator[pa.Table] = itertools.chain.from_iterable(
+            file_events(store, FileOfEvents(one.part.part, one.part.schema, emptied=one.emptied), rule) for one in group
+        )
+        if len(group) > 1:
+            tables = iter([pa.concat_tables(tables).unify_dictionaries()])
+        batches = sorted(pair for one in group for pair in one.batches.items())
+        for table in tables:
+            yield replace(group[0], batches=dict(batches)), table
 
 
-def _joined(events: Sequence[_Event]) -> _Event:
-    """Of the rows of several parts with one definition."""
-    first, parts = events[0], [one.part.part for one in events]
-    part = replace(
-        first.part.part,
-        absent_rows=sum(one.absent_rows for one in parts),
-        key_changes=sum(one.key_changes for one in parts),
-    )
-    batches = sorted(pair for one in events for pair in one.batches.items())
-    return replace(first, part=replace(first.part, part=part), batches=dict(batches))
+def _rule(schema: TableSchema, shape: Shape) -> TableRule:
+    """Values keep the types of their own definition: their canonical texts are equal where the values are."""
+    fields = [pa.field(column.name, column.type.arrow) for column in _columns(schema, shape)]
+    sharding = shape.destination.rule.sharding
+    if sharding is not None and sharding.key not in [field.name for field in fields]:
+        fields += [pa.field(one.name, one.type.arrow) for one in schema.columns if one.name == sharding.key]
+    return TableRule(pa.schema(fields), shape.key, formers=True)
 
 
-def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Array | None) -> Iterator[pa.Table]:
-    ops = np.asarray(rows.column(OP).cast(pa.string()).to_numpy(zero_copy_only=False))
-    truncates = ops == TRUNCATE
-    if truncates.any():
-        yield _table(rows.filter(pa.array(truncates)), shape, event, gone=True, keys=None)
-    after = rows.filter(pa.array(~truncates))
-    if not after.num_rows:
-        return
-    ops = ops[~truncates]
-    gone = ops == DELETE
-    for some, leaves in ((after.filter(pa.array(~gone)), False), (after.filter(pa.array(gone)), True)):
-        some, keys = _wanted(some, _texts(some, shape.key_or_all, shape, event), wanted)
-        if some.num_rows:
-            yield _table(some, shape, event, gone=leaves, keys=keys)
-            if shape.key:
-                yield from _formers(some, keys, shape, event)
-    updates = after.filter(pa.array(ops == UPDATE))
-    if updates.num_rows and (not shape.key or event.part.part.key_changes):
-        before = before_images(updates)
-        keys = _texts(before, shape.key_or_all, shape, event)
-        if shape.key:
-            moved = pc.not_equal(keys, _texts(updates, shape.key_or_all, shape, event))
-            updates, keys = updates.filter(moved), keys.filter(moved)
-        updates, keys = _wanted(updates, keys, wanted)
-        if updates.num_rows:
-            yield _table(updates, shape, event, gone=True, keys=keys)
-            if shape.key:
-                yield from _former(before_images(updates), updates, shape, event, keys)
+def _columns(schema: TableSchema, shape: Shape) -> list[Column]:
+    """Those that are compared, with the types of a definition that has them."""
+    own = {column.name.lower(): column for column in schema.columns}
+    return [replace(own.get(column.name.lower(), column), name=column.name) for column in shape.columns]
 
 
-def _formers(rows: pa.RecordBatch, keys: pa.Array, shape: Shape, event: _Event) -> Iterator[pa.Table]:
-    """What these changes, of rows with these keys, say of the rows before them."""
-    ops = np.asarray(rows.column(OP).cast(pa.string()).to_numpy(zero_copy_only=False))
-
-    def chosen(found: npt.NDArray[np.bool_]) -> tuple[pa.RecordBatch, pa.Array]:
-        return rows.filter(pa.array(found)), keys.filter(pa.array(found))
-
-    deleted, of_deleted = chosen(ops == DELETE)  # its columns are those of the row that left
-    yield from _former(deleted, deleted, shape, event, of_deleted)
-    updated, of_updated = chosen(ops == UPDATE)
-    if updated.num_rows:
-        images = before_images(updated)
-        stayed = pc.equal(_texts(images, shape.key_or_all, shape, event), of_updated)
-        yield from _former(images.filter(stayed), updated.filter(stayed), shape, event, of_updated.filter(stayed))
-        came = pc.invert(stayed)  # from another key: this one had no row
-        yield _table(updated.filter(came), shape, event, gone=True, keys=of_updated.filter(came), former=True)
-    inserted, of_inserted = chosen(ops == INSERT)
-    yield _table(inserted, shape, event, gone=True, keys=of_inserted, former=True)
-
-
-def _former(
-    images: pa.RecordBatch, rows: pa.RecordBatch, shape: Shape, event: _Event, keys: pa.Array
-) -> Iterator[pa.Table]:
-    """images: of these rows, before their changes. Those that lack a value are left out."""
-    known = ~_partial(rows, shape, event)
-    if event.part.part.absent_rows and rows.num_rows:
-        known &= np.asarray(pc.is_null(lacking(rows)[0]))
-    if known.any():
-        mask = pa.array(known)
-        yield _table(rows.filter(mask), shape, event, gone=False, keys=keys.filter(mask), former=images.filter(mask))
-
-
-def _wanted(rows: pa.RecordBatch, keys: pa.Array, wanted: pa.Array | None) -> tuple[pa.RecordBatch, pa.Array]:
-    if wanted is None:
-        return rows, keys
-    there = pc.is_in(keys, value_set=wanted)
-    return rows.filter(there), keys.filter(there)
-
-
-def _table(
-    rows: pa.RecordBatch,
-    shape: Shape,
-    event: _Event,
-    *,
-    gone: bool,
-    keys: pa.Array | None,
-    former: pa.RecordBatch | bool = False,
-) -> pa.Table:
-    """Events of these rows. gone: their keys have left. former: these are the rows before the changes; True: there were
-    none."""
-    n = rows.num_rows
-    image = former if isinstance(former, pa.RecordBatch) else rows
-    partial = np.zeros(n, bool) if gone or former is not False else _partial(rows, shape, event)
-    if gone:
-        text, place = pa.nulls(n, pa.string()), pa.array(np.zeros(n, np.int64))
-    else:
-        text = _texts(image, shape.columns, shape, event)
-        place = pa.array(_places(image, shape, partial))
-    seq = rows.column(SEQ).cast(pa.int64())
-    sure = seq if event.high_seq < 0 else pa.array(np.full(n, event.high_seq - 1))
-    part = event.part
-    columns_ = {
-        "k": pa.nulls(n, pa.string()) if keys is None else keys,
-        "text": text,
-        "place": place,
-        "gone": pa.array(np.full(n, gone)),
-        "partial": pa.array(partial),
-        "of_source": pa.array([part.source] * n, pa.string()),
-        "of_table": pa.array([part.schema.name] * n, pa.string()),
-        "ts": rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64()),
-        "seq": seq,
-        "ordinal": rows.column(ROW).cast(pa.int64()),
-        "sure_seq": sure,
-        "consumed": pa.array(event.consumed(np.asarray(seq))),
-        "former": pa.array(np.full(n, former is not False)),
+def _told(table: pa.Table, file: _File, shape: Shape, wanted: pa.Array) -> pa.Table:
+    """What events say of the wanted keys: EVENT_COLUMNS."""
+    columns = {column.name: column for column in _columns(file.part.schema, shape)}
+    keys = row_texts(_batch(table), [columns[column.name] for column in shape.key_or_all], shape.errors)
+    truncate = pc.equal(whole(table.column(OP)), TRUNCATE)
+    key = pc.if_else(truncate, pa.scalar(None, pa.int32()), pc.index_in(keys, value_set=wanted))
+    kept = pc.or_(truncate, pc.is_valid(key))
+    rows, key = _batch(table.filter(kept)), key.filter(kept)
+    partial = _partial(rows, file, shape)
+    texts, places = row_texts(rows, list(columns.values()), shape.errors), _places(rows, shape, partial)
+    before = _before(rows, key.fill_null(_UNKNOWN).to_numpy()) if shape.key else np.full(rows.num_rows, _UNKNOWN)
+    single = np.ones(rows.num_rows, bool)  # not the row before a change of a key that stays, which is no event
+    single[before[(before >= 0) & (before != np.arange(rows.num_rows))]] = False
+    image = np.maximum(before, 0)
+    before[partial[image] & (before >= 0)] = _UNKNOWN
+    gone = pc.is_in(rows.column(OP).cast(pa.string()), pa.array([DELETE, TRUNCATE]))
+    seq = np.asarray(rows.column(SEQ))
+    low, high = file.bounds
+    source_has = (seq if file.high_seq < 0 else np.full(rows.num_rows, file.high_seq - 1)) < low
+    found = {
+        **{name: rows.column(name) for name in (OP, TS, SOURCE, TABLE, SEQ, ROW)},
+        "key": key,
+        "text": pc.if_else(gone, None, texts),
+        "place": places,
+        "partial": partial & ~np.asarray(gone),
+        "told": before != _UNKNOWN,
+        "former": texts.take(pa.array(before, mask=before < 0)),
+        "former_place": places[image],
+        "source_has": source_has,
+        "source_may": ~source_has & (seq < high),
+        "target_has": file.consumed(seq),
     }
-    return pa.table(columns_, schema=EVENT_COLUMNS)
+    return pa.table(found, schema=EVENT_COLUMNS).filter(pa.array(single))
 
 
-def _places(rows: pa.RecordBatch, shape: Shape, partial: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """The shard of each row; 0 where the change does not carry its shard key."""
-    if shape.destination.rule.sharding is None:
-        return np.zeros(rows.num_rows, np.int64)
-    column = rows.column(shape.destination.rule.sharding.key)
-    there = ~partial & np.asarray(column.is_valid())
-    places = np.zeros(rows.num_rows, np.int64)
-    if there.any():
-        places[there] = shape.destination.shard_numbers(rows.filter(pa.array(there)))
-    return places
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([whole(column) for column in table.columns], schema=table.schema)
 
 
-def _partial(rows: pa.RecordBatch, shape: Shape, event: _Event) -> npt.NDArray[np.bool_]:
-    """Which rows lack a value of a compared column."""
-    then = {column.name.lower(): column.type for column in event.part.schema.columns}
-    for column in shape.columns:
-        kind = then.get(column.name.lower())
-        if kind is None or (kind != column.type and pairs.problem(kind, column.type)):
-            return np.ones(rows.num_rows, bool)  # the table's definition was another, and may have changed the value
-    if not event.part.part.absent_rows:
-        return np.zeros(rows.num_rows, bool)
-    wanted = {column.name for column in shape.columns}
-    indices, sets = lacking(rows)
-    bad = np.array([bool(names & wanted) for names in sets] + [False])
-    found: npt.NDArray[np.bool_] = bad[np.asarray(pc.fill_null(indices, len(sets)))]
+def _before(rows: pa.RecordBatch, key: Numbers) -> Numbers:
+    """By event, which of them has the row that was there before the change; or _NONE, _UNKNOWN. key: numbers of the
+    keys' texts, by which a key stays or not: here 0.0 and -0.0 are two."""
+    op = rows.column(OP).cast(pa.string())
+    insert, update, delete = (np.asarray(pc.equal(op, one)) for one in (INSERT, UPDATE, DELETE))
+    found = np.where(insert, _NONE, np.where(delete, np.arange(rows.num_rows), _UNKNOWN))
+    if not update.any():
+        return found
+    seq, row, former = (np.asarray(rows.column(name)) for name in (SEQ, ROW, FORMER))
+    change = numbers_of_changes(np.zeros_like(seq), seq, row)
+    image = np.full(int(change.max()) + 1, _UNKNOWN)
+    image[change[former]] = np.flatnonzero(former)
+    was = image[change[update]]
+    found[update] = np.where((was >= 0) & (key[was] == key[update]), was, _NONE)
     return found
 
 
-def _texts(rows: pa.RecordBatch, columns: Sequence[Column], shape: Shape, event: _Event) -> pa.StringArray:
-    return row_texts(*_view(rows, columns, event), shape.errors)
+def _places(rows: pa.RecordBatch, shape: Shape, partial: Flags) -> Numbers:
+    """The shard of each row; 0 where the change does not carry its shard key."""
+    places = np.zeros(rows.num_rows, np.int64)
+    sharding = shape.destination.rule.sharding
+    if sharding is not None and sharding.key in rows.schema.names:
+        there = ~partial & np.asarray(rows.column(sharding.key).is_valid())
+        if there.any():
+            places[there] = shape.destination.shard_numbers(rows.filter(pa.array(there)))
+    return places
 
 
-def _view(rows: pa.RecordBatch, columns: Sequence[Column], event: _Event) -> tuple[pa.RecordBatch, list[Column]]:
-    """The rows with these columns under the part's own types; null where its definition lacks one."""
-    own = {column.name.lower(): column for column in event.part.schema.columns}
-    found: list[Column] = []
-    arrays: list[pa.Array] = []
-    for column in columns:
-        there = own.get(column.name.lower())
-        found.append(there or column)
-        arrays.append(rows.column(there.name) if there else pa.nulls(rows.num_rows, pa.string()))
-    names = [column.name for column in found]
-    return pa.RecordBatch.from_arrays([*arrays, rows.column(LITERAL)], names=[*names, LITERAL]), found
-
-
-def before_images(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The before images of these rows, with their exact texts."""
-    before = rows.column(BEFORE)
-    fields: Mapping[str, pa.Array] = dict(zip((field.name for field in before.type), before.flatten(), strict=True))
-    literal = rows.column(LITERAL)
-    if literal.null_count < rows.num_rows:
-        entries = LiteralEntries.of(literal)
-        marked = np.asarray(pc.starts_with(entries.name, BEFORE_MARK))
-        kept = entries.where(marked)
-        names = pc.replace_substring(kept.name, BEFORE_MARK, "", max_replacements=1)
-        literal = LiteralEntries(kept.row, names, kept.text).array(rows.num_rows)
-    return pa.RecordBatch.from_arrays([*fields.values(), literal], names=[*fields, LITERAL])
+def _partial(rows: pa.RecordBatch, file: _File, shape: Shape) -> Flags:
+    """Which rows lack a value of a compared column, or have one that a later definition of the table may have
+    changed."""
+    then = {column.name.lower(): column for column in file.part.schema.columns}
+    for column in shape.columns:
+        own = then.get(column.name.lower())
+        if own is None or not own.logged or (own.type != column.type and pairs.problem(own.type, column.type)):
+            return np.ones(rows.num_rows, bool)
+    names = {column.name for column in shape.columns}
+    since = max((file.emptied.get(name.lower(), 0) for name in names), default=0)
+    return lacking(rows.column(ABSENT), lambda some: not names.isdisjoint(some)) | (
+        np.asarray(rows.column(SEQ)) < since
+    )

@@ -15,7 +15,8 @@ from typing import Any
 
 from cdc_core.model.position import Position
 from cdc_core.snapshot.keys import Key
-from cdc_core.verify.comparison import Difference, Kind, Side, Wrong
+from cdc_core.verify.comparison import Difference, Kind, Side
+from cdc_core.verify.judgement import Wrong
 from cdc_core.windows import age_us
 
 VERSION = 1

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_core.errors import LockstepError
-from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.comparison import Kind
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.progress import Figures
 

@@ -282,20 +282,19 @@ class Table:
             moving=moving,
             unsettled=verdict.unsettled + verdict.moving - moving,
             found=verdict.by_wrong,
-            first=tuple(rows.comparison.findings(KEPT_ROWS)),
+            first=verdict.first,
         )
 
     def _verdict(self, comparison: Comparison, spans: Sequence[SourceSpan], consumed: frozenset[str]) -> Verdict:
         chains = self._batches.chains_until(spans)
-        lows = {span.source: span.low.seq for span in spans}
-        for events in history.events(
-            self._job.store, chains, self._shape, consumed,
-            wanted=comparison.differing_keys(),
-            known_from=lambda consumed_before: comparison.known_from(lows, consumed_before),
-        ):  # fmt: skip
-            comparison.add_events(events)
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
-        return comparison.judge(bounds, whole=self._batches.is_whole(chains))
+        differences = comparison.differences()
+        for events in history.events(
+            self._job.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
+            known_from=differences.known_from,
+        ):  # fmt: skip
+            differences.add(events)
+        return differences.judge(whole=self._batches.is_whole(chains), most=KEPT_ROWS)
 
     def result(self, tally: Tally) -> TableResult:
         """What the ranges have shown together, once the tally is complete."""

@@ -17,8 +17,9 @@ from cdc_core.meta import Meta
 from cdc_core.repair import repairer
 from cdc_core.repair.repairer import Result
 from cdc_core.verify import verifier
-from cdc_core.verify.comparison import Kind, Side, Wrong
+from cdc_core.verify.comparison import Kind, Side
 from cdc_core.verify.job import Job
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import Finding, TableResult, Verified

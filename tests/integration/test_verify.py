@@ -20,8 +20,9 @@ from cdc_core.meta import Meta
 from cdc_core.snapshot import pace
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
-from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.comparison import Kind
 from cdc_core.verify.job import Job
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult

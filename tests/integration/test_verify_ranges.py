@@ -18,8 +18,9 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.verify import evidence, kept_progress, opened_findings, source_rows
 from cdc_core.verify import table as tables
 from cdc_core.verify.columnwise import Piece
-from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.comparison import Kind
 from cdc_core.verify.job import Job
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.range_rows import RangeRows

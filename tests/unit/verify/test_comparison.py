@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.verify.comparison import EVENT_COLUMNS, Comparison, Verdict, Wrong
+from cdc_core.history.events import TABLE
+from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.verify.comparison import Comparison, Verdict
+from cdc_core.verify.judgement import EVENT_COLUMNS, Wrong
 
 KEYS = 4
 
@@ -74,54 +78,74 @@ def judged(
     formers: a change says what its row was before. by_file: so many changes of the only world are read at a time, the
     newest first, until no earlier one matters."""
     with Comparison(folder, keyed=True) as comparison:
-        bounds, events = {}, []
-        rows: dict[str, list[tuple[str, str]]] = {"source": [], "target": []}
+        events: list[Event] = []
+        rows: dict[str, dict[str, str]] = {"source": {}, "target": {}}
         for number, (world, source, target) in enumerate(cases):
             name = f"s{number}"
             for side, values in (("source", source), ("target", target)):
-                rows[side] += [(f"{number}/{key}", value) for key, value in enumerate(values) if value is not None]
-            bounds[name] = (world.low, world.high)
+                rows[side] |= {f"{number}/{key}": value for key, value in enumerate(values) if value is not None}
             begun = 0 if known_from is None else min(known_from, world.low, world.consumed)
-            events += [
-                {
-                    "k": None if one.key is None else f"{number}/{one.key}", "text": one.value, "place": 0,
-                    "gone": one.value is None, "partial": False, "of_source": name, "of_table": "t", "ts": seq,
-                    "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < world.consumed,
-                    "former": False,
-                }
-                for seq, one in enumerate(world.changes)
-                if seq >= begun
-            ]  # fmt: skip
-            events += [
-                {
-                    "k": f"{number}/{one.key}", "text": before, "place": 0, "gone": before is None, "partial": False,
-                    "of_source": name, "of_table": "t", "ts": seq, "seq": seq, "ordinal": 0, "sure_seq": seq,
-                    "consumed": seq < world.consumed, "former": True,
-                }
-                for seq, one in enumerate(world.changes)
-                if seq >= begun and one.key is not None
-                for before in [state(world.changes, one.key, seq)]
-                if formers
-            ]  # fmt: skip
-        for side, there in rows.items():
-            keys, texts = pa.array([k for k, _ in there], pa.string()), pa.array([v for _, v in there], pa.string())
-            comparison.add(side, keys, texts, pa.array([0] * len(there), pa.int64()))
-        comparison.differing()
+            for seq, one in enumerate(world.changes):
+                if seq >= begun:
+                    key = None if one.key is None else f"{number}/{one.key}"
+                    told = [state(world.changes, one.key, seq)] if formers and one.key is not None else []
+                    bounds = (world.low, world.high)
+                    events.append(event(key, one.value, seq, world.consumed, *told, bounds=bounds, source=name))
+        numbers = compared(comparison, rows)
+        differences = comparison.differences()
         if by_file:
             ((world, _, _),) = cases
-            last = max((one["seq"] for one in events), default=-1)
+            last = max((seq for seq, *_ in events), default=-1)
             while last >= 0:
-                known = comparison.known_from({"s0": world.low}, world.consumed)
+                known = differences.known_from(min(world.low, world.consumed))
                 if known is not None and last < known:
                     break
-                some = [one for one in events if last - by_file < one["seq"] <= last]
-                comparison.add_events(pa.Table.from_pylist(some, EVENT_COLUMNS))
+                differences.add(table([one for one in events if last - by_file < one[0] <= last], numbers))
                 last -= by_file
         else:  # of small files
             for at in range(0, len(events), 5):
-                comparison.add_events(pa.Table.from_pylist(events[at : at + 5], EVENT_COLUMNS))
-        verdict = comparison.judge(bounds, whole=known_from is None)
-        return verdict, {one.key: one.wrong for one in comparison.findings(1000)}
+                differences.add(table(events[at : at + 5], numbers))
+        verdict = differences.judge(whole=known_from is None, most=1000)
+        return verdict, {one.key: one.wrong for one in verdict.first}
+
+
+Event = tuple[int, str | None, dict[str, Any]]
+"""Its place, its key, and what else EVENT_COLUMNS has."""
+
+
+def event(
+    key: str | None,
+    value: str | None,
+    seq: int,
+    consumed: int,
+    *told: str | None,
+    bounds: tuple[int, int] = (9, 9),
+    source: str = "s",
+    table: str = "t",
+) -> Event:
+    """bounds: low and high of the source's read. told: what the row was before, if the change says it."""
+    low, high = bounds
+    op = "u" if value is not None else "t" if key is None else "d"
+    return seq, key, {
+        OP: op, TS: seq, SOURCE: source, TABLE: table, SEQ: seq, ROW: 0, "text": value, "place": 0, "partial": False,
+        "told": bool(told), "former": told[0] if told else None, "former_place": 0, "source_has": seq < low,
+        "source_may": low <= seq < high, "target_has": seq < consumed,
+    }  # fmt: skip
+
+
+def table(events: Sequence[Event], numbers: Mapping[str, int]) -> pa.Table:
+    """Those of keys that differ, by their numbers, and of all keys."""
+    some = [{"key": numbers.get(key or ""), **one} for _, key, one in events if key is None or key in numbers]
+    return pa.Table.from_pylist(some, EVENT_COLUMNS)
+
+
+def compared(comparison: Comparison, rows: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
+    """The numbers of the keys that differ. rows: of each side, texts by key."""
+    for side, there in rows.items():
+        places = pa.array([0] * len(there), pa.int64())
+        comparison.add(side, pa.array(there.keys(), pa.string()), pa.array(there.values(), pa.string()), places)
+    comparison.differing()
+    return {key: number for number, key in enumerate(comparison.differing_keys().to_pylist())}
 
 
 def sides(world: World) -> tuple[Values, Values]:
@@ -146,16 +170,16 @@ def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, e
         chance = random.Random(seed)
         cases = [(world, *sides(world)) for world in (any_world(chance) for _ in range(count))]
         verdict, findings = judged(tmp_path_factory.mktemp("c"), cases)
-        assert (verdict.findings, verdict.unsettled, findings) == (0, 0, {})
+        assert (verdict.unsettled, findings) == (0, {})
         # Of rows from before the first staged change the stage knows nothing; a lag is still not a difference.
-        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from)
-        assert (verdict.findings, findings) == (0, {})
+        _, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from)
+        assert findings == {}
         # But of a row that changes, its first change says enough. A TRUNCATE does not.
-        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
-        assert (verdict.findings, findings) == (0, {})
+        _, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
+        assert findings == {}
         cases = [case for case in cases if all(one.key is not None for one in case[0].changes)]
         verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
-        assert (verdict.findings, verdict.unsettled, findings) == (0, 0, {})
+        assert (verdict.unsettled, findings) == (0, {})
 
     check()
 
@@ -223,21 +247,17 @@ def test_what_is_not_read_because_it_cannot_matter_does_not_matter(
 
 def test_only_what_may_be_under_way_is_read_of_a_row_that_changes(tmp_path: Path) -> None:
     world = World((Change(0, "a"), Change(1, "x"), Change(2, "x"), Change(0, "b")), 4, 4, (4,) * KEYS, 3, (3,) * KEYS)
-    source, target = sides(world)
     with Comparison(tmp_path, keyed=True) as comparison:
-        for side, values in (("source", source), ("target", target)):
-            keys = [f"0/{key}" for key, value in enumerate(values) if value is not None]
-            texts = [value for value in values if value is not None]
-            comparison.add(side, pa.array(keys), pa.array(texts), pa.array([0] * len(keys), pa.int64()))
-        comparison.differing()
-        assert comparison.known_from({"s": 4}, 3) is None
-        for former, value in ((False, "b"), (True, "a")):
-            event = {
-                "k": "0/0", "text": value, "place": 0, "gone": False, "partial": False, "of_source": "s",
-                "of_table": "t", "ts": 3, "seq": 3, "ordinal": 0, "sure_seq": 3, "consumed": False, "former": former,
-            }  # fmt: skip
-            comparison.add_events(pa.Table.from_pylist([event], EVENT_COLUMNS))
-        assert comparison.known_from({"s": 4}, 3) == 3
+        values = dict(zip(("source", "target"), sides(world), strict=True))
+        there = {
+            side: {f"0/{key}": value for key, value in enumerate(some) if value is not None}
+            for side, some in values.items()
+        }
+        numbers = compared(comparison, there)
+        differences = comparison.differences()
+        assert differences.known_from(3) is None
+        differences.add(table([event("0/0", "b", 3, 3, "a", bounds=(4, 4))], numbers))
+        assert differences.known_from(3) == 3
 
 
 @pytest.mark.parametrize(
@@ -249,22 +269,13 @@ def test_a_row_that_moves_to_another_source_table_is_that_of_the_other(
 ) -> None:
     """It is created there, changed here, and deleted here, in one transaction."""
     log = (("t0", "old"), ("t1", "new"), ("t0", "going"), ("t0", None))
-    events = [
-        {
-            "k": "0", "text": value, "place": 0, "gone": value is None, "partial": False, "of_source": "s",
-            "of_table": table, "ts": 0, "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < applied,
-            "former": False,
-        }
-        for seq, (table, value) in enumerate(log)
-    ]  # fmt: skip
+    events = [event("0", value, seq, applied, table=name) for seq, (name, value) in enumerate(log)]
     with Comparison(tmp_path, keyed=True, apart=True) as comparison:
-        for side, row in (("source", "new"), ("target", target)):
-            there = [row] if row is not None else []
-            comparison.add(side, pa.array(["0"] * len(there)), pa.array(there, pa.string()), pa.array([0] * len(there)))
-        comparison.differing()
-        comparison.add_events(pa.Table.from_pylist(events, EVENT_COLUMNS))
-        comparison.judge({"s": (9, 9)}, whole=True)
-        assert [one.wrong for one in comparison.findings(9)] == ([wrong] if wrong else [])
+        there = {side: {"0": row} for side, row in (("source", "new"), ("target", target)) if row is not None}
+        numbers = compared(comparison, there)
+        differences = comparison.differences()
+        differences.add(table(events, numbers))
+        assert [one.wrong for one in differences.judge(whole=True, most=9).first] == ([wrong] if wrong else [])
 
 
 def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
@@ -275,8 +286,8 @@ def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path
 
 def test_an_even_number_of_equal_changes_does_not_cancel(tmp_path: Path) -> None:
     """As it does in an XOR of CRC32."""
-    world = World((), 0, 0, (0,) * KEYS, 0, (0,) * KEYS)
-    here: Values = ["10:01", "10:02", "10:03", "10:04"]
-    verdict, _ = judged(tmp_path, [(world, here, [one.replace("10", "11") for one in here if one])])
-    assert verdict.findings == KEYS
-    assert verdict.source.sum_ != verdict.target.sum_
+    here = {"a": "10:01", "b": "10:02", "c": "10:03", "d": "10:04"}
+    there = {key: one.replace("10", "11") for key, one in here.items()}
+    with Comparison(tmp_path, keyed=True) as comparison:
+        assert len(compared(comparison, {"source": here, "target": there})) == len(here)
+        assert comparison.side("source").sum_ != comparison.side("target").sum_

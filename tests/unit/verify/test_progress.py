@@ -7,7 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.verify.comparison import Difference, Kind, Wrong
+from cdc_core.verify.comparison import Difference, Kind
+from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.progress import Progress, Tally
 
 KEYS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=50), max_size=20)
