@@ -1,18 +1,23 @@
-"""Makes the commands in a remedy ready to copy: they name the pipeline of the command that prints them.
+"""Makes the commands in a remedy ready to copy: they name the pipeline as the command did that prints them.
 
-Errors come from packages that do not know the pipeline's name on the command line. They write PIPELINE instead, or
-leave the name out.
+Errors come from packages that do not know the command line. They write PIPELINE or leave the pipeline out, or they give
+its name, which leads to its file only from the folder of pipelines and from the file's own.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from typer.exceptions import TyperException
 from typer.main import get_command
+
+from cdc_core.cli.options import pipeline_path
+from cdc_core.errors import UsageError
 
 _COMMAND = re.compile(r"`lockstep\s([^`]*)`")
 
@@ -24,18 +29,34 @@ def performable(remedy: str) -> str:
     tree = _tree()
     command, at = _led(tree, sys.argv[1:])
     try:
-        given = command.make_context(None, sys.argv[1 + at :], resilient_parsing=True).params.get("pipeline")
-    except TyperException:
-        given = None
+        context = command.make_context(None, sys.argv[1 + at :], resilient_parsing=True)
+        given, folder = str(context.params["pipeline"] or ""), Path(context.params["pipelines"])
+    except (TyperException, KeyError):
+        given = ""
+    if not given:
+        return remedy
+
+    def written(name: str) -> str:
+        """The pipeline's name if that leads to its file, otherwise the file beside the given one."""
+        try:
+            pipeline_path(name, folder)
+        except UsageError:
+            beside = Path(given).with_name(f"{name}.yaml")
+            return str(beside) if beside.is_file() else name
+        return name
 
     def filled(match: re.Match[str]) -> str:
         words = [given if one == "PIPELINE" else one for one in match[1].split()]
         command, at = _led(tree, words)
-        if any(one.name == "pipeline" for one in command.params) and (at == len(words) or words[at].startswith("-")):
-            words.insert(at, given)
+        if any(one.name == "pipeline" for one in command.params):
+            if at == len(words) or words[at].startswith("-"):
+                words.insert(at, given)
+            words[at] = shlex.quote(written(words[at]))
+            if "--pipelines" in sys.argv:
+                words += ["--pipelines", shlex.quote(str(folder))]
         return f"`lockstep {' '.join(words)}`"
 
-    return _COMMAND.sub(filled, remedy) if given else remedy
+    return _COMMAND.sub(filled, remedy)
 
 
 @cache

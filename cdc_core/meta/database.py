@@ -342,7 +342,8 @@ class Database:
             where=self.name,
             code=code,
             remedy="check the URL, that the database and its account exist, and that the account may create and "
-            "change tables (for an SQLite file: that its directory is writable)",
+            "change tables (for an SQLite file: that its directory is writable; if the file was damaged, move it away "
+            "and run `lockstep meta rebuild`)",
         )
 
     def _translated(self, error: DBAPIError, *, write: bool) -> LockstepError | _Collision:

@@ -23,6 +23,8 @@ class Shop:
     def __init__(self, source: Any, server: Any, lockstep: Any) -> None:
         self.source, self.server, self.lockstep, self.name = source, server, lockstep, source.name
         self.file: Path = lockstep.directory / "shop.yaml"
+        self.by_hand: Callable[[], object] = lambda: None
+        """What the remedy says to do before its command."""
 
     def target(self, *statements: str) -> list[tuple[Any, ...]]:
         with self.server.connect(f"{self.name}_copy", autocommit=True) as opened, opened.cursor() as cursor:
@@ -129,9 +131,55 @@ def isolated(shop: Shop) -> Failing:
     return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "snapshot.not_captured", "stage isolated"
 
 
+def writes_lost(shop: Shop) -> Failing:
+    shop.run()
+    shop.source.execute("INSERT INTO orders VALUES (5, 5)")
+    shop.run()
+    shop.target("DELETE FROM orders WHERE id = 5", "DELETE FROM _lockstep_ledger ORDER BY number DESC LIMIT 1")
+    shop.source.execute("INSERT INTO orders VALUES (6, 6)")
+    return ("run", "shop.yaml"), "target.lost_writes", "run"
+
+
+def sharded_anew(shop: Shop) -> Failing:
+    shop.run()
+    shop.edit("table: orders}", "table: orders, sharding: {key: id, databases: 1, tables: 1}}")
+    shop.source.execute("UPDATE orders SET k = 10 WHERE id IN (1, 2)")
+    return ("run", "shop.yaml"), "target.layout", "target layout"
+
+
+def renamed_at_the_target(shop: Shop) -> Failing:
+    shop.run()
+    names = [str(name) for (name,) in shop.target("SHOW TABLES") if "orders" in name]
+    shop.target(*(f"RENAME TABLE {one} TO {one.replace('orders', 'sales')}" for one in names))
+    shop.edit("table: orders}", "table: sales}")
+    shop.source.execute("UPDATE orders SET k = 10 WHERE id IN (1, 2)")
+    return ("run", "shop.yaml"), "target.lost_writes", "meta accept"
+
+
+def rejected(shop: Shop) -> Failing:
+    shop.edit("table: orders}", "table: orders, on_row_error: quarantine}")
+    shop.target("ALTER TABLE orders ADD CONSTRAINT few CHECK (k < 3)")
+    shop.run()
+    shop.by_hand = lambda: shop.target("ALTER TABLE orders DROP CONSTRAINT few")
+    return ("status", "shop.yaml"), "target.row_error", "run"
+
+
+def meta_damaged(shop: Shop) -> Failing:
+    shop.run()
+    for file in shop.meta().parent.glob(f"{shop.meta().name}-*"):
+        file.unlink()
+    content = shop.meta().read_bytes()
+    shop.meta().write_bytes(content[:4096] + bytes(len(content) - 4096))
+    shop.by_hand = lambda: shop.meta().rename(shop.lockstep.directory / "damaged")
+    return ("run", "shop.yaml"), "meta.damaged", "meta rebuild"
+
+
 CASES = (
     purged, no_target_table, meta_lost, isolated,
-    *(pytest.param(one, marks=pytest.mark.matrix) for one in (nothing_run, no_evidence, paused, rows_differ, unlogged)),
+    *(pytest.param(one, marks=pytest.mark.matrix) for one in (
+        nothing_run, no_evidence, paused, rows_differ, unlogged,
+        writes_lost, sharded_anew, renamed_at_the_target, rejected, meta_damaged,
+    )),
 )  # fmt: skip
 
 
@@ -140,9 +188,11 @@ CASES = (
 def test_the_printed_remedy_is_performed_and_the_command_succeeds(shop: Shop, case: Callable[[Shop], Failing]) -> None:
     arguments, code, wanted = case(shop)
     done = shop.lockstep(*arguments, code=None)
-    assert (done.code != 0, done.error["code"]) == (True, code), done.error
-    remedy = done.error["remedy"]
+    error = done.document["problems"][0] if arguments[0] == "status" else done.error
+    assert (done.code != 0, error["code"]) == (True, code), error
+    remedy = error["remedy"]
     (command, *_) = [one for one in COMMAND.findall(remedy) if one.startswith(f"{wanted} ")] or [remedy]
+    shop.by_hand()
     shop.lockstep(*shlex.split(command))
     shop.lockstep(*arguments)
     shop.run()

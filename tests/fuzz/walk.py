@@ -11,7 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +173,9 @@ class Round:
                 yield self._finding(f"target of {table.name}: {found}")
             elif found != expected:
                 yield self._finding(f"target of {table.name} differs: {_difference(expected, found)}")
+            if self._flavor == MARIADB:  # it logs no virtual column in partial images, and the state lacks it
+                table = replace(table, columns=[one for one in table.columns if one.options != " VIRTUAL"])
+                expected = self._rows(self._source, table.database, table)
             state = self._state(table) if expected else expected  # an empty table may have nothing staged
             if isinstance(state, str):
                 yield self._finding(f"state of {table.name}: {state}")
@@ -206,8 +209,8 @@ class Round:
         found: Counter[tuple[Any, ...]] = Counter()
         for row in pq.read_table(file).to_pylist():
             exact = dict(row.get("_cdc_literal") or [])
-            if row.get("_cdc_absent"):
-                return f"absent: {row['_cdc_absent']}"
+            if absent := {one.name for one in table.columns} & set(json.loads(row.get("_cdc_absent") or "[]")):
+                return f"absent: {absent}"
             found[tuple(_cell(one, row, exact) for one in table.columns)] += 1
         return found
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cdc_core.cli.output import size, table
+from cdc_core.cli.performable import performable
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 
 Lockstep = Callable[..., Any]
@@ -193,3 +194,27 @@ def test_a_cell_is_shown_as_it_is_and_not_as_markup() -> None:
 
 def test_sizes_are_for_people() -> None:
     assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30)] == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("conf/shop.yaml", ("conf/shop.yaml", "conf/shop.yaml", "conf/back.yaml", "conf/shop.yaml")),
+        ("shop", ("shop", "shop", "back", "shop")),
+    ],
+)
+def test_a_command_of_a_remedy_names_a_file_that_the_shell_leads_to(
+    given: str, written: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").mkdir()
+    for name in ("shop", "back"):
+        (tmp_path / "conf" / f"{name}.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    options = () if "/" in given else ("--pipelines", "conf")
+    monkeypatch.setattr("sys.argv", ["lockstep", "run", given, *options])
+    asked = ("run PIPELINE", "run shop", "cutover abort back", "verify")
+    expected = [
+        f"`lockstep {' '.join((*one.split()[: -1 if one != 'verify' else 1], name, *options))}`"
+        for one, name in zip(asked, written, strict=True)
+    ]
+    assert [performable(f"`lockstep {one}`") for one in asked] == expected
