@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from cdc_core.history.parts import Parts, key_links, split
 from cdc_core.history.rule import TableRule
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.removed import unless_removed
-from cdc_core.stage.staged_events import FileOfEvents, file_events
+from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key
 from cdc_core.stage.table_files import TableFiles, begins_of
 
 PART_ROWS, PART_BYTES = 1 << 22, 160 << 20
@@ -30,33 +31,36 @@ _READERS = 2
 _COMPRESSION = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
-def events_of(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[pa.Table]:
-    """All events of the table. Raises DataAtRisk (stage.missing, stage.damaged), RetryLater (stage.removed)."""
-    for one in files.files():
-        yield from _events_of(store, files, one, rule)
+def _readers(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[tuple[FileOfEvents, _Read]]:
+    """Each file, with what reads its events."""
+    begins = begins_of(files.manifests)
+
+    def read(file: FileOfEvents, condition: pc.Expression | None) -> Iterator[pa.Table]:
+        with unless_removed(store, begins, [file.part.path]):
+            yield from file_events(store, file, rule, condition=condition)
+
+    for file, condition in files.files():
+        yield file, partial(read, file, condition)
 
 
-def _events_of(
-    store: ObjectStore, files: TableFiles, one: tuple[FileOfEvents, pc.Expression | None], rule: TableRule
-) -> Iterator[pa.Table]:
-    file, condition = one
-    with unless_removed(store, begins_of(files.manifests), [file.part.path]):
-        yield from file_events(store, file, rule, condition=condition)
+_Read = Callable[[], Iterator[pa.Table]]
 
 
 @contextmanager
 def parts_of_events(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[Iterator[Iterable[pa.Table]]]:
-    """The events of each part. Raises what `events_of` does."""
+    """The events of each part. Raises DataAtRisk (stage.missing, stage.damaged), RetryLater (stage.removed)."""
     rows, size = (sum(getattr(one.part, name) for one in files.parts) for name in ("rows", "size_bytes"))
     count = min(max(-(-rows // PART_ROWS), -(-size // PART_BYTES)), _MOST_PARTS)
     if count < 2:
         with ThreadPoolExecutor(_READERS, thread_name_prefix="events") as pool:
-            each = pool.map(lambda one: list(_events_of(store, files, one, rule)), files.files())
+            each = pool.map(lambda one: list(one[1]()), _readers(store, files, rule))
             yield iter([chain.from_iterable(each)])
         return
     parts = Parts(count)
     if rule.fill:
-        parts = parts.with_links(np.concatenate([key_links(some, rule) for some in events_of(store, files, rule)]))
+        moving = [read for file, read in _readers(store, files, rule) if may_change_key(file, rule)]
+        links = [key_links(events, rule) for read in moving for events in read()]
+        parts = parts.with_links(np.concatenate([np.zeros((0, 2), np.uint64), *links]))
     with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
         paths = [Path(folder) / f"{number}.arrow" for number in range(count)]
         with ExitStack() as stack:
@@ -64,9 +68,10 @@ def parts_of_events(store: ObjectStore, files: TableFiles, rule: TableRule) -> I
                 stack.enter_context(pa.ipc.new_stream(str(path), event_schema(rule), options=_COMPRESSION))
                 for path in paths
             ]
-            for events in events_of(store, files, rule):
-                for number, piece in split(events, rule, parts):
-                    streams[number].write_table(piece)
+            for _, read in _readers(store, files, rule):
+                for events in read():
+                    for number, piece in split(events, rule, parts):
+                        streams[number].write_table(piece)
         yield (_read(path) for path in paths)
 
 

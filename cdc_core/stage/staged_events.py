@@ -50,9 +50,7 @@ def file_events(
 
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
-    own_key = [name.lower() for name in rule.key] == [name.lower() for name in file.schema.key]
-    changes_key = file.key_changes > 0 or not own_key
-    names, before = needed_columns(rule, file.schema, key_changes=changes_key)
+    names, before = needed_columns(rule, file.schema, key_changes=may_change_key(file, rule))
     gathered: list[pa.Table] = []
     rows = size = 0
     with open_intact(store, file.part) as source, pq.ParquetFile(source) as parquet:
@@ -68,6 +66,12 @@ def file_events(
                 yield _together(gathered)
                 gathered, rows, size = [], 0, 0
     yield _together([*gathered, event_schema(rule).empty_table()])
+
+
+def may_change_key(file: FileOfEvents, rule: TableRule) -> bool:
+    """Whether the file may have updates that change the table's key."""
+    own_key = [name.lower() for name in rule.key] == [name.lower() for name in file.schema.key]
+    return file.key_changes > 0 or not own_key
 
 
 def _together(tables: Sequence[pa.Table]) -> pa.Table:
