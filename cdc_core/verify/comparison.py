@@ -22,10 +22,20 @@ from cdc_core.history.codes import Runs, whole
 from cdc_core.history.events import TABLE
 from cdc_core.model.staged import ROW, SEQ, SOURCE
 from cdc_core.verify.canonical import SEPARATOR
-from cdc_core.verify.judgement import EVENT_COLUMNS, MOVING, OUTCOMES, UNSETTLED, Judged, Wrong, outcomes, telling
+from cdc_core.verify.judgement import (
+    EVENT_COLUMNS,
+    MOVING,
+    OUTCOMES,
+    UNSETTLED,
+    Judged,
+    Wrong,
+    outcomes,
+    telling,
+    telling_truncates,
+)
 
 if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
+    from duckdb import DuckDBPyConnection, DuckDBPyRelation
 
 
 class Kind(StrEnum):
@@ -73,6 +83,8 @@ _TABLES, _EVENTS = 256, 16_384
 """Of events that are kept by one statement."""
 _KEYS = 1 << 16
 """That are judged at once."""
+_PART_EVENTS = 1 << 18
+"""So many events of these keys are gathered before those that do not matter are left out."""
 _LAST = (1 << 63) - 1
 _FINDINGS = [OUTCOMES.index(one) for one in Wrong]
 
@@ -207,17 +219,18 @@ class Differences:
         self._keep()
         tables = self._db.execute(f"SELECT DISTINCT {SOURCE}, {TABLE} FROM events").fetchall()
         by = Judged(self._keyed, self._apart, whole, alone=len(tables) == 1)
-        truncates = telling(self._db.sql("SELECT * FROM events WHERE key IS NULL").to_arrow_table(), by)
+        truncates = telling_truncates(self._db.sql("SELECT * FROM events WHERE key IS NULL").to_arrow_table(), by)
         counts = np.zeros(len(OUTCOMES), np.int64)
         first: list[Difference] = []
         for low in range(0, self._keys, _KEYS):
-            rows = {side: self._some(f"{side}_differing", low) for side in _SIDES}
+            rows = {side: self._some(f"{side}_differing", low).to_arrow_table() for side in _SIDES}
             keys = min(_KEYS, self._keys - low)
-            found = outcomes(keys, rows, self._some("events", low), truncates, by)
+            found = outcomes(keys, rows, self._events(keys, rows, low, by), truncates, by)
             counts += np.bincount(found, minlength=len(OUTCOMES))
             wrong = np.flatnonzero(np.isin(found, _FINDINGS))[: most - len(first)]
             if len(wrong):
-                texts = self._some("differing", low).sort_by("key").column("k").take(pa.array(wrong)).to_pylist()
+                ordered = self._some("differing", low).order("key").to_arrow_table()
+                texts = ordered.column("k").take(pa.array(wrong)).to_pylist()
                 numbers = [np.bincount(rows[side].column("key"), minlength=keys)[wrong].tolist() for side in _SIDES]
                 first += [
                     Difference(k, _kind(s, t, self._keyed), Wrong(OUTCOMES[outcome]), s, t)
@@ -227,9 +240,20 @@ class Differences:
         moving, unsettled = by_outcome.pop(MOVING), by_outcome.pop(UNSETTLED)
         return Verdict(moving, unsettled, {name: count for name, count in by_outcome.items() if count}, tuple(first))
 
-    def _some(self, table: str, low: int) -> pa.Table:
+    def _events(self, keys: int, rows: Mapping[str, pa.Table], low: int, by: Judged) -> pa.Table:
+        """Those that matter: of a key that changes all the time there may be many."""
+        reader, most = self._some("events", low).to_arrow_reader(_PART_EVENTS), _PART_EVENTS
+        events = reader.schema.empty_table()
+        for batch in reader:
+            events = pa.concat_tables([events, pa.Table.from_batches([batch])])
+            if events.num_rows > most:
+                events = telling(keys, rows, events, by)
+                most = max(_PART_EVENTS, 2 * events.num_rows)
+        return events
+
+    def _some(self, table: str, low: int) -> DuckDBPyRelation:
         where = f"key >= {low} AND key < {low + _KEYS}"
-        return self._db.sql(f"SELECT * REPLACE (key - {low} AS key) FROM {table} WHERE {where}").to_arrow_table()
+        return self._db.sql(f"SELECT * REPLACE (key - {low} AS key) FROM {table} WHERE {where}")
 
 
 def _execute(db: DuckDBPyConnection, statement: str, rows: pa.Table) -> None:

@@ -106,7 +106,14 @@ def outcomes(keys: int, rows: Mapping[str, pa.Table], events: pa.Table, truncate
     return np.select([flags for _, flags in cases], numbers, OUTCOMES.index(UNSETTLED))
 
 
-def telling(truncates: pa.Table, by: Judged) -> pa.Table:
+def telling(keys: int, rows: Mapping[str, pa.Table], events: pa.Table, by: Judged) -> pa.Table:
+    """Of the events of some keys, those that lead to the same outcomes; all of them, where rows are counted."""
+    if not by.keyed:
+        return events
+    return events.filter(pa.array(_Part(keys, rows, events, events.slice(0, 0), by).telling()))
+
+
+def telling_truncates(truncates: pa.Table, by: Judged) -> pa.Table:
     """Those that matter: of each table's that both sides have, the first and the last one."""
     events = by.events(truncates)
     both = events.flags("source_has") & events.flags("target_has")
@@ -156,6 +163,7 @@ class _Part:
         self._keys, self._by, self._truncates = keys, by, truncates
         self._events = by.events(events)
         self._key, self._partial = filled(self._events["key"]), self._events.flags("partial")
+        self._place, self._former_place = (filled(self._events[name]) for name in ("place", "former_place"))
         self._gone = self._events.delete | self._events.truncate
         sides = [whole(rows[side].column("g")) for side in rows]
         numbers = codes(pa.concat_arrays([self._events["g"], self._events["was"], *sides]))
@@ -186,19 +194,12 @@ class _Part:
             # explained, else the one that is would hide the others.
             right, unsure = right & (count <= 1), unsure & (count <= 1)
             # A row changes its shard in two steps, in any order: meanwhile it is in both, or in none.
-            place = np.concatenate(
-                [
-                    self._events["place"].take(pa.array(changed)),
-                    self._events["former_place"].take(pa.array(first)),
-                    none,
-                ]
-            )
+            place = np.concatenate([self._place[changed], self._former_place[first], none])
             known = ~partial & (row >= 0)
             places = np.unique(np.stack([key, place])[:, known], axis=1)[0]
             same = np.unique(pairs[alike & known]) // self._width
-            right |= (np.bincount(places, minlength=self._keys) > 1) & (
-                np.bincount(same, minlength=self._keys) == count
-            )
+            between = np.bincount(places, minlength=self._keys) > 1
+            right |= between & (np.bincount(same, minlength=self._keys) == count)
         state = np.where(right, _RIGHT, np.where(unsure, _UNKNOWN, _WRONG))
         if side == "source" and whole_:
             state[self._unexplained(has, may) & (count > 1)] = _WRONG
@@ -234,6 +235,23 @@ class _Part:
         if side == "target":
             state[self._astray()] = _WRONG
         return state, self._among(key[may]) | emptied
+
+    def telling(self) -> Flags:
+        """Which events say as much as all of them, together with any others: of each key and source table the first
+        one, and the last one that each side has; of those that a side may have, each that gave a key the row that the
+        side has, and one for each shard."""
+        events, kept = self._events, np.zeros(self._events.count, bool)
+        runs = within_sources(self._key, events.source.codes, events.table.codes, events.seq, events.row)
+        kept[runs.first()] = True
+        shown = numbered([self._key, self._place, self._gone.astype(np.int64), self._partial.astype(np.int64)])
+        for side, (rows_key, rows) in self._rows.items():
+            has, may = self._seen(side)
+            last = runs.last_where(has)
+            kept[last[last >= 0]] = True
+            kept |= may & np.isin(self._pairs(self._key, self._row), self._pairs(rows_key, rows))
+            at = np.flatnonzero(may)
+            kept[at[Runs.of(shown[at], at).first()]] = True
+        return kept
 
     def _seen(self, side: str) -> tuple[Flags, Flags]:
         """(which changes a side surely has; which it may have)."""

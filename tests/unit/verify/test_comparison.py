@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cdc_core.history.events import TABLE
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.verify import comparison as module
 from cdc_core.verify.comparison import Comparison, Verdict
 from cdc_core.verify.judgement import EVENT_COLUMNS, Wrong
 
@@ -73,11 +74,15 @@ def judged(
     known_from: int | None = None,
     formers: bool = False,
     by_file: int = 0,
+    at_once: int = 1 << 16,
 ) -> tuple[Verdict, dict[str, Wrong]]:
     """Each world is a source of its own; findings by `world/key`. known_from: changes before it are not staged.
     formers: a change says what its row was before. by_file: so many changes of the only world are read at a time, the
-    newest first, until no earlier one matters."""
-    with Comparison(folder, keyed=True) as comparison:
+    newest first, until no earlier one matters. at_once: keys that are judged at once, and events that they may have
+    before those that do not matter are left out."""
+    with pytest.MonkeyPatch.context() as patch, Comparison(folder, keyed=True) as comparison:
+        patch.setattr(module, "_KEYS", at_once)
+        patch.setattr(module, "_PART_EVENTS", at_once)
         events: list[Event] = []
         rows: dict[str, dict[str, str]] = {"source": {}, "target": {}}
         for number, (world, source, target) in enumerate(cases):
@@ -163,22 +168,27 @@ EXAMPLES = [3, pytest.param(100, marks=pytest.mark.matrix)]
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
     @settings(max_examples=examples)
-    @given(seed=st.integers(0), count=st.sampled_from([1, WORLDS]), known_from=st.integers(0, 6))
-    @example(seed=1, count=WORLDS, known_from=3)
-    @example(seed=0, count=WORLDS, known_from=1)
-    def check(seed: int, count: int, known_from: int) -> None:
+    @given(
+        seed=st.integers(0), count=st.sampled_from([1, WORLDS]), known_from=st.integers(0, 6),
+        at_once=st.sampled_from([50, 1 << 16]),
+    )  # fmt: skip
+    @example(seed=1, count=WORLDS, known_from=3, at_once=1 << 16)
+    @example(seed=0, count=WORLDS, known_from=1, at_once=50)
+    def check(seed: int, count: int, known_from: int, at_once: int) -> None:
         chance = random.Random(seed)
         cases = [(world, *sides(world)) for world in (any_world(chance) for _ in range(count))]
-        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases)
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, at_once=at_once)
         assert (verdict.unsettled, findings) == (0, {})
         # Of rows from before the first staged change the stage knows nothing; a lag is still not a difference.
-        _, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from)
+        _, findings = judged(tmp_path_factory.mktemp("c"), cases, at_once=at_once, known_from=known_from)
         assert findings == {}
         # But of a row that changes, its first change says enough. A TRUNCATE does not.
-        _, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
+        _, findings = judged(tmp_path_factory.mktemp("c"), cases, at_once=at_once, known_from=known_from, formers=True)
         assert findings == {}
         cases = [case for case in cases if all(one.key is not None for one in case[0].changes)]
-        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from, formers=True)
+        verdict, findings = judged(
+            tmp_path_factory.mktemp("c"), cases, at_once=at_once, known_from=known_from, formers=True
+        )
         assert (verdict.unsettled, findings) == (0, {})
 
     check()
@@ -203,8 +213,8 @@ def test_a_row_that_no_change_explains_is_a_finding_that_accuses_the_right_side(
     tmp_path_factory: pytest.TempPathFactory, examples: int
 ) -> None:
     @settings(max_examples=examples)
-    @given(seed=st.integers(0))
-    def check(seed: int) -> None:
+    @given(seed=st.integers(0), at_once=st.sampled_from([50, 1 << 16]))
+    def check(seed: int, at_once: int) -> None:
         chance = random.Random(seed)
         cases, expected = [], {}
         for number in range(WORLDS):
@@ -216,7 +226,7 @@ def test_a_row_that_no_change_explains_is_a_finding_that_accuses_the_right_side(
                 source[key] = "unlogged"
             cases.append((world, source, target))
             expected[f"{number}/{key}"] = FAULTS[where]
-        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases)
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, at_once=at_once)
         assert findings == expected
         assert verdict.unsettled == 0
 
