@@ -263,9 +263,7 @@ class _Part:
         events = self._events
         last = self._last_of_each(has, events.origin.codes)
         source, log = events.source.codes[last], (events.seq[last], events.row[last])
-        runs = between_sources(
-            self._key[last], events.ts[last], source, log, ~self._gone[last], shared=self._by.shared
-        )
+        runs = between_sources(self._key[last], events.ts[last], source, log, ~self._gone[last], shared=self._by.shared)
         found: Numbers = last[runs.last()]
         return found
 
