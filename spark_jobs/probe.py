@@ -58,7 +58,6 @@ def check_executors(spark: SparkSession, master: str, pipeline: Pipeline, store:
         for number, host in enumerate(hosts):
             if not _holds(store, f"{folder}/{number}", mark):
                 raise _not_shared(host, stage.uri)
-        _check_spark_itself(spark, store, folder)
     except LockstepError:
         raise
     except Exception as error:
@@ -89,24 +88,6 @@ def _looked(stage: StageConfig, folder: str, mark: bytes, number: int, servers: 
         where = f"{error.where}, from the executor {host}"
         raise type(error)(error.what, where=where, code=error.code, remedy=error.remedy) from None
     return host
-
-
-def _check_spark_itself(spark: SparkSession, store: ObjectStore, folder: str) -> None:
-    """It reads and writes the stage, too, through Hadoop's file systems."""
-    uri = store.spark_uri(f"{folder}/rows")
-    try:
-        spark.range(3).repartition(2).write.parquet(uri)
-        count = spark.read.parquet(uri).count()
-    except Exception as error:
-        raise Refused(
-            f"Spark itself cannot write and read the stage: {str(error).strip().splitlines()[0][:400]}",
-            where=uri,
-            code="spark.stage",
-            remedy="executors need Hadoop's jars for buckets, the endpoint and credentials, which Lockstep's own "
-            "reader takes from their environment, and Spark from fs.s3a settings (docs/spark.md)",
-        ) from error
-    if count != 3 or not list(store.list(f"{folder}/rows/")):
-        raise _not_shared(socket.gethostname(), uri)
 
 
 def _holds(store: ObjectStore, path: str, expected: bytes) -> bool:

@@ -26,23 +26,10 @@ from spark_jobs.shipped_code import code_archive
 
 EXACT: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
-    # Dates before 1582 as they were written: proleptic Gregorian, like the server's.
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.compression.codec": "zstd",
-    "spark.sql.caseSensitive": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    # A plan that turns out to be empty would replace the observed one, and the counts would be lost.
-    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
-    # A file that a purge or an accident removes while it is read must end the job, whatever the cluster is used to.
-    "spark.sql.files.ignoreMissingFiles": "false",
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    # Only counts.json makes a folder count: no marker files.
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    # Pieces of a shuffle are large; a worker gets few of them at once.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
 }
-ROWS_PER_PARTITION = 400_000
 _FIRST_TRIES = 5
 """Of the first call: about 20 s. Later ones are tried for ten minutes, pyspark's default."""
 _HADOOP = "spark.hadoop."
@@ -158,9 +145,3 @@ def parallelism(spark: SparkSession) -> int:
         # As many partitions as a range has by default; the endpoint has no other way to say so.
         return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
     return spark.sparkContext.defaultParallelism
-
-
-def size_shuffles(spark: SparkSession, rows: int) -> None:
-    """Shuffle partitions for this many rows: the default, 200, would cost a small run seconds."""
-    wanted = max(parallelism(spark), -(-rows // ROWS_PER_PARTITION))
-    spark.conf.set("spark.sql.shuffle.partitions", str(min(wanted, 2000)))

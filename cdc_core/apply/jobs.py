@@ -5,15 +5,11 @@ Logins are not among the settings: the jobs read them from the environment of th
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
-from cdc_core.account import cache_folder
 from cdc_core.config import Pipeline
 from cdc_core.model.run import RunPlan
 
@@ -38,19 +34,6 @@ class Spark(Protocol):
         """Imports what jobs need."""
 
 
-S3_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.4.2",
-    "software.amazon.awssdk:s3:2.29.52",
-    "software.amazon.awssdk:s3-transfer-manager:2.29.52",
-    "software.amazon.awssdk:apache-client:2.29.52",
-)
-S3_EXCLUDED = (
-    "software.amazon.awssdk:bundle",
-    "org.apache.hadoop:hadoop-common",
-    "software.amazon.awssdk:netty-nio-client",
-)
-"""14 MB of jars instead of 600: the bundle has every AWS service, and pyspark ships hadoop-common."""
-
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -70,15 +53,6 @@ ANYWHERE: Mapping[str, str] = {
 }
 
 
-def s3_jars() -> Path:
-    """Where `lockstep spark fetch-jars` keeps the jars of S3_PACKAGES.
-
-    Without it Spark resolves the jars at each start, from the user's Ivy cache or the network: this takes
-    seconds, and two applications that start at once with an empty cache disturb each other.
-    """
-    return cache_folder(os.environ) / "maven" / f"spark-s3-{S3_PACKAGES[0].rpartition(':')[2]}"
-
-
 def is_remote(master: str) -> bool:
     """Whether a master's URL is the endpoint of a Spark Connect server."""
     return master.startswith("sc://")
@@ -90,41 +64,6 @@ def is_local(master: str) -> bool:
 
 
 def settings_of(pipeline: Pipeline, master: str) -> dict[str, str]:
-    """What Spark is told for the jobs of a pipeline; a session at a Connect endpoint has the pipeline's settings only.
-
-    A pipeline with `spark.jars` or `spark.jars.packages` provides the jars for its stage itself.
-    """
+    """What Spark is told for the jobs of a pipeline; at a Connect endpoint the pipeline's settings only."""
     own = dict(pipeline.spark.conf)
-    if is_remote(master):
-        return own
-    local = is_local(master)
-    found = {**ANYWHERE, **(LOCAL_CONF if local else {})}
-    if pipeline.stage.uri.startswith("s3://"):
-        found |= _s3_conf(pipeline, local=local)
-        if not own.keys() & {"spark.jars", "spark.jars.packages"}:
-            found |= _s3_jars()
-    return found | own
-
-
-def _s3_jars() -> dict[str, str]:
-    if jars := sorted(s3_jars().glob("*.jar")):
-        return {"spark.jars": ",".join(map(str, jars))}
-    return {"spark.jars.packages": ",".join(S3_PACKAGES), "spark.jars.excludes": ",".join(S3_EXCLUDED)}
-
-
-def _s3_conf(pipeline: Pipeline, *, local: bool) -> dict[str, str]:
-    conf = {"spark.hadoop.fs.s3a.endpoint.region": pipeline.stage.s3_region}
-    endpoint = pipeline.stage.s3_endpoint
-    if endpoint:
-        conf |= {
-            "spark.hadoop.fs.s3a.endpoint": endpoint,
-            "spark.hadoop.fs.s3a.path.style.access": "true",
-            "spark.hadoop.fs.s3a.connection.ssl.enabled": "true" if urlsplit(endpoint).scheme == "https" else "false",
-        }
-    if local and "AWS_ACCESS_KEY_ID" in os.environ:
-        # Keys stay in the environment; this only names the provider that reads them there. Executors elsewhere have
-        # credentials of their own: Hadoop's chain looks in the environment, too, and at the instance's role.
-        conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = (
-            "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
-        )
-    return conf
+    return own if is_remote(master) else {**ANYWHERE, **(LOCAL_CONF if is_local(master) else {}), **own}

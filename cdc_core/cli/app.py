@@ -28,7 +28,6 @@ from cdc_core.cli import (
     reshard,
     run,
     snapshot,
-    spark,
     stage,
     status,
     target,
@@ -49,7 +48,7 @@ app = typer.Typer(
 )
 for module in (init, check, extract, snapshot, run, verify, repair, status):
     module.register(app)
-for module in (stage, target, ddl, reshard, cutover, meta, airflow, spark, config):
+for module in (stage, target, ddl, reshard, cutover, meta, airflow, config):
     app.add_typer(module.app)
 
 
@@ -68,7 +67,6 @@ for typed in (
     cutover.app,
     meta.app,
     airflow.app,
-    spark.app,
     config.app,
 ):
     for command in typed.registered_commands:

@@ -1,6 +1,6 @@
-"""Downloads the servers that need no root, and Spark's jars for buckets, so that nothing later waits for them.
+"""Downloads the servers that need no root, so that nothing later waits for them.
 
-python -m examples.sandbox fetch [mariadb] [postgres] [s3] [spark-s3]      all of them when none is named
+python -m examples.sandbox fetch [mariadb] [postgres] [s3]      all of them when none is named
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from examples.sandbox.artifacts import S3PROXY, fetch, fetch_spark_s3
+from examples.sandbox.artifacts import S3PROXY, fetch
 from examples.sandbox.cache import SandboxError
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.postgres import Postgres
@@ -19,7 +19,6 @@ FETCH: dict[str, Callable[[], Path]] = {
     "mariadb": MariaDb.fetch,
     "postgres": Postgres.fetch,
     "s3": lambda: fetch(S3PROXY),
-    "spark-s3": fetch_spark_s3,
 }
 
 

@@ -12,8 +12,6 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc_core.apply.spark_jars import fetch_s3_jars
-from cdc_core.errors import LockstepError
 from examples.sandbox.cache import SandboxError, cache_dir, cached
 
 
@@ -43,14 +41,6 @@ def fetch(artifact: Artifact) -> Path:
             "Use a Linux machine or container, or point Lockstep at servers of your own."
         )
     return cached(f"maven/{artifact.name}-{artifact.version}", lambda into: _retrieve(artifact, into))
-
-
-def fetch_spark_s3() -> Path:
-    """The folder with the jars by which Spark reads and writes a bucket, from the cache or the network."""
-    try:
-        return fetch_s3_jars()[0]
-    except LockstepError as error:
-        raise SandboxError(str(error)) from None
 
 
 def java() -> str:

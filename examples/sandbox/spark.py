@@ -141,7 +141,7 @@ class ConnectServer:
     @classmethod
     def start(
         cls, *, master: str = "local[2]", python: str = sys.executable, environ: Mapping[str, str] | None = None,
-        conf: Mapping[str, str] | None = None, jars: str = "",
+        conf: Mapping[str, str] | None = None,
     ) -> Self:  # fmt: skip
         """python: of its executors, which a Connect server takes from PYSPARK_PYTHON. environ: of the server."""
         stack = ExitStack()
@@ -167,7 +167,7 @@ class ConnectServer:
                 "the Spark Connect server",
                 [str(spark_home() / "bin" / "spark-submit"), "--class",
                  "org.apache.spark.sql.connect.service.SparkConnectServer", "--name", "connect", "--master", master,
-                 "--properties-file", str(defaults), *(["--jars", jars] if jars else []), "spark-internal"],
+                 "--properties-file", str(defaults), "spark-internal"],
                 place, {"PYSPARK_PYTHON": python, **(environ or {})}, port,
             )  # fmt: skip
             stack.callback(server.kill)

@@ -61,7 +61,6 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     file.write_text(re.sub(r"(?m)^  uri: .*$", "  uri: s3://bucket", file.read_text()))
     refused = plain("stage", "ls", "shop.yaml", code=2).error
     assert (refused["code"], refused["remedy"]) == ("install.missing_extra", "pip install 'lockstep[s3]'")
-    assert "lockstep[spark]" in plain("spark", "fetch-jars", code=2).error["remedy"]
 
 
 def test_the_extras_that_errors_name_are_those_of_the_package() -> None:

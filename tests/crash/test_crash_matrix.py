@@ -20,8 +20,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_core.apply.jobs import settings_of
-from cdc_core.config import parse
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
@@ -65,10 +63,8 @@ targets:
     part_rows: {part_rows}
     tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
 limits: {{lease_s: {lease_s}, batch_rows: 100}}
-# Who finds no bucket says so after a few tries, not minutes.
 spark:
   driver_rows: {driver_rows}
-  conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}
 """
 
 
@@ -398,14 +394,10 @@ def endpoint_of(line: Line, case: Case, **more: str) -> Iterator[ConnectServer]:
     victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
     # In the driver, a case that is about it strikes by the driver's own environment.
     environ = {} if case.killed in (TASK, DRIVER) or victim == "connect" else armed(case, victim, line.flag, **more)
-    text = line.pipeline.read_text().partition("\n# Who finds")[0] + "\n"
-    conf, jars = {}, ""
+    text = line.pipeline.read_text().partition("\nspark:")[0] + "\n"
     if line.bucket is not None:
         environ |= {"AWS_ACCESS_KEY_ID": line.bucket.access_key, "AWS_SECRET_ACCESS_KEY": line.bucket.secret_key}
-        settings = settings_of(parse(text, where="crash"), "local[2]")
-        few = {"spark.hadoop.fs.s3a.attempts.maximum": "2", "spark.hadoop.fs.s3a.retry.limit": "2"}
-        conf, jars = {name: value for name, value in settings.items() if ".s3a." in name} | few, settings["spark.jars"]
-    with ConnectServer.start(environ=environ, conf=conf, jars=jars) as server:
+    with ConnectServer.start(environ=environ) as server:
         spark = {"master": server.url, "driver_rows": 0}
         line.pipeline.write_text(f"{text}spark: {json.dumps(spark)}\n")
         yield server

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdc_core.apply.jobs import LOCAL_CONF, s3_jars, settings_of
+from cdc_core.apply.jobs import LOCAL_CONF, settings_of
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import UsageError
 
@@ -25,36 +25,6 @@ targets: [{name: shards, connections: ["env:T0", "airflow:t1"], tables: {"*": {d
 
 def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
     return parse(YAML.replace('"file:///stage"', f'"{uri}"{extra}'), where="test")
-
-
-def test_a_bucket_brings_its_jars_and_no_key_stands_in_the_settings(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
-    found = settings_of(pipeline("s3://bucket/x", ', s3_endpoint: "http://127.0.0.1:9"'), "local[2]")
-    assert "hadoop-aws" in found["spark.jars.packages"]
-    assert found["spark.hadoop.fs.s3a.connection.ssl.enabled"] == "false"
-    assert found["spark.driver.memory"] == "3g"
-    assert not {"the-key", "the-secret"} & set(found.values())
-
-
-def test_jars_that_were_fetched_are_used_as_they_are_and_a_pipeline_may_bring_its_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
-    s3_jars().mkdir(parents=True)
-    jars = (s3_jars() / "a.jar", s3_jars() / "b.jar")
-    for jar in jars:
-        jar.touch()
-    made = pipeline("s3://bucket/x")
-    assert settings_of(made, "local[2]")["spark.jars"] == f"{jars[0]},{jars[1]}"
-    assert "spark.jars.packages" not in settings_of(made, "local[2]")
-    assert "spark.jars" not in settings_of(pipeline(), "local[2]")
-    own = made.model_copy(update={"spark": made.spark.model_copy(update={"conf": {"spark.jars.packages": "g:a:1"}})})
-    assert settings_of(own, "local[2]")["spark.jars.packages"] == "g:a:1"
-    assert "spark.jars" not in settings_of(own, "local[2]")
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
@@ -76,14 +46,6 @@ def test_spark_is_told_what_the_document_of_each_spark_says(spark: dict[str, obj
 def test_the_document_has_an_example_for_each_kind_of_master() -> None:
     masters = {str(one["master"]).partition(":")[0] for one in EXAMPLES}
     assert masters == {"local[*]", "spark", "yarn", "k8s", "sc"}
-
-
-def test_executors_elsewhere_find_credentials_of_a_bucket_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    provider = "spark.hadoop.fs.s3a.aws.credentials.provider"
-    made = pipeline("s3://bucket/stage")
-    assert provider in settings_of(made, "local[2]")
-    assert provider not in settings_of(made, "spark://spark.example:7077")
 
 
 @pytest.mark.parametrize(
