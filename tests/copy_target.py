@@ -42,7 +42,8 @@ def _merged(store: ObjectStore, plan: RunPlan, table: MergeTable) -> pa.Table:
     (schema,) = {file.schema_id: plan.schemas[file.schema_id] for file in files}.values()
     rule = TableRule(pa.schema([staged_schema(schema).field(column.name) for column in schema.columns]), table.key)
     names = frozenset([schema.name])
-    history = History(rule, TruncateRule(table.table, plan.run_id, table.on_truncate, names, alone=True, shared=False))
+    truncates = TruncateRule(table.table, plan.run_id, table.on_truncate, names, alone=True, shared=False)
+    history = History(rule, truncates.last)
     for file in files:
         copied = parse_copied(file.path) is not None
         for events in file_events(store, FileOfEvents(file, schema, file.key_changes, copied, file.seqs), rule):
