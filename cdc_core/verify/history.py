@@ -160,9 +160,9 @@ def _told(table: pa.Table, file: _File, shape: Shape, wanted: pa.Array) -> pa.Ta
     partial = _partial(rows, file, shape)
     texts, places = row_texts(rows, list(columns.values()), shape.errors), _places(rows, shape, partial)
     before = _before(rows, key.fill_null(_UNKNOWN).to_numpy()) if shape.key else np.full(rows.num_rows, _UNKNOWN)
-    single = np.ones(rows.num_rows, bool)  # not the row before a change of a key that stays, which is no event
-    single[before[(before >= 0) & (before != np.arange(rows.num_rows))]] = False
     image = np.maximum(before, 0)
+    # Where a key stays, the row before its change is no event of its own.
+    of_others = np.isin(np.arange(rows.num_rows), before[(before >= 0) & (before != np.arange(rows.num_rows))])
     before[partial[image] & (before >= 0)] = _UNKNOWN
     gone = pc.is_in(rows.column(OP).cast(pa.string()), pa.array([DELETE, TRUNCATE]))
     seq = np.asarray(rows.column(SEQ))
@@ -181,7 +181,7 @@ def _told(table: pa.Table, file: _File, shape: Shape, wanted: pa.Array) -> pa.Ta
         "source_may": ~source_has & (seq < high),
         "target_has": file.consumed(seq),
     }
-    return pa.table(found, schema=EVENT_COLUMNS).filter(pa.array(single))
+    return pa.table(found, schema=EVENT_COLUMNS).filter(pa.array(~of_others))
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:

@@ -174,16 +174,18 @@ class _Part:
         self._width = int(numbers.max(initial=-1)) + 2
 
     def keyed(self, side: str) -> tuple[Numbers, Flags]:
-        (rows_key, rows), whole_, of = self._rows[side], self._by.whole, self._key
+        (rows_key, rows), complete, of = self._rows[side], self._by.whole, self._key
         has, may = self._seen(side)
         last, moving, first = self._last(has), np.flatnonzero(may), self._first()
         first = first[~np.isin(of[first], of[last])]
-        never = np.setdiff1d(np.arange(self._keys), np.append(of[last], of[first]) if whole_ else of[last])
+        never = np.setdiff1d(np.arange(self._keys), np.append(of[last], of[first]) if complete else of[last])
         none = np.full(len(never), -1)
         changed = np.append(last, moving)
         key = np.concatenate([of[changed], of[first], never])
         row = np.concatenate([self._row[changed], self._was[first], none])
-        partial = np.concatenate([self._partial[changed], np.zeros(len(first), bool), np.full(len(never), not whole_)])
+        partial = np.concatenate(
+            [self._partial[changed], np.zeros(len(first), bool), np.full(len(never), not complete)]
+        )
         count = np.bincount(rows_key, minlength=self._keys)
         bare = np.flatnonzero(count == 0)
         pairs, there = self._pairs(key, row), np.append(self._pairs(rows_key, rows), self._pairs(bare, -1))
@@ -201,7 +203,7 @@ class _Part:
             between = np.bincount(places, minlength=self._keys) > 1
             right |= between & (np.bincount(same, minlength=self._keys) == count)
         state = np.where(right, _RIGHT, np.where(unsure, _UNKNOWN, _WRONG))
-        if side == "source" and whole_:
+        if side == "source" and complete:
             state[self._unexplained(has, may) & (count > 1)] = _WRONG
         return state, self._among(of[moving])
 

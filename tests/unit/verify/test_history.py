@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from cdc_core.history.events import TABLE
 from cdc_core.model.batch import Manifest, Part
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import BEFORE_MARK, OP, ROW, SEQ
 from cdc_core.stage.stores import open_store
 from cdc_core.verify import history
@@ -126,3 +126,15 @@ def test_of_each_change_the_row_after_it_and_the_row_before_it_are_those_that_th
         if kind == "full images":
             assert event["told"] or event[OP] == "r"
             assert not event["partial"]
+
+
+def test_a_column_that_was_dropped_and_added_again_is_not_known_from_older_changes(tmp_path: Path) -> None:
+    row = {"a": 1, "b": "x", "n": 1, "y": None, "d": None}
+    older, newer = Change("c", row, 5, source="s0"), Change("u", row | {"n": 2}, 9, before=row, source="s0")
+    batches = [staged(tmp_path, number, ITEMS, [one]) for number, one in enumerate((older, newer))]
+    batches[1] = replace(batches[1], definitions=(DefinedSince(7, ITEMS, emptied=("n",)),))
+    wanted = pa.array([text(row, KEY)])
+    store = open_store(f"file://{tmp_path}")
+    tables = history.events(store, batches, shape(), frozenset(), wanted, {"s0": (10, 10)})
+    found = {event[SEQ]: event["partial"] for table in tables for event in table.to_pylist()}
+    assert found == {5: True, 9: False}
