@@ -91,7 +91,8 @@ if __name__ == "__main__":
     while line := sys.stdin.readline():
         order = json.loads(line)
         if not with_jobs and APPLYING & set(order.get("arguments", ())):
-            Driver.load()
+            with suppress(ModuleNotFoundError):
+                Driver.load()
             settle()
             with_jobs = True
         child = order.get("ended") or os.fork()
