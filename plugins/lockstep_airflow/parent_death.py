@@ -1,7 +1,7 @@
 """A child process that does not outlive the task that started it.
 
-Airflow retries a task whose process was killed. The spark-submit of the killed task would continue alongside the
-retry's: harmless for the target, which is guarded, but both would write the run's files. Linux ends it with its parent.
+Airflow retries a task whose process was killed. The killed task's command would continue alongside the retry's. Linux
+ends it with its parent.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent() -> None:
-    """For Popen's preexec_fn: the kernel sends SIGTERM, on which Spark shuts down cleanly, when the parent dies."""
+    """For Popen's preexec_fn: the kernel sends SIGTERM when the parent dies."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.spark
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from cdc_core.config import parse
@@ -25,7 +26,8 @@ from spark_jobs import driver as drivers
 from spark_jobs.driver import Driver
 
 pipeline = parse(Path("p.yaml").read_text(), where="test")
-job = drivers.SparkJob("merge", None, merge_set="0")
+plan = SimpleNamespace(run_id="r", merge_set=lambda name: SimpleNamespace(tables=()))
+job = drivers.SparkJob("merge", plan, merge_set="0")
 handler = signal.signal(signal.SIGINT, lambda *_: None)
 handler = signal.getsignal(signal.SIGINT)
 
