@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import great_expectations as gx
 import pyarrow as pa
 import pyarrow.compute as pc
-from great_expectations.data_context.types.base import ProgressBarsConfig
-from great_expectations.exceptions import GreatExpectationsError
-from great_expectations.execution_engine import pandas_execution_engine
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.suites import read_suite, refused
 from cdc_core.config import Suite
-from lockstep_expectations import merged, staged, target
+from spark_jobs.late_modules import late
+
+with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
+    import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+    from great_expectations.exceptions import GreatExpectationsError
+    from great_expectations.execution_engine import pandas_execution_engine
+
+    from lockstep_expectations import merged, staged, target
 
 # GX marks each batch with a hash of all its values, up to frames of so many bytes. Nothing here reads the mark, and it
 # takes three quarters of the time in which a million rows are judged.
