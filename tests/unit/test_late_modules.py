@@ -70,9 +70,9 @@ def test_garbage_is_collected_again_after_an_import_that_failed() -> None:
 
 def test_the_suites_are_judged_without_the_modules_of_pages_and_statistics() -> None:
     code = (
-        "import sys, pandas\n"
+        "import sys, pyarrow\n"
         "from spark_jobs.suite_runner import SUITES, judge\n"
-        "frame = pandas.DataFrame({'_table': ['t'], '_key': ['1'], '_cdc_op': ['u'], '_cdc_source': ['a'],"
+        "frame = pyarrow.table({'_table': ['t'], '_key': ['1'], '_cdc_op': ['u'], '_cdc_source': ['a'],"
         " '_cdc_seq': [1], '_cdc_row': [0]})\n"
         "assert judge(frame, SUITES['merged'](1), 1)['success']\n"
         "assert not judge(frame, SUITES['merged'](2), 1)['success']\n"
