@@ -108,8 +108,8 @@ class Driver:
             with self._ready():
                 yield
         except BaseException as error:
+            meant = self._meant(name, error)  # an error of Spark asks its JVM for its text
             self._end()
-            meant = self._meant(name, error)
             if meant is None:
                 raise
             raise meant from error
