@@ -27,7 +27,7 @@ from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.staged_events import FileOfEvents, file_events, plain_bytes
+from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key, plain_bytes
 from cdc_core.stage.stores import open_stage
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
@@ -146,7 +146,7 @@ def _keys(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray[
 
 
 def _links(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray[np.uint64]:
-    if not file.key_changes:
+    if not may_change_key(file, table.rule):
         return np.zeros((0, 2), np.uint64)
     return np.concatenate([key_links(events, table.rule) for events in file_events(store, file, table.rule)])
 

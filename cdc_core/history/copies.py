@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.history.codes import Flags, Numbers, Runs, codes, filled, numbered, whole
-from cdc_core.history.events import BATCH, LOST, RENEWS
+from cdc_core.history.events import BATCH, LOST
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import Counting, Truncate, truncates_of, undone
-from cdc_core.history.winners import Events, Merged, absent_names
+from cdc_core.history.truncates import Counting
+from cdc_core.history.winners import Events, Merged, absent_names, counting_events
 from cdc_core.model.merged import MergedOp, merged_schema
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
 
@@ -32,13 +32,7 @@ COPIES = "_cdc_copies"
 def nets(table: pa.Table, rule: TableRule, counting: Counting) -> Merged:
     """What the events of a table without a key leave: each different row, of each batch, once, with COPIES, which is
     not 0. With `rule.unmatched` also ABSENT, the names of such columns that no event of the row has."""
-    events = Events(table, rule)
-    last: list[Truncate] = []
-    if events.truncate.any():
-        last = counting(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
-        gone = undone(events.places, events.truncate, last, shared=rule.shared)
-        if gone.any():
-            events = Events(table.filter(pa.array(~gone)), rule)
+    events, last = counting_events(table, rule, counting)
     runs = Runs.of(_alike(events), events.ts, events.seq)
     row = runs.last()
     if rule.totals:

@@ -118,15 +118,19 @@ class Events:
         return {name: lacking(self[ABSENT], lambda names, name=name: name in names) for name in columns}  # type: ignore[misc]
 
 
+def counting_events(table: pa.Table, rule: TableRule, counting: Counting) -> tuple[Events, Sequence[Truncate]]:
+    """(the events that no truncate undoes, the truncates that count)."""
+    events = Events(table, rule)
+    if not events.truncate.any():
+        return events, ()
+    last = counting(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
+    gone = undone(events.places, events.truncate, last, shared=rule.shared)
+    return (Events(table.filter(pa.array(~gone)), rule) if gone.any() else events), last
+
+
 def merged(table: pa.Table, rule: TableRule, counting: Counting) -> Merged:
     """What the events of a table with a key leave."""
-    events = Events(table, rule)
-    last: list[Truncate] = []
-    if events.truncate.any():
-        last = counting(truncates_of(events.places, events.truncate, events.flags(RENEWS)))
-        gone = undone(events.places, events.truncate, last, shared=rule.shared)
-        if gone.any():
-            events = Events(table.filter(pa.array(~gone)), rule)
+    events, last = counting_events(table, rule, counting)
     rows = _Merge(events).rows()
     return Merged(rows, table.num_rows - rows.num_rows, int(events.flags(LOST).sum()), last)
 

@@ -282,3 +282,22 @@ def test_a_truncate_after_a_copy_that_begins_the_table_again_undoes_the_copied_r
     with pytest.raises(Refused) as caught:
         merged(spark, stage, ["a", "b"])
     assert caught.value.code == "spark.truncate"
+
+
+def test_rows_that_move_between_keys_of_the_target_are_in_one_part(
+    spark: SparkSession, tmp_path: Path, way: str
+) -> None:
+    """The target's key is not the source table's, whose changes of keys the manifests count."""
+    stage = Stage(tmp_path)
+    added = [Change("c", {"id": at, "x": at, "y": f"y{at}"}, 10, at) for at in range(20)]
+    moved = [
+        Change("u", {"id": at, "x": 100 + at}, 20, at, {"id": at, "x": at}, absent=["y", "d", "_before.y", "_before.d"])
+        for at in range(20)
+    ]
+    stage.add("shop.wide", WIDE, added)
+    stage.add("shop.wide", WIDE, moved)
+    assert [file.key_changes for file in stage.files["shop.wide"]] == [0, 0]
+    rows, counts = merged(spark, stage, ["x"])
+    found = {row["x"]: (row["y"], row["_cdc_absent"]) for row in rows if row["_cdc_op"] == "u"}
+    assert found == {100 + at: (f"y{at}", None) for at in range(20)}
+    assert counts.key_changes == 20
