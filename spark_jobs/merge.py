@@ -26,6 +26,7 @@ from cdc_core.history.parts import Parts, key_links, split
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key, plain_bytes
 from cdc_core.stage.stores import open_stage
@@ -135,12 +136,16 @@ def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:
 def _keys(store: ObjectStore, table: _Table, file: FileOfEvents) -> npt.NDArray[np.int64]:
     """Evenly spaced values of the key's first column in a file."""
     name = table.rule.key[0].lower()
-    with store.open_input(file.part.path) as source, pq.ParquetFile(source) as parquet:
-        own = next((one for one in parquet.schema_arrow.names if one.lower() == name), None)
-        if own is None:
-            return np.zeros(0, np.int64)
-        groups = range(0, parquet.num_row_groups, max(parquet.num_row_groups * len(table.files) // LOOKED_AT_GROUPS, 1))
-        values = parquet.read_row_groups(list(groups), columns=[own]).column(own)
+    own = next((column.name for column in file.schema.columns if column.name.lower() == name), None)
+    if own is None:
+        return np.zeros(0, np.int64)
+    try:
+        with store.open_input(file.part.path) as source, pq.ParquetFile(source) as parquet:
+            every = max(parquet.num_row_groups * len(table.files) // LOOKED_AT_GROUPS, 1)
+            groups = list(range(0, parquet.num_row_groups, every))
+            values = parquet.read_row_groups(groups, columns=[own]).column(own)
+    except (pa.ArrowException, OSError) as error:
+        raise (damage(store, file.part) or error) from error
     some = values.combine_chunks()[:: max(table.rows // LOOKED_AT_ROWS, 1)].drop_null()
     return np.asarray(some)
 

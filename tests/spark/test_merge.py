@@ -124,7 +124,9 @@ def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_mer
     whole = place.read_bytes()
     Stage(tmp_path).add("shop.items", ITEMS, [replace(one, row=one.row | {"n": 2}) for one in changes])
     other = place.read_bytes()
-    for data in (other, bytes([whole[0], whole[1] ^ 1, *whole[2:]]), whole[:-1], b""):
+    footer = bytes([*whole[:-20], whole[-20] ^ 255, *whole[-19:]])
+    length = bytes([*whole[:-8], *b"\xff\xff\xff\x7f", *whole[-4:]])
+    for data in (other, bytes([whole[0], whole[1] ^ 1, *whole[2:]]), footer, length, whole[:-1], b""):
         place.write_bytes(data)
         with pytest.raises(DataAtRisk) as caught:
             merged(spark, stage, ["a", "b"])
