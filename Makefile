@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 
 export LOCKSTEP_CACHE ?= $(HOME)/.cache/lockstep
 export UV_CACHE_DIR ?= $(LOCKSTEP_CACHE)/uv
-# spark-submit is found by name, so the environment's bin comes first.
+# pyspark's scripts look for the interpreter on PATH, so the environment's bin comes first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # What .venv holds is compiled once, whatever the shell says: otherwise each of a run's many processes compiles it again.

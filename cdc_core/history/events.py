@@ -121,13 +121,6 @@ def events(
     return pa.concat_tables([own, left]).unify_dictionaries()
 
 
-def changes_key(rows: pa.RecordBatch, key: Sequence[str]) -> Flags:
-    """Which staged changes move a row to another key, compared as the log has them, byte for byte: a change of case
-    under a collation that ignores case is one too."""
-    change = _Changes(pa.Table.from_batches([rows]), None, TableRule(rows.schema), {})
-    return change.op(UPDATE) & change.has_before & _moves(change, TableRule(rows.schema, key))
-
-
 class _Changes:
     """Staged changes by the names and types that the table's columns have."""
 

@@ -44,7 +44,7 @@ def airflow_environment(
         "AIRFLOW__API__WORKERS": "1",
         "AIRFLOW__API__HOST": "127.0.0.1",
         "LOCKSTEP_PIPELINES": str(pipelines),
-        # spark-submit is found by name: the interpreter's own folder comes first.
+        # pyspark's scripts look for the interpreter on PATH: its own folder comes first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
     if database is not None:
