@@ -32,6 +32,7 @@ from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
 from spark_jobs.failures import found
+from spark_jobs.session import parallelism
 
 log = logging.getLogger(__name__)
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
@@ -52,6 +53,11 @@ class Job:
     @cached_property
     def spark(self) -> SparkSession:
         return self.open_spark()
+
+    @cached_property
+    def parallelism(self) -> int:
+        """How many tasks Spark does at once. A Connect endpoint answers by a query, so it is asked once."""
+        return parallelism(self.spark)
 
     @cached_property
     def small(self) -> bool:

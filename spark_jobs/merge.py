@@ -32,10 +32,9 @@ from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_k
 from cdc_core.stage.stores import open_stage
 from spark_jobs.job import Job, log
 from spark_jobs.merge_rules import checked, files_of_events, table_rule, truncate_rule, versions
-from spark_jobs.session import parallelism
 from spark_jobs.shuffle import shuffled
 from spark_jobs.step_files import StepFiles
-from spark_jobs.table_tasks import TASKS_PER_CORE, Place, all_results, in_place, in_tasks, packed
+from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks, most_tasks, packed
 
 WHOLE_ROWS, WHOLE_BYTES = 20_000, 8 << 20
 """Of a table's changes and their files: what one task merges."""
@@ -115,7 +114,7 @@ def _parts(job: Job, table: MergeTable) -> int:
         return 1
     plain = max(plain_bytes(schema) for schema in job.schemas(table))
     size = table.rows * plain + table.size_bytes * _DENSITY
-    return max(-(-table.rows // PART_ROWS), -(-size // PART_BYTES), parallelism(job.spark))
+    return max(-(-table.rows // PART_ROWS), -(-size // PART_BYTES), job.parallelism)
 
 
 def _cutting(store: ObjectStore, table: _Table, count: int) -> Parts:
@@ -176,7 +175,7 @@ def _shuffled(job: Job, tables: Sequence[_Table]) -> list[_Merged]:
     stage = job.pipeline.stage
     firsts = np.cumsum([0, *(table.parts.count for table in tables)]).tolist()
     reads = [_Read(number, file) for number, table in enumerate(tables) for file in table.files]
-    units = packed(reads, parallelism(job.spark) * TASKS_PER_CORE)
+    units = packed(reads, most_tasks(job))
 
     def cut(unit: Sequence[tuple[int, _Read]]) -> Iterator[Iterator[tuple[int, pa.Table]]]:
         store = open_stage(stage)

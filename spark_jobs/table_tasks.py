@@ -32,7 +32,6 @@ from cdc_core.target.destination import Destination, Sessions
 from spark_jobs.executors import on_executors
 from spark_jobs.failures import CarriedError, carried, found
 from spark_jobs.job import Job
-from spark_jobs.session import parallelism
 from spark_jobs.step_files import StepFiles
 
 TASKS_PER_CORE = 4
@@ -198,7 +197,7 @@ def in_tasks(
 
 def most_tasks(job: Job) -> int:
     """How many tasks at most a job's work is cut into."""
-    return THREADS if job.small else parallelism(job.spark) * TASKS_PER_CORE
+    return THREADS if job.small else job.parallelism * TASKS_PER_CORE
 
 
 def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Result], LockstepError | None]:
