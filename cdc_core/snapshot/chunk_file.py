@@ -6,8 +6,6 @@ that its order key is before every change that the log brings from the claim's `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +15,12 @@ from cdc_core.model.batch import Part
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import ROW_BITS, staged_schema
+from cdc_core.model.staged import ROW_BITS
 from cdc_core.sink import Capture
 from cdc_core.snapshot.copied_rows import CopiedAt
 from cdc_core.stage.layout import CopiedName, copied_path
-from cdc_core.stage.objects import ObjectStore, PartOutput
-from cdc_core.stage.open_part import OpenPart
-from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import OpenPart, open_part
 
 
 class ChunkFile:
@@ -120,16 +117,13 @@ class ChunkFile:
         identity = (rows.logical, rows.schema.id)
         part = self._parts.get(identity)
         if part is None:
-            arrow, number = staged_schema(rows.schema), len(self._parts)
-
-            def open_output() -> PartOutput:
-                return self._store.open_output(self._names(rows.logical, number), self._scratch)
-
-            file = PartFile(arrow, rows.schema.key, open_output, self._level)
-            part = self._parts[identity] = OpenPart(rows.logical, rows.schema, file, arrow)
+            part = self._parts[identity] = open_part(
+                self._store,
+                rows.logical,
+                rows.schema,
+                CopiedName(self._source, self._number, self._epoch, len(self._parts)),
+                lambda name: copied_path(rows.logical, self._at.ts_us, name),
+                level=self._level,
+                scratch=self._scratch,
+            )
         return part
-
-    def _names(self, table: str, number: int) -> Iterator[str]:
-        for attempt in count():
-            name = CopiedName(self._source, self._number, self._epoch, number + 1000 * attempt)
-            yield copied_path(table, self._at.ts_us, name)

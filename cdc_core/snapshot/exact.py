@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,12 +19,11 @@ from cdc_core.meta import ReadChunk
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import ROW_BITS, SNAPSHOT, staged_schema
+from cdc_core.model.staged import ROW_BITS, SNAPSHOT
 from cdc_core.snapshot.copied_rows import CopiedAt
 from cdc_core.stage.layout import CopiedName, copied_path
-from cdc_core.stage.objects import ObjectStore, PartOutput
-from cdc_core.stage.open_part import OpenPart
-from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import open_part
 
 _FIRST_PART = 500
 """The number of the first part: those of the chunk itself are smaller."""
@@ -130,26 +128,24 @@ class _Output:
     def _part(self, table: str, schema: TableSchema, batches: Iterator[pa.RecordBatch]) -> list[Part]:
         name = CopiedName(self.source, self.chunk, self.epoch, _FIRST_PART + self.made)
         self.made += 1
-
-        def names() -> Iterator[str]:
-            for attempt in count():
-                yield copied_path(table, self.ts_us, replace(name, part=name.part + 1000 * attempt))
-
-        def open_output() -> PartOutput:
-            return self.store.open_output(names(), self.scratch)
-
-        arrow = staged_schema(schema)
-        file = PartFile(arrow, schema.key, open_output, self.level)
-        part = OpenPart(table, schema, file, arrow)
+        part = open_part(
+            self.store,
+            table,
+            schema,
+            name,
+            lambda name: copied_path(table, self.ts_us, name),
+            level=self.level,
+            scratch=self.scratch,
+        )
         try:
             for batch in batches:
                 if batch.num_rows:
                     part.add(batch)
             if not part.rows:
-                file.discard()
+                part.file.discard()
                 return []
-            file.close()
-            return [part.listed(file.publish())]
+            part.file.close()
+            return [part.listed(part.file.publish())]
         except BaseException:
-            file.discard()
+            part.file.discard()
             raise

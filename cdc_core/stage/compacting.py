@@ -12,8 +12,7 @@ import logging
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,12 +22,10 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compaction import BatchCounts, Compaction, bare
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import staged_schema
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import CompactedName, compacted_path
-from cdc_core.stage.objects import ObjectStore, PartOutput
-from cdc_core.stage.open_part import OpenPart
-from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import open_part
 from cdc_core.stage.row_digest import RowDigest
 
 log = logging.getLogger(__name__)
@@ -38,8 +35,6 @@ LARGE_BYTES = 32 << 20
 FULL_BYTES = 256 << 20
 """Size of the parts of a file at which the next file begins."""
 _ROWS = 32_768
-_NUMBERS = 10_000
-"""Step between the numbers that one file tries, where an earlier attempt of this epoch left one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +103,8 @@ def compact(
                 parts.append(one.parts[0])
                 digests.append(one.parts[0].sha256)
             else:
-                names = _names(batches[0], CompactedName(batches[0].source, begin, end, epoch, number), one.table)
-                part, digest = _written(store, one, names, level, Path(scratch))
+                name = CompactedName(batches[0].source, begin, end, epoch, number)
+                part, digest = _written(store, one, name, batches[0].window_start_us, level, Path(scratch))
                 parts.append(part)
                 digests.append(digest)
             progressed(number + 1, len(wanted))
@@ -124,20 +119,20 @@ def compact(
     )
 
 
-def _names(first: Manifest, name: CompactedName, table: str) -> Iterator[str]:
-    for attempt in count():
-        yield compacted_path(table, first.window_start_us, replace(name, part=name.part + attempt * _NUMBERS))
-
-
-def _written(store: ObjectStore, one: FileOf, names: Iterator[str], level: int, scratch: Path) -> tuple[Part, str]:
+def _written(
+    store: ObjectStore, one: FileOf, name: CompactedName, window_start_us: int, level: int, scratch: Path
+) -> tuple[Part, str]:
     """The file, durable and proven, and the digest of its rows."""
-    arrow = staged_schema(one.schema)
-
-    def open_output() -> PartOutput:
-        return store.open_output(names, scratch)
-
-    made = OpenPart(one.table, one.schema, PartFile(arrow, one.schema.key, open_output, level), arrow)
-    staged = RowDigest()
+    made = open_part(
+        store,
+        one.table,
+        one.schema,
+        name,
+        lambda name: compacted_path(one.table, window_start_us, name),
+        level=level,
+        scratch=scratch,
+    )
+    staged, arrow = RowDigest(), made.arrow
     try:
         for part in one.parts:
             for batch in rows_of(store, part):

@@ -19,7 +19,7 @@ _FOLDERS = r"cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
 _PART = re.compile(
     rf"changes/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet", re.ASCII
 )
-_COPIED = re.compile(rf"snapshot/{_FOLDERS}([a-z][a-z0-9_]*)-(\d{{12}})-(\d{{1,19}})-(\d{{4}})\.parquet", re.ASCII)
+_COPIED = re.compile(rf"snapshot/{_FOLDERS}([a-z][a-z0-9_]*)-(\d{{12}})-(\d{{1,19}})-(\d{{4,9}})\.parquet", re.ASCII)
 _COMPACTED = re.compile(
     rf"compacted/{_FOLDERS}\1\2\3T\d{{6}}Z-([a-z][a-z0-9_]*)-(\d{{19}})-(\d{{19}})-(\d{{1,19}})-(\d{{4,9}})\.parquet",
     re.ASCII,

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from cdc_core.model.batch import Part
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import ABSENT, OP, SEQ
+from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
-from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.layout import CompactedName, CopiedName, PartName
+from cdc_core.stage.objects import ObjectStore, PartOutput
+from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
+
+_NUMBERS = 10_000
+"""More than the parts of one batch, chunk or range."""
+_Name = TypeVar("_Name", PartName, CopiedName, CompactedName)
 
 
 @dataclass(slots=True)
@@ -54,6 +64,28 @@ class OpenPart:
             key_changes=self.key_changes,
             absent_rows=self.absent_rows,
         )
+
+
+def open_part(
+    store: ObjectStore,
+    table: str,
+    schema: TableSchema,
+    name: _Name,
+    path_of: Callable[[_Name], str],
+    *,
+    level: int,
+    scratch: Path,
+    group_bytes: int = ROW_GROUP_BYTES,
+) -> OpenPart:
+    """A part at the path of its name; or of the name with a higher number, where an earlier attempt of the epoch left a
+    file. level: of the compression."""
+    arrow = staged_schema(schema)
+
+    def open_output() -> PartOutput:
+        names = (replace(name, part=name.part + attempt * _NUMBERS) for attempt in count())
+        return store.open_output(map(path_of, names), scratch)
+
+    return OpenPart(table, schema, PartFile(arrow, schema.key, open_output, level, group_bytes), arrow)
 
 
 def _counts(ops: pa.DictionaryArray) -> Counter[str]:

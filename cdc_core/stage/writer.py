@@ -15,7 +15,6 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -25,11 +24,10 @@ from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import DefinedSince
-from cdc_core.model.staged import staged_schema
 from cdc_core.stage.layout import PartName, manifest_path, part_path
 from cdc_core.stage.manifest import parse
-from cdc_core.stage.objects import ObjectStore, PartOutput
-from cdc_core.stage.open_part import OpenPart
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import OpenPart, open_part
 from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 from cdc_core.stage.unify import conflict
 
@@ -38,8 +36,6 @@ log = logging.getLogger(__name__)
 _PUBLISHED_AT_ONCE = 4
 _SETTLED_ALONE = 32
 """More parts than this are made durable together: by syncing the file system, or a bounded number at a time."""
-_NUMBERS = 10_000
-"""Step between the part numbers that one part tries."""
 
 
 class BatchWriter:
@@ -210,14 +206,17 @@ class BatchWriter:
         identity = (rows.logical, rows.schema.id)
         part = self._parts.get(identity)
         if part is None:
-            arrow, number = staged_schema(rows.schema), len(self._parts)
-
-            def open_output() -> PartOutput:
-                return self._store.open_output(self._names(rows.logical, number), self._scratch)
-
-            group_bytes = min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2)
-            file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
-            part = self._parts[identity] = OpenPart(rows.logical, rows.schema, file, arrow)
+            # The window may still be open here; the path is made once the first row group is full.
+            part = self._parts[identity] = open_part(
+                self._store,
+                rows.logical,
+                rows.schema,
+                PartName(self._source, self._begin.position.seq, self._epoch, len(self._parts)),
+                lambda name: part_path(rows.logical, self.window[0], name),
+                level=self._level,
+                scratch=self._scratch,
+                group_bytes=min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2),
+            )
         if not rows.rows.schema.equals(part.arrow):
             raise defect(
                 f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
@@ -226,12 +225,6 @@ class BatchWriter:
                 attach="the table's definition",
             )
         return part
-
-    def _names(self, table: str, number: int) -> Iterator[str]:
-        """The part's path, and others to try where an earlier attempt of this epoch left a file."""
-        for attempt in count():
-            name = PartName(self._source, self._begin.position.seq, self._epoch, number + attempt * _NUMBERS)
-            yield part_path(table, self.window[0], name)
 
     def _publish(self) -> tuple[Part, ...]:
         """Each is published as soon as it is closed, so that few files are open at a time; many are settled at once.
