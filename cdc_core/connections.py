@@ -263,6 +263,17 @@ def answers(where: str) -> Iterator[None]:
         raise explained(error, where=where) from error
 
 
+def bytes_literal(value: bytes) -> str:
+    """Bytes in a statement, whatever they are."""
+    return f"X'{value.hex()}'"
+
+
+def utf8_literal(text: str) -> str:
+    """A text in a statement, whatever its characters, and in every sql_mode. Statements with names in them take no
+    arguments: a % in a name would need one."""
+    return f"_utf8mb4 {bytes_literal(text.encode())}"
+
+
 def quote(*names: str) -> str:
     """A name in a statement, with the names that it is within before it: `database`.`table`."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)

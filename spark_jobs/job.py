@@ -30,7 +30,7 @@ from cdc_core.model.run import (
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.target.destination import Destination, Survey, checked_destination, prepared_destinations
+from cdc_core.target.destination import Destination, Survey, TableUse, checked_destination, prepared_destinations
 from spark_jobs.failures import found
 from spark_jobs.session import parallelism
 
@@ -126,7 +126,7 @@ class Job:
 
     def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
         """Those of several tables. Each database of the target is asked once for all of them. writing: as in
-        open_destination. Raises Refused (plan.layout, plan.absent_values)."""
+        TableUse. Raises Refused (plan.layout, plan.absent_values)."""
         require_planned(self.target, self.plan)
         for table in tables if writing else ():
             require_none_set_aside(self.target, table)
@@ -139,18 +139,14 @@ class Job:
         return self.destinations([table], writing=writing)[0]
 
     def _checked(self, table: MergeTable, survey: Survey, *, writing: bool) -> Destination:
-        return checked_destination(
-            self.target,
-            table.table,
-            self.plan.current_schemas(table),
-            survey,
+        use = TableUse(
             key=table.key,
-            ready=True,
             writing=writing,
             partial=rows_lacking_values(table) > 0,
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
         )
+        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, ready=True)
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""

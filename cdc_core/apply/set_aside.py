@@ -24,7 +24,7 @@ from cdc_core.model.merged import SHARD
 from cdc_core.model.run import MergeTable, RunPlan, plan_folder, quarantine_folder, table_folder
 from cdc_core.model.version import newer_or_equal
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.destination import Destination, TableUse, open_destination
 from cdc_core.target.load import open_session
 from cdc_core.target.text import version_bytes
 from cdc_core.target.versions import versions_of
@@ -58,7 +58,12 @@ def _replaced(
     if not paths:
         return False
     destination = open_destination(
-        target, table.table, plan.current_schemas(table), key=table.key, ready=False, writing=False, environ=environ
+        target,
+        table.table,
+        plan.current_schemas(table),
+        TableUse(key=table.key, writing=False),
+        ready=False,
+        environ=environ,
     )
     for path in paths:
         with store.open_input(path) as file:

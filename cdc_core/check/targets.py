@@ -28,7 +28,7 @@ from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.definition_sql import Origin
-from cdc_core.target.destination import Survey, open_destination
+from cdc_core.target.destination import Survey, TableUse, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import APART, coarser_columns
@@ -56,7 +56,7 @@ def check_target(
     owner: Writer | None = None,
 ) -> None:
     """`logical`: the captured tables of each logical table; `sources`: identities of the servers we read. owner: as in
-    open_destination."""
+    TableUse."""
     subject = f"target {target.name}"
     servers: list[str | None] = []
     with ExitStack() as opened:
@@ -103,7 +103,7 @@ def require_target(
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
     owner = writer_of(meta, pipeline, target_name)
-    if target.existing == "replace" and not all(owner.owns(table.table, None) for table in tables):
+    if target.existing == "replace" and not all(owner.owns(table.table) for table in tables):
         owner = replace(owner, in_part=left_out.in_part(meta, open_stage(pipeline.stage), pipeline, plan, target_name))
     new: list[tuple[str, ShardTable]] = []
     try:
@@ -119,13 +119,14 @@ def require_target(
                     target,
                     table.table,
                     schemas,
-                    key=table.key,
+                    TableUse(
+                        key=table.key,
+                        partial=rows_lacking_values(table) > 0,
+                        shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
+                        pipeline=pipeline.pipeline,
+                        owner=owner,
+                    ),
                     ready=False,
-                    partial=rows_lacking_values(table) > 0,
-                    shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
-                    pipeline=pipeline.pipeline,
-                    owner=owner,
-                    environ=environ,
                     survey=survey,
                 )
                 new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
@@ -245,10 +246,8 @@ def _logical_table(
         key = key_of(target, name, schemas)
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
         try:
-            destination = open_destination(
-                target, name, schemas, key=key, ready=False, shared=shared, pipeline=pipeline.pipeline,
-                owner=owner, let_in=True, environ=environ, survey=survey,
-            )  # fmt: skip
+            use = TableUse(key=key, shared=shared, pipeline=pipeline.pipeline, owner=owner, let_in=True)
+            destination = open_destination(target, name, schemas, use, ready=False, survey=survey)
         except LockstepError as error:
             for place in shard_tables(target, name):
                 if place.connection in looped:
@@ -265,11 +264,7 @@ def _logical_table(
                 "are equal to it stop the run (target.key_collapse)",
                 f"give the columns {APART}, unless such rows cannot exist",
             )
-        due = [
-            shard.table.name
-            for shard in destination.shards
-            if shard.table.table in survey.due(shard.table.connection, shard.table.database)
-        ]
+        due = [shard.table.name for shard in destination.shards if survey.has_due(shard.table)]
         if due:
             findings.warn(
                 subject,

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from cdc_core.connections import SafeConnection, quote, sensible
+from cdc_core.connections import SafeConnection, bytes_literal, quote, sensible
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import LITERAL, staged_schema
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.results import TableReader
+from cdc_core.target.bookkeeping import lock_table
 from cdc_core.target.destination import Shard
 from cdc_core.target.fence import require_no_fence
-from cdc_core.target.prepare import lock_table, ours_beside, tombstones_table, versions_table
+from cdc_core.target.prepare import ours_beside, tombstones_table, versions_table
 from cdc_core.verify import lookup, target_rows
 from cdc_core.verify.canonical import row_texts
 from cdc_core.verify.shape import Shape
@@ -93,7 +94,7 @@ def remove_row(shape: Shape, shard: Shard, key: str, version: bytes) -> bool:
         joined = " AND ".join(f"v.{name} = r.{name}" for name in _names(shape, shard))
         sql = (
             f"DELETE r, v FROM {_table(shard)} r LEFT JOIN {_table(shard, versions_table(facts.table))} v ON {joined} "
-            f"WHERE {where} AND COALESCE(v.{VERSION_COLUMN}, X'') = X'{version.hex()}'"
+            f"WHERE {where} AND COALESCE(v.{VERSION_COLUMN}, X'') = {bytes_literal(version)}"
         )
     else:
         sql = f"DELETE r FROM {_table(shard)} r WHERE {where} AND {_has(facts.versioned, version)}"
@@ -111,11 +112,11 @@ def forget_version(shape: Shape, shard: Shard, one: Held) -> bool:
         changed = _changed(
             shard,
             f"UPDATE {versions} r SET r.{VERSION_COLUMN} = X'' "
-            f"WHERE {where} AND r.{VERSION_COLUMN} = X'{one.row.hex()}'",
+            f"WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.row)}",
         )
     if one.tombstone is not None:
         tombstones = _table(shard, tombstones_table(facts.table))
-        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = X'{one.tombstone.hex()}'"
+        sql = f"DELETE r FROM {tombstones} r WHERE {where} AND r.{VERSION_COLUMN} = {bytes_literal(one.tombstone)}"
         changed = _changed(shard, sql) or changed
     return changed
 
@@ -181,4 +182,4 @@ def _table(shard: Shard, name: str = "") -> str:
 
 
 def _has(versioned: bool, version: bytes) -> str:
-    return f"COALESCE(r.{VERSION_COLUMN}, X'') = X'{version.hex()}'" if versioned else "TRUE"
+    return f"COALESCE(r.{VERSION_COLUMN}, X'') = {bytes_literal(version)}" if versioned else "TRUE"

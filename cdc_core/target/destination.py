@@ -24,6 +24,7 @@ from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.session import WRITING
+from cdc_core.target.bookkeeping import NOTHING, Fence, TableState, states_in
 from cdc_core.target.facts import (
     DatabaseGrants,
     TableFacts,
@@ -36,13 +37,13 @@ from cdc_core.target.facts import (
     table_problems,
 )
 from cdc_core.target.faults import translating
-from cdc_core.target.fence import Fence, fenced, fences_in
-from cdc_core.target.indexes import DueIndex, IndexedTable, build_due, due_in
+from cdc_core.target.fence import fenced
+from cdc_core.target.indexes import IndexedTable, build_due
 from cdc_core.target.keys import BYTEWISE, coarser_columns, spelled_apart_in
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session
 from cdc_core.target.ownership import Writer, holding, require_answer
-from cdc_core.target.placement import Noted, misplaced, noted_in
+from cdc_core.target.placement import misplaced
 from cdc_core.target.prepare import Ours, is_prepared, ours_beside, prepare_several, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
@@ -108,19 +109,51 @@ class Destination:
         return max((kind.scale or 0 for kind in kinds if kind.base == "decimal"), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class TableUse:
+    """What a pipeline is about to do with a table of a target.
+
+    key: of the rows; None: the rule's, or the first schema's. writing: rows are to be written, which a fence refuses,
+    and a table that has the rows of another layout. partial: row images leave columns out. shared: as in Destination.
+    pipeline: which a fence may let through. owner: None if nobody asks whose rows a table has (ownership.py). let_in:
+    as if a cutover had let the pipeline in.
+    """
+
+    key: tuple[str, ...] | None = None
+    writing: bool = True
+    partial: bool = False
+    shared: bool = False
+    pipeline: str = ""
+    owner: Writer | None = None
+    let_in: bool = False
+
+    def owns(self, logical: str, state: TableState) -> bool:
+        return not self.writing or self.owner is None or self.owner.owns(logical, state)
+
+    def is_let_through(self, fence: Fence) -> bool:
+        return fence.lets_through(self.pipeline) or (self.let_in and fence.will_let_through(self.pipeline))
+
+    def problems_of(self, place: ShardTable, state: TableState, *, new: bool) -> list[LockstepError]:
+        """Why the state of a table refuses it. new: the table has no rows, or loses them."""
+        if not self.writing:
+            return []
+        found: list[LockstepError] = []
+        fence = state.fence
+        barred = fence is not None and fence.keeps_out(self.pipeline)
+        if fence is not None and barred and not (self.let_in and fence.waits_for(self.pipeline)):
+            found.append(fenced(place.name, fence.note))
+        if not new and state.placement not in (None, place.placement):
+            found.append(misplaced(place.name, str(state.placement), place.placement))
+        return found
+
+
 def open_destination(
     target: Target,
     logical: str,
     schemas: Sequence[TableSchema],
+    use: TableUse = TableUse(),
     *,
-    key: Sequence[str] | None = None,
     ready: bool,
-    writing: bool = True,
-    partial: bool = False,
-    shared: bool = False,
-    pipeline: str = "",
-    owner: Writer | None = None,
-    let_in: bool = False,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
 ) -> Destination:
@@ -129,51 +162,31 @@ def open_destination(
     This is the only list of requirements for a target: `lockstep check` and the plan of a run call it with ready=False,
     the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
-    schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the first
-    schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another layout.
-    partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a fence may
-    let through. owner: None if nobody asks whose rows a
-    table has (ownership.py). let_in: as if a cutover had let it in. survey: of this and other tables of the
+    schemas: the current definitions of the source tables that are routed here. survey: of this and other tables of the
     target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what target.faults
     makes of the servers' errors.
     """
     with ExitStack() as stack:
         if survey is None:
             survey = stack.enter_context(Survey(target, [logical], environ))
-        found = checked_destination(
-            target, logical, schemas, survey, key=key, ready=ready, writing=writing, partial=partial, shared=shared,
-            pipeline=pipeline, owner=owner, let_in=let_in,
-        )  # fmt: skip
+        found = checked_destination(survey, logical, schemas, use, ready=ready)
     return prepared_destinations(target, [found], survey)[0] if ready else found
 
 
 def checked_destination(
-    target: Target,
-    logical: str,
-    schemas: Sequence[TableSchema],
-    survey: Survey,
-    *,
-    key: Sequence[str] | None,
-    ready: bool,
-    writing: bool,
-    partial: bool,
-    shared: bool,
-    pipeline: str,
-    owner: Writer | None = None,
-    let_in: bool = False,
+    survey: Survey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, ready: bool
 ) -> Destination:
     """As open_destination; what Lockstep needs in the tables may still be lacking. ready: prepared_destinations is
     called next."""
+    target = survey.target
     places = shard_tables(target, logical)
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
     rule = _as_spelled(rule, schemas)
-    key = tuple(key or rule.key or schemas[0].key)
+    key = tuple(use.key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas, key)
-    demands = _Demands(
-        target, logical, tuple(schemas), key, rule, ready, writing, partial, shared, pipeline, let_in, owner
-    )
+    demands = _Demands(target, logical, tuple(schemas), key, rule, ready, use)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -182,9 +195,8 @@ def checked_destination(
             continue
         try:
             with survey.asking(number) as server:
-                found = _inspect(survey, mine, demands, reference, problems)
-                for place, facts, noted in found:
-                    shards.append(Shard(place, server, facts, _loaded(facts, schemas), pipeline, noted))
+                for place, facts, noted in _inspect(survey, mine, demands, reference, problems):
+                    shards.append(Shard(place, server, facts, _loaded(facts, schemas), use.pipeline, noted))
         except LockstepError as error:
             problems.append(error)
     if problems:
@@ -197,7 +209,7 @@ def checked_destination(
         key,
         tuple(columns),
         tuple(sorted(shards, key=lambda shard: shard.table.shard)),
-        shared,
+        use.shared,
     )
 
 
@@ -273,7 +285,7 @@ def _with_due(target: Target, destinations: Sequence[Destination], survey: Surve
     for destination in destinations:
         for shard in destination.shards:
             place = shard.table
-            if place.table in survey.due(place.connection, place.database):
+            if survey.has_due(place):
                 yield IndexedTable(shard.server, target.connections[place.connection], place.database, place.table)
 
 
@@ -301,12 +313,7 @@ class _Demands:
     key: tuple[str, ...]
     rule: TargetTable
     ready: bool
-    writing: bool
-    partial: bool
-    shared: bool
-    pipeline: str
-    let_in: bool
-    owner: Writer | None
+    use: TableUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +323,7 @@ class _Database:
     facts: Mapping[str, TableFacts]
     engines: Mapping[str, Engine]
     ours: Ours
-    fences: Mapping[str, Fence]
-    noted: Mapping[str, Noted]
-    due: Mapping[str, Sequence[DueIndex]]
+    states: Mapping[str, TableState]
 
 
 class Survey:
@@ -331,7 +336,7 @@ class Survey:
     def __init__(
         self, target: Target, logical: Iterable[str], environ: Mapping[str, str] | None = None, *, loading: bool = True
     ) -> None:
-        self._target = target
+        self.target = target
         self._environ = environ
         self._loading = loading
         self._tables: dict[tuple[int, str], dict[str, None]] = {}
@@ -355,7 +360,7 @@ class Survey:
     @contextmanager
     def asking(self, number: int) -> Iterator[Server]:
         """Around questions to one of the target's servers, whose errors become Lockstep's."""
-        reference = self._target.connections[number]
+        reference = self.target.connections[number]
         server = resolve(reference, self._environ)
         where = f"{reference} ({server})"
         try:
@@ -386,14 +391,12 @@ class Survey:
         if at not in self._databases:
             connection, tables = self._connections[number], list(self._tables[at])
             with connection.cursor() as cursor:
-                fences, noted, due = fences_in(cursor, name), noted_in(cursor, name), due_in(cursor, name)
+                states = states_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
                 engines_of(connection, name, tables),
                 ours_beside(connection, name, tables),
-                fences,
-                noted,
-                due,
+                states,
             )
         return self._databases[at]
 
@@ -401,9 +404,10 @@ class Survey:
         """Of a database that was asked: Lockstep's tables there, as they were then."""
         return self._databases[number, name].ours
 
-    def due(self, number: int, name: str) -> Mapping[str, Sequence[DueIndex]]:
-        """Of a database that was asked: the tables with indexes that are due, as they were then."""
-        return self._databases[number, name].due
+    def has_due(self, place: ShardTable) -> bool:
+        """Whether a table of a database that was asked has indexes that are due, as it was then."""
+        state = self._databases[place.connection, place.database].states.get(place.table)
+        return bool(state and state.due)
 
     def _forget(self, number: int) -> None:
         connection = self._connections.pop(number, None)
@@ -423,7 +427,7 @@ def _inspect(
 
     Raises LockstepError, or an error of the server, if it takes no statements now: further checks would be pointless.
     """
-    number = places[0].connection
+    number, use = places[0].connection, demands.use
     connection = survey.connection(number)
     mariadb = is_mariadb(connection)
     if not _collect(problems, require_shown_names, connection, [place.name for place in places]):
@@ -434,10 +438,6 @@ def _inspect(
         found = {place.table: known.facts[place.table] for place in here if place.table in known.facts}
         for place in here:
             facts = found.get(place.table)
-            fence = known.fences.get(place.table)
-            waits = demands.let_in and fence is not None and fence.waits_for(demands.pipeline)
-            if demands.writing and fence is not None and fence.keeps_out(demands.pipeline) and not waits:
-                problems.append(fenced(place.name, fence.note))
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
@@ -446,7 +446,7 @@ def _inspect(
                     name=place.name,
                     freshness=demands.rule.freshness,
                     narrower=demands.rule.on_row_error == "quarantine",
-                    partial=demands.partial,
+                    partial=use.partial,
                     mariadb=mariadb,
                 )
             if facts is not None:
@@ -456,46 +456,29 @@ def _inspect(
                     keyless=not demands.key,
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
-                passes = fence is not None and (
-                    fence.lets_through(demands.pipeline)
-                    or (demands.let_in and fence.will_let_through(demands.pipeline))
-                )
-                if facts.beside and passes:
+                fence = known.states.get(place.table, NOTHING).fence
+                if facts.beside and fence is not None and use.is_let_through(fence):
                     facts = _without_versions(facts)
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]
         granted = _collect(problems, _require_grants, survey, number, database, sound, where)
-        strange = {place.table for place in here if not _owned(demands, known.noted.get(place.table))}
+        states = {place.table: known.states.get(place.table, NOTHING) for place in here}
+        strange = {table for table, state in states.items() if not use.owns(demands.logical, state)}
         asked = sorted(strange & found.keys()) if granted else []
         held = holding(connection, database, asked, known.ours)
         for place in here:
             new = place.table in strange and (place.table not in held or demands.target.existing == "replace")
-            problems += _not_for_it(demands, place, known.noted.get(place.table), new)
-            if place.table in held and demands.owner is not None:
-                _collect(problems, require_answer, demands.target, demands.owner, demands.logical, place.name)
+            problems += use.problems_of(place, states[place.table], new=new)
+            if place.table in held and use.owner is not None:
+                _collect(problems, require_answer, demands.target, use.owner, demands.logical, place.name)
             if place.table not in found:
                 continue
             facts = found[place.table]
             _collect(problems, require_store, connection, facts, known.ours)
             known_key = all(one.lower() in facts.by_name for one in demands.key)  # otherwise said above
             if granted and facts in sound and known_key and not demands.ready:
-                _collect(
-                    problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
-                )
-            owner = demands.owner
-            yield place, facts, owner is None or owner.is_in(known.noted.get(place.table))
-
-
-def _owned(demands: _Demands, noted: Noted | None) -> bool:
-    owner = demands.owner if demands.writing else None
-    return owner is None or owner.owns(demands.logical, noted)
-
-
-def _not_for_it(demands: _Demands, place: ShardTable, noted: Noted | None, new: bool) -> list[LockstepError]:
-    """new: the table has no rows, or loses them."""
-    if not demands.writing or new or noted is None or noted.placement == place.placement:
-        return []
-    return [misplaced(place.name, noted.placement, place.placement)]
+                _collect(problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=use.shared)
+            yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 
 
 def _without_versions(facts: TableFacts) -> TableFacts:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import is_mariadb, quote, sensible
+from cdc_core.connections import is_mariadb, quote, sensible, utf8_literal
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
@@ -493,8 +493,7 @@ def database_grants(connection: pymysql.Connection[Any], database: str, *, where
             lacking.append("CREATE TEMPORARY TABLES")
         else:
             cursor.execute(f"DROP TEMPORARY TABLE {probe}")
-        create = f"CREATE TABLE {probe} (n INT PRIMARY KEY)".encode().hex()
-        cursor.execute(f"SET @_lockstep_check = CONVERT(X'{create}' USING utf8mb4)")
+        cursor.execute(f"SET @_lockstep_check = {utf8_literal(f'CREATE TABLE {probe} (n INT PRIMARY KEY)')}")
         if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
             lacking.append("CREATE")
     return DatabaseGrants(tuple(lacking), frozenset(has))

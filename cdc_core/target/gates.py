@@ -40,13 +40,13 @@ import pymysql
 
 from cdc_core.connections import SafeConnection, quote, resolve
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
-from cdc_core.server_errors import NO_TABLE, number_of
+from cdc_core.server_errors import number_of
 from cdc_core.session import OWN_WRITES
+from cdc_core.target.bookkeeping import GATES, create, read
 from cdc_core.target.faults import translated
 from cdc_core.target.load import altering_session
 from cdc_core.words import counted, some_of
 
-GATES = "_lockstep_gate"
 PREFIX = f"{GATES}_"
 EVENTS = ("insert", "update", "delete")
 _WAIT_S = 2
@@ -54,13 +54,6 @@ _WAIT_S = 2
 BINLOG_PRIVILEGE = 1419
 """The error of an account that may create triggers only where no log is written."""
 _EXISTS = 1359
-_CREATE = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{GATES} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
-  closed_by VARCHAR(200) CHARACTER SET ascii COLLATE ascii_bin NOT NULL DEFAULT '',
-  pipeline VARCHAR(48) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''
-) ENGINE=InnoDB COMMENT='Lockstep: tables that an application has left; their triggers read it'
-"""
 _BODY = f"""
 BEGIN
   DECLARE said VARCHAR(128) CHARACTER SET utf8mb4;
@@ -103,7 +96,7 @@ def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, pati
         with _session(reference, environ) as session, session.cursor() as cursor:
             for database, some in _by_database(tables).items():
                 if not some <= _rows(cursor, database).keys():
-                    cursor.execute(_CREATE.format(database=quote(database)))
+                    create(cursor, database, (GATES,))
                     cursor.executemany(
                         f"INSERT IGNORE INTO {quote(database, GATES)} (table_name) VALUES (%s)",
                         [(one,) for one in some],
@@ -257,15 +250,9 @@ def _by_database(tables: Sequence[Table]) -> dict[str, set[str]]:
 
 def _rows(cursor: Any, database: str) -> dict[str, tuple[frozenset[str], str]]:
     """By table: the tokens that have closed it, and the pipeline."""
-    try:
-        cursor.execute(f"SELECT table_name, closed_by, pipeline FROM {quote(database, GATES)}")
-    except pymysql.err.MySQLError as error:
-        if number_of(error) not in NO_TABLE:
-            raise
-        return {}
     return {
         str(table): (frozenset(filter(None, str(closed_by).split(","))), str(pipeline))
-        for table, closed_by, pipeline in cursor.fetchall()
+        for table, closed_by, pipeline in read(cursor, database, GATES, "table_name, closed_by, pipeline")
     }
 
 

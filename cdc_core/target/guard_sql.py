@@ -5,6 +5,7 @@ Twins of the Python functions: the tests compare them on real servers.
 
 from __future__ import annotations
 
+from cdc_core.connections import bytes_literal
 from cdc_core.model.version import ORIGIN_BYTES, SHORTEST_WITH_ORIGIN, TAKEN_OVER
 
 
@@ -16,14 +17,14 @@ def other_origin_sql(a: str, b: str) -> str:
 
 def origin_is_sql(version: str, origin: bytes | None = None) -> str:
     """Whether a version says its origin, or says this one, as a SQL expression; never null."""
-    same = "" if origin is None else f" AND RIGHT({version}, {ORIGIN_BYTES}) = X'{origin.hex()}'"
+    same = "" if origin is None else f" AND RIGHT({version}, {ORIGIN_BYTES}) = {bytes_literal(origin)}"
     return f"COALESCE({_says_origin(version)}{same}, FALSE)"
 
 
 def _says_origin(version: str) -> str:
     return (
         f"SUBSTRING({version}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({version}) >= {SHORTEST_WITH_ORIGIN} "
-        f"AND SUBSTRING({version}, 1, {len(TAKEN_OVER)}) <> X'{TAKEN_OVER.hex()}'"
+        f"AND SUBSTRING({version}, 1, {len(TAKEN_OVER)}) <> {bytes_literal(TAKEN_OVER)}"
     )
 
 

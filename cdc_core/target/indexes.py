@@ -3,14 +3,14 @@
 A server that loads rows into a table with indexes adds each row to each of them, at random places. Built from the rows
 that are there, an index is sorted once (docs/benchmarks.md has the figures).
 
-`_lockstep_indexes`, in the database of a table, says what is to be done, whoever does it:
+The column `due` of the row that bookkeeping.py has of the table says what is to be done, whoever does it:
 
-    no row      Lockstep has not made the table, or its indexes have waited once: they stay as they are
-    due ''      Lockstep has made the table; its indexes may wait for the first load, if that is large
-    due [...]   the statements of indexes that are due: each was noted before any was dropped
+    NULL   Lockstep has not made the table, or its indexes have waited once: they stay as they are
+    []     Lockstep has made the table; its indexes may wait for the first load, if that is large
+    [...]  the statements of indexes that are due: each was noted before any was dropped
 
 So wherever a process is killed, the row says what the table lacks. The next process that prepares the table adds that,
-and then removes the row: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
+and then forgets it: a job of any run (target.destination), `lockstep target create`, a cutover before it begins.
 An index that is there by then, by its name or by its columns, is not added again.
 
 Unique indexes never wait: they decide what is written. Neither do FULLTEXT and SPATIAL ones, nor those on expressions,
@@ -20,30 +20,38 @@ In the end the table is defined as before, to the letter: `lockstep ddl` compare
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pymysql
 
 from cdc_core.connections import Server, quote, resolve
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
+from cdc_core.server_errors import Kind, kind_of, number_of
+from cdc_core.target.bookkeeping import (
+    LOCK_WAIT_S,
+    NOTHING,
+    STATES,
+    DueIndex,
+    IndexParts,
+    create,
+    note,
+    states_in,
+    tables_locked,
+)
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
-from cdc_core.target.faults import denied, sees_nothing_of, translated, translating
-from cdc_core.target.load import IDLE_S, altering_session
-from cdc_core.target.prepare import LOCK_WAIT_S, tables_locked
+from cdc_core.target.faults import denied, translated, translating
+from cdc_core.target.load import IDLE_S, altering_session, asking_session
 from cdc_core.target.server_words import reason
 
 log = logging.getLogger(__name__)
 
-INDEXES = "_lockstep_indexes"
 LARGE_ROWS = 500_000
 """From so many rows of a shard on, its indexes wait. Fewer are loaded in seconds either way."""
 AT_ONCE = 4
@@ -63,26 +71,6 @@ _NO_SPACE = frozenset({1114, 1799, 1878})
 """For temporary files (tmpdir, innodb_tmpdir), or for the log of other sessions' writes during the statement."""
 _BUSY = "target.busy"
 
-_CREATE = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{INDEXES} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
-  due MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
-) ENGINE=InnoDB COMMENT='Lockstep: indexes that are built after the first load'
-"""
-
-Parts = tuple[tuple[str, int | None, bool], ...]
-"""Of an index: the columns in lower case, with prefix, and whether they descend."""
-
-
-@dataclass(frozen=True, slots=True)
-class DueIndex:
-    """sql: as SHOW CREATE TABLE has it, which ADD takes. alone: no index that stayed has the same columns."""
-
-    name: str
-    parts: Parts
-    sql: str
-    alone: bool
-
 
 @dataclass(frozen=True, slots=True)
 class IndexedTable:
@@ -99,44 +87,24 @@ class IndexedTable:
 
 
 def note_made(cursor: Any, database: str, table: str, plan: PlannedTable) -> None:
-    """Indexes of the table, which Lockstep has just made, may wait."""
+    """Indexes of the table, which Lockstep has just made, may wait. The caller has the table's lock."""
     if any(not index.unique and index.sql.startswith("KEY ") for index in plan.indexes):
-        cursor.execute(_CREATE.format(database=quote(database)))
-        cursor.execute(f"INSERT IGNORE INTO {quote(database, INDEXES)} (table_name, due) VALUES (%s, '')", (table,))
+        create(cursor, database, (STATES,))
+        _note_due(cursor, database, table, ())
 
 
 def due_in(cursor: Any, database: str) -> dict[str, tuple[DueIndex, ...]]:
     """The indexes that are due in a database, by table."""
-    return {table: due for table, due in _noted(cursor, database).items() if due}
+    return {table: state.due for table, state in states_in(cursor, database).items() if state.due}
 
 
-def _noted(cursor: Any, database: str) -> dict[str, tuple[DueIndex, ...]]:
-    """By table; () where nothing is due, but may be."""
-    try:
-        cursor.execute(f"SELECT table_name, due FROM {quote(database, INDEXES)}")
-    except pymysql.err.MySQLError as error:
-        if denied(error):
-            raise sees_nothing_of(cursor, database) from None
-        if number_of(error) not in NO_TABLE:
-            raise
-        return {}
-    return {str(table): _read(str(due)) for table, due in cursor.fetchall()}
+def _due(cursor: Any, database: str, table: str) -> tuple[DueIndex, ...] | None:
+    return states_in(cursor, database, table).get(table, NOTHING).due
 
 
-def _read(due: str) -> tuple[DueIndex, ...]:
-    return tuple(
-        DueIndex(
-            str(one["name"]),
-            tuple((str(column), prefix, bool(descending)) for column, prefix, descending in one["parts"]),
-            str(one["sql"]),
-            bool(one.get("alone", True)),  # notes of an earlier version do not say it
-        )
-        for one in (json.loads(due) if due else ())
-    )
-
-
-def _written(due: Sequence[DueIndex]) -> str:
-    return json.dumps([asdict(one) for one in due], ensure_ascii=False)
+def _note_due(cursor: Any, database: str, table: str, due: tuple[DueIndex, ...] | None) -> None:
+    before = states_in(cursor, database, table).get(table)
+    note(cursor, database, table, before, replace(before or NOTHING, due=due))
 
 
 def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
@@ -146,7 +114,7 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
     If the server refuses to drop them, they stay. Raises PyMySQL's errors, after which they may be due.
     """
     with connection.cursor() as cursor:
-        if _noted(cursor, database).get(table) != ():
+        if _due(cursor, database, table) != ():
             return False
         cursor.execute(f"SELECT EXISTS(SELECT 1 FROM {quote(database, table)})")
         filled = cursor.fetchone()[0]
@@ -156,7 +124,7 @@ def postpone(connection: pymysql.Connection[Any], database: str, table: str) -> 
         due = _may_wait(cursor, there)
         if not due:
             return False
-        cursor.execute(f"UPDATE {quote(database, INDEXES)} SET due = %s WHERE table_name = %s", (_written(due), table))
+        _note_due(cursor, database, table, due)
         try:
             # With checks off, MariaDB drops an index that a foreign key needs, and takes no row into its child table.
             cursor.execute(f"SET SESSION foreign_key_checks = 1, lock_wait_timeout = {DROP_WAIT_S}")
@@ -192,7 +160,7 @@ def _may_wait(cursor: Any, there: TableDefinition) -> tuple[DueIndex, ...]:
     return tuple(DueIndex(one.name, _parts(one), line, _parts(one) not in stay) for one, line in found)
 
 
-def _parts(index: IndexDefinition) -> Parts:
+def _parts(index: IndexDefinition) -> IndexParts:
     return tuple((part.column.lower(), part.prefix, part.descending) for part in index.parts)
 
 
@@ -200,7 +168,7 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
     """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
     table's lock. Raises Refused (target.index), and PyMySQL's errors, after which they are still due."""
     with connection.cursor() as cursor:
-        due = _noted(cursor, database).get(table)
+        due = _due(cursor, database, table)
         if due is None:
             return
         for attempt in range(1, _BUILD_ATTEMPTS + 1):
@@ -216,7 +184,7 @@ def build(connection: pymysql.Connection[Any], database: str, table: str) -> Non
                 # Somebody has just added one.
                 if number_of(error) != _DUPLICATE_NAME or attempt == _BUILD_ATTEMPTS:
                     raise _refusal(error, f"{database}.{table}") from None
-        cursor.execute(f"DELETE FROM {quote(database, INDEXES)} WHERE table_name = %s", (table,))
+        _note_due(cursor, database, table, None)
 
 
 def _await_readers(cursor: Any, table: str) -> None:
@@ -253,7 +221,7 @@ def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
         f"The server does not take indexes that the table had before its first load: {reason(error)}.",
         where=table,
         code="target.index",
-        remedy=f"the column due of {INDEXES} in its database has their definitions. Alter the table so that it takes "
+        remedy=f"the column due of {STATES} in its database has their definitions. Alter the table so that it takes "
         "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
         "again",
     )
@@ -350,33 +318,27 @@ Places = Mapping[str, Sequence[tuple[str, str]]]
 """Physical tables, with their databases, by server: as the pipeline file names it."""
 
 
-def with_due(places: Places, environ: Mapping[str, str] | None = None) -> list[IndexedTable]:
-    """Those of the tables that have indexes that are due. Raises what connecting raises, and what target.faults makes
-    of the servers' errors."""
-    return _among(places, environ, due_in)
-
-
-def _among(
-    places: Places, environ: Mapping[str, str] | None, found_in: Callable[[Any, str], Collection[str]]
-) -> list[IndexedTable]:
-    """Those of the tables that a function finds, given a cursor and the database."""
+def with_due(places: Places, environ: Mapping[str, str] | None = None, *, later: bool = False) -> list[IndexedTable]:
+    """Those of the tables that have indexes that are due; later: or that may be. Raises what connecting raises, and
+    what target.faults makes of the servers' errors."""
     found = []
     for reference, tables in places.items():
         server = resolve(reference, environ)
-        with altering_session(server, reference) as connection, connection.cursor() as cursor:
-            listed = {database: found_in(cursor, database) for database in dict(tables)}
-        found += [
-            IndexedTable(server, reference, database, table) for database, table in tables if table in listed[database]
-        ]
+        with asking_session(server, reference) as connection, connection.cursor() as cursor:
+            states = {database: states_in(cursor, database) for database in dict(tables)}
+        for database, table in tables:
+            due = states[database].get(table, NOTHING).due
+            if due or (later and due is not None):
+                found.append(IndexedTable(server, reference, database, table))
     return found
 
 
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
     (target.busy), Refused (target.index), and as `with_due`."""
-    for one in _among(places, environ, _noted):
-        with translating(one.name), _alone(one, SETTLE_WAIT_S) as connection:
-            build(connection, one.database, one.table)
+    for table in with_due(places, environ, later=True):
+        with translating(table.name), _alone(table, SETTLE_WAIT_S) as connection:
+            build(connection, table.database, table.table)
 
 
 def indexes_due(table: str) -> RetryLater:

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-import pymysql
-
 from cdc_core.config import Target
-from cdc_core.connections import connect, quote, resolve, sensible
-from cdc_core.server_errors import Kind, kind_of
+from cdc_core.connections import sensible
+from cdc_core.target.bookkeeping import LEDGER, by_server, read
 from cdc_core.target.faults import translating
-from cdc_core.target.prepare import LEDGER
-from cdc_core.target.sharding import ShardTable, shard_tables
+from cdc_core.target.load import asking_session
 
 Shard = tuple[str, str]
 """A logical table, and the name of one of its physical tables (`database.table`)."""
@@ -31,49 +28,30 @@ def ledger_rows(
     wanted: the runs to look for; None: all. Shards that the target's rules do not name any more are left out.
     Raises what connections.connect raises, and what target.faults makes of the servers' errors.
     """
-    places: dict[int, dict[str, list[tuple[Shard, ShardTable]]]] = {}
-    for logical in sorted({logical for logical, _ in wanted}):
-        if target.table(logical) is None:
-            continue
-        for one in shard_tables(target, logical):
-            if (logical, one.name) in wanted:
-                places.setdefault(one.connection, {}).setdefault(one.database, []).append(((logical, one.name), one))
+    logicals = [name for name in sorted({name for name, _ in wanted}) if target.table(name) is not None]
     found: dict[Shard, dict[str, int]] = {}
-    for number, databases in sorted(places.items()):
-        reference = target.connections[number]
-        server = resolve(reference, environ)
-        where = f"{reference} ({server})"
-        with translating(where), sensible(reference), connect(server, where=reference) as connection:
-            for database, shards in databases.items():
-                by_table = {one.table: shard for shard, one in shards}
-                found |= {shard: {} for shard in by_table.values()}
-                for table, run_id, at in _rows(connection, database, [(one.table, wanted[s]) for s, one in shards]):
-                    found[by_table[table]][run_id] = at
+    for connection, tables in by_server(target, logicals, asking_session, environ):
+        places = [(name, place) for name, place in tables if (name, place.name) in wanted]
+        found |= {(name, place.name): {} for name, place in places}
+        with translating("the ledger"), sensible("the ledger"), connection.cursor() as cursor:
+            for database in dict.fromkeys(place.database for _, place in places):
+                shards = {place.table: (name, place.name) for name, place in places if place.database == database}
+                for table, run_id, number in _rows(cursor, database, [(t, wanted[s]) for t, s in shards.items()]):
+                    found[shards[table]][run_id] = number
     return found
 
 
 def _rows(
-    connection: pymysql.Connection[Any], database: str, wanted: Sequence[tuple[str, Collection[str] | None]]
+    cursor: Any, database: str, wanted: Sequence[tuple[str, Collection[str] | None]]
 ) -> Iterator[tuple[str, str, int]]:
-    """Tables, runs and numbers. A database or ledger that does not exist has no rows."""
-    with connection.cursor() as cursor:
-        for start in range(0, len(wanted), _AT_ONCE):
-            conditions, arguments = [], []
-            for table, runs in wanted[start : start + _AT_ONCE]:
-                for run_id in [None] if runs is None else runs:
-                    conditions.append("table_name = %s" + ("" if run_id is None else " AND run_id = %s"))
-                    arguments += [table] if run_id is None else [table, run_id]
-            if not conditions:
-                continue
-            try:
-                cursor.execute(
-                    f"SELECT table_name, run_id, number FROM {quote(database, LEDGER)} "
-                    f"WHERE number > 0 AND (({') OR ('.join(conditions)}))",
-                    arguments,
-                )
-            except pymysql.err.MySQLError as error:
-                if kind_of(error) is not Kind.ALTERED:
-                    raise
-                return
-            for table, run_id, number in cursor.fetchall():
+    """Tables, runs and numbers."""
+    for start in range(0, len(wanted), _AT_ONCE):
+        conditions, arguments = [], []
+        for table, runs in wanted[start : start + _AT_ONCE]:
+            for run_id in [None] if runs is None else runs:
+                conditions.append("table_name = %s" + ("" if run_id is None else " AND run_id = %s"))
+                arguments += [table] if run_id is None else [table, run_id]
+        if conditions:
+            where = f"number > 0 AND (({') OR ('.join(conditions)}))"
+            for table, run_id, number in read(cursor, database, LEDGER, "table_name, run_id, number", where, arguments):
                 yield str(table), str(run_id), int(number)

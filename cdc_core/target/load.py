@@ -40,9 +40,9 @@ from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn
 from cdc_core.target.faults import translated, translating
 from cdc_core.target.key_range import KeyRange, range_of
-from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
 from cdc_core.target.text import (
+    KEY_BYTES,
     column_text,
     empty_literals,
     escaped,
@@ -108,6 +108,18 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def asking_session(server: Server, reference: str) -> Iterator[SafeConnection]:
+    """A connection for questions that are answered at once. reference: as the pipeline file names the server. Raises
+    what connections.connect raises, and what target.faults makes of the servers' errors."""
+    with (
+        translating(f"{reference} ({server})"),
+        sensible(reference),
+        connect(server, where=reference) as connection,
+    ):
+        yield connection
 
 
 @contextmanager

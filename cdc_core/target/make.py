@@ -15,9 +15,10 @@ from typing import Any
 import pymysql
 
 from cdc_core.config import Target
-from cdc_core.connections import connect, quote, resolve
+from cdc_core.connections import connect, quote, resolve, utf8_literal
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.server_errors import Kind, kind_of
+from cdc_core.target.bookkeeping import LEDGER, MARKS, DueIndex, TableState, note, states_in, tables_locked
 from cdc_core.target.create import (
     Difference,
     Existing,
@@ -32,9 +33,9 @@ from cdc_core.target.definition import LITERAL, TableDefinition, read_definition
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import require_shown_names, table_facts
 from cdc_core.target.faults import denied, is_row_error, known, translated, translating
-from cdc_core.target.indexes import INDEXES, DueIndex, build_due, due_in, note_made, with_due
+from cdc_core.target.indexes import build_due, due_in, note_made, with_due
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, tombstones_table, versions_table
+from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, same_table, shard_tables
 
@@ -282,9 +283,12 @@ def _forget(cursor: Any, place: ShardTable) -> None:
     A new table has none of these rows. Without the notes, every run finds that committed writes are lost
     (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
     """
-    for name in (LEDGER, MARKS, LAYOUTS, INDEXES):
+    for name in (LEDGER, MARKS):
         _if_there(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
     _if_there(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}")
+    before = states_in(cursor, place.database, place.table).get(place.table)
+    if before is not None:
+        note(cursor, place.database, place.table, before, TableState(fence=before.fence))
 
 
 def _if_there(cursor: Any, statement: str, arguments: tuple[str, ...] = ()) -> None:
@@ -299,7 +303,7 @@ def _if_there(cursor: Any, statement: str, arguments: tuple[str, ...] = ()) -> N
 def _probe(connection: pymysql.Connection[Any], statement: str) -> None:
     """The server parses the statement and checks the privileges for it."""
     with connection.cursor() as cursor:
-        cursor.execute(f"SET @_lockstep_create = CONVERT(X'{statement.encode().hex()}' USING utf8mb4)")
+        cursor.execute(f"SET @_lockstep_create = {utf8_literal(statement)}")
         cursor.execute("PREPARE _lockstep_create FROM @_lockstep_create")
         cursor.execute("DEALLOCATE PREPARE _lockstep_create")
 

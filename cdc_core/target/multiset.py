@@ -25,17 +25,17 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import quote
+from cdc_core.connections import bytes_literal, quote, utf8_literal
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
+from cdc_core.target.bookkeeping import MARKS
 from cdc_core.target.enums import ambiguous
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error
 from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, rejected, target_name
-from cdc_core.target.prepare import MARKS
-from cdc_core.target.versions import LARGER_PACKETS, as_text, table_literal, table_name
+from cdc_core.target.versions import LARGER_PACKETS, as_text, table_name
 from cdc_core.target.write import ShardWrite, note, states_of
 
 UPSERT, DELETE, TRUNCATE = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE
@@ -71,7 +71,7 @@ def write_copies(
     for source, seq in marks.items():
         cursor.execute(
             f"UPDATE {TEMPORARY} SET _s = {STALE} "
-            f"WHERE SUBSTRING(_v, 25) = X'{source.encode().hex()}' AND SUBSTRING(_v, 9, 8) <= X'{seq:016x}'"
+            f"WHERE SUBSTRING(_v, 25) = {bytes_literal(source.encode())} AND SUBSTRING(_v, 9, 8) <= X'{seq:016x}'"
         )
     states = states_of(cursor)
     if any(states.get((op, NEW)) for op in (TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED)):
@@ -80,7 +80,8 @@ def write_copies(
     for source, seq in upto.items():
         cursor.execute(
             f"REPLACE INTO {marks_name(facts)} (table_name, source, seq) "
-            f"VALUES ({table_literal(facts)}, X'{source.encode().hex()}', {max(seq, marks.get(source, seq))})"
+            f"VALUES ({utf8_literal(facts.table)}, {bytes_literal(source.encode())}, "
+            f"{max(seq, marks.get(source, seq))})"
         )
     counts = WriteCounts(
         write.logical,
@@ -100,7 +101,7 @@ def marks_name(facts: TableFacts) -> str:
 def marks_of(cursor: Any, facts: TableFacts, *, lock: bool = False) -> dict[str, int]:
     """The table's marks by source."""
     cursor.execute(
-        f"SELECT source, seq FROM {marks_name(facts)} WHERE table_name = {table_literal(facts)}"
+        f"SELECT source, seq FROM {marks_name(facts)} WHERE table_name = {utf8_literal(facts.table)}"
         + (" FOR UPDATE" if lock else "")
     )
     return {bytes(source).decode(): int(seq) for source, seq in cursor.fetchall()}

@@ -1,4 +1,4 @@
-"""Which stages may write to a table of a target: `_lockstep_layout.stages`, beside the table, names them.
+"""Which stages may write to a table of a target: the row that bookkeeping.py has of the table names them.
 
 A table may have rows from before the first run of a stage: somebody's own, or those of a stage that is gone, with its
 versions, deleted keys and marks. No copy and no change contains a row that the stage does not know, so no run would
@@ -14,28 +14,28 @@ purged history the target has, by the stage. `replace` empties a table only if t
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.config import Target
-from cdc_core.connections import SafeConnection, quote, resolve
+from cdc_core.connections import SafeConnection, quote, resolve, utf8_literal
 from cdc_core.errors import Refused
-from cdc_core.target.fence import fenced, fences_in
-from cdc_core.target.load import altering_session
-from cdc_core.target.placement import Noted, noted_in
-from cdc_core.target.prepare import (
-    CREATE_LAYOUTS,
-    LAYOUTS,
+from cdc_core.target.bookkeeping import (
     LEDGER,
     MARKS,
+    NOTHING,
     STAGES_CHARS,
+    STATES,
     TRUNCATES,
-    Ours,
-    ours_beside,
+    TableState,
+    create,
+    note,
+    states_in,
     tables_locked,
-    tombstones_table,
-    versions_table,
 )
+from cdc_core.target.fence import require_let_through
+from cdc_core.target.load import altering_session
+from cdc_core.target.prepare import Ours, ours_beside, tombstones_table, versions_table
 from cdc_core.target.sharding import ShardTable
 
 _AT_ONCE = 100_000
@@ -56,11 +56,11 @@ class Writer:
     seeded: bool = False
     in_part: frozenset[str] = frozenset()
 
-    def is_in(self, noted: Noted | None) -> bool:
-        return noted is not None and not self.stages.isdisjoint(noted.stages)
+    def is_in(self, state: TableState) -> bool:
+        return not self.stages.isdisjoint(state.stages)
 
-    def owns(self, logical: str, noted: Noted | None) -> bool:
-        return self.seeded or logical in self.written or self.is_in(noted)
+    def owns(self, logical: str, state: TableState = NOTHING) -> bool:
+        return self.seeded or logical in self.written or self.is_in(state)
 
 
 def holding(connection: SafeConnection, database: str, tables: Sequence[str], there: Ours) -> set[str]:
@@ -81,7 +81,7 @@ def holding(connection: SafeConnection, database: str, tables: Sequence[str], th
 def _left(database: str, table: str, there: Ours, *others: str) -> dict[str, str]:
     """Others that tables have in common, those beside the table, and itself: where rows of it are, and which."""
     beside = [name for name in (tombstones_table(table), versions_table(table)) if name in there]
-    of_it = f" WHERE table_name = _utf8mb4 X'{table.encode().hex()}'"
+    of_it = f" WHERE table_name = {utf8_literal(table)}"
     shared = [name for name in (*others, TRUNCATES, MARKS) if name in there]
     places: Mapping[str, str] = {**dict.fromkeys(shared, of_it), **dict.fromkeys(beside, ""), table: ""}
     return {quote(database, name): where for name, where in places.items()}
@@ -125,32 +125,29 @@ def take(
             continue
         with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
             for database in dict.fromkeys(place.database for _, place in mine):
-                cursor.execute(CREATE_LAYOUTS.format(database=quote(database)))
+                create(cursor, database, (STATES,))
             for logical, place in mine:
-                replace = target.existing == "replace" and not (writer.owns(logical, None) or logical in writer.in_part)
+                empties = target.existing == "replace" and not (writer.owns(logical) or logical in writer.in_part)
                 with tables_locked(cursor, [place.name]):
-                    _take(connection, cursor, place, writer, replace=replace)
+                    _take(connection, cursor, place, writer, empties=empties)
 
 
-def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Writer, *, replace: bool) -> None:
+def _take(connection: SafeConnection, cursor: Any, place: ShardTable, writer: Writer, *, empties: bool) -> None:
     """Under the table's lock."""
-    noted = noted_in(cursor, place.database).get(place.table)
-    if writer.is_in(noted):
+    before = states_in(cursor, place.database, place.table).get(place.table)
+    state = before or NOTHING
+    if writer.is_in(state):
         return  # another run has taken it meanwhile, and may have written to it
-    fence = fences_in(cursor, place.database).get(place.table)
-    if fence is not None and fence.keeps_out(writer.pipeline):
-        raise fenced(place.name, fence.note)
-    if replace:
+    require_let_through(state, place.name, writer.pipeline)
+    if empties:
         there = ours_beside(connection, place.database, [place.table])
         # The ledger first: a pipeline that still writes here finds that its rows are gone (apply.lost_writes).
         for name, where in _left(place.database, place.table, there, LEDGER).items():
             removed = _AT_ONCE
             while removed == _AT_ONCE:
                 removed = cursor.execute(f"DELETE FROM {name}{where} LIMIT {_AT_ONCE}")
-    stages = " ".join([*sorted(writer.stages), *(noted.stages if noted else ())])
+    stages = " ".join([*sorted(writer.stages), *state.stages])
     if len(stages) > STAGES_CHARS:
         stages = stages[:STAGES_CHARS].rpartition(" ")[0]
-    cursor.execute(
-        f"REPLACE INTO {quote(place.database, LAYOUTS)} (table_name, placement, stages) VALUES (%s, %s, %s)",
-        (place.table, place.placement, stages),
-    )
+    after = replace(state, placement=place.placement, stages=tuple(stages.split()))
+    note(cursor, place.database, place.table, before, after)

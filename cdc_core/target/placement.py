@@ -1,29 +1,26 @@
-"""Which rows a table of a target is for, kept in the target itself: `_lockstep_layout`, in the database of the table.
+"""Which rows a table of a target is for, kept in the target itself: in the row that bookkeeping.py has of the table.
 
 The first write to a table notes its shard and the layout; every later one requires the same, in its own transaction and
-under the lock of the table (prepare.lock_table). Meta keeps the layouts as well, and refuses a run sooner; but meta can
-be lost, and is then rebuilt from the stage, which knows nothing of shards. A run under another sharding would otherwise
-write rows to other tables than those that have them, and no error would tell.
-
-A table that was written before there was such a row gets one with the next write.
+under the lock of the table. Meta keeps the layouts as well, and refuses a run sooner; but meta can be lost, and is then
+rebuilt from the stage, which knows nothing of shards. A run under another sharding would otherwise write rows to other
+tables than those that have them, and no error would tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import pymysql
-
 from cdc_core.config import Target
-from cdc_core.connections import quote, resolve
 from cdc_core.errors import DataAtRisk
-from cdc_core.server_errors import NO_TABLE, number_of
-from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import LAYOUTS, tables_locked
-from cdc_core.target.sharding import ShardTable, shard_tables
+from cdc_core.target.bookkeeping import NOTHING, TableState, change_states, note, states, states_in
+from cdc_core.target.facts import TableFacts
+from cdc_core.target.faults import translating
+from cdc_core.target.fence import require_let_through
+from cdc_core.target.sharding import ShardTable
+
+_translated = translating("placements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +33,16 @@ class PlacedTable:
     wanted: str
 
 
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """What is noted of a table. stages: see ownership.py."""
-
-    placement: str
-    stages: tuple[str, ...] = ()
-
-
-def noted_in(cursor: Any, database: str) -> dict[str, Noted]:
-    """What is noted of the tables of a database."""
-    try:
-        cursor.execute(f"SELECT table_name, placement, stages FROM {quote(database, LAYOUTS)}")
-    except pymysql.err.MySQLError as error:
-        if number_of(error) not in NO_TABLE:
-            raise
-        return {}
-    return {str(table): Noted(str(placement), tuple(stages.split())) for table, placement, stages in cursor.fetchall()}
-
-
-def keep_placement(cursor: Any, database: str, table: str, placement: str) -> None:
-    """In a transaction that writes to the table, under its lock. Raises DataAtRisk (target.layout)."""
-    layouts = quote(database, LAYOUTS)
-    cursor.execute(f"SELECT placement FROM {layouts} WHERE table_name = %s", (table,))
-    row = cursor.fetchone()
-    if row is None:
-        cursor.execute(f"INSERT INTO {layouts} (table_name, placement) VALUES (%s, %s)", (table, placement))
-    elif row[0] != placement:
-        raise misplaced(f"{database}.{table}", str(row[0]), placement)
+def begin_write(cursor: Any, facts: TableFacts, pipeline: str, placement: str) -> None:
+    """First in a transaction that writes to the table, under its lock: no fence keeps the pipeline out, and the table
+    has these rows, from now on if it has none. Raises Refused (target.fenced), DataAtRisk (target.layout)."""
+    before = states_in(cursor, facts.database, facts.table).get(facts.table)
+    state = before or NOTHING
+    require_let_through(state, facts.name, pipeline)
+    if state.placement is None:
+        note(cursor, facts.database, facts.table, before, replace(state, placement=placement))
+    elif state.placement != placement:
+        raise misplaced(facts.name, state.placement, placement)
 
 
 def misplaced(name: str, noted: str, wanted: str) -> DataAtRisk:
@@ -77,43 +56,29 @@ def misplaced(name: str, noted: str, wanted: str) -> DataAtRisk:
     )
 
 
+@_translated
 def placements(target: Target, logical: Sequence[str]) -> list[PlacedTable]:
-    """The physical tables of the logical ones. Raises what connections.connect raises, and what target.faults makes of
-    the servers' errors."""
-    found = []
-    for cursor, tables in _by_server(target, logical):
-        noted = {database: noted_in(cursor, database) for database in {place.database for _, place in tables}}
-        for name, place in tables:
-            one = noted[place.database].get(place.table)
-            found.append(PlacedTable(name, place.name, one.placement if one else None, place.placement))
-    return found
+    """The physical tables of the logical ones. Raises as bookkeeping.states."""
+    return [
+        PlacedTable(name, place.name, state.placement, place.placement)
+        for name, place, state in states(target, logical)
+    ]
 
 
-def accept_placements(target: Target, logical: Sequence[str], told: Callable[[str], None] = lambda one: None) -> None:
+@_translated
+def accept_placements(
+    target: Target, logical: Sequence[str], report: Callable[[str], None] = lambda name: None
+) -> None:
     """From now on every row of these tables is where the rules have it. Tables that were never written are left out.
-    Safe to repeat. Raises as `placements`, and RetryLater (target.busy)."""
-    for cursor, tables in _by_server(target, logical):
-        for _, place in tables:
-            noted = noted_in(cursor, place.database).get(place.table)
-            if noted is not None and noted.placement != place.placement:
-                with tables_locked(cursor, [place.name]):
-                    cursor.execute(
-                        f"UPDATE {quote(place.database, LAYOUTS)} SET placement = %s WHERE table_name = %s",
-                        (place.placement, place.table),
-                    )
-                told(place.name)
+    Safe to repeat. Raises as bookkeeping.change_states."""
+    accepted: set[str] = set()
 
+    def accept(name: str, place: ShardTable, state: TableState) -> TableState | None:
+        if state.placement in (None, place.placement):
+            return None
+        accepted.add(place.name)
+        return replace(state, placement=place.placement)
 
-def _by_server(target: Target, logical: Sequence[str]) -> Iterator[tuple[Any, list[tuple[str, ShardTable]]]]:
-    places = [(name, place) for name in logical for place in shard_tables(target, name)]
-    for number, reference in enumerate(target.connections):
-        mine = [(name, place) for name, place in places if place.connection == number]
-        if mine:
-            with _cursor(reference) as cursor:
-                yield cursor, mine
-
-
-@contextmanager
-def _cursor(reference: str) -> Iterator[Any]:
-    with altering_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
-        yield cursor
+    for _, place, _ in change_states(target, logical, accept):
+        if place.name in accepted:
+            report(place.name)

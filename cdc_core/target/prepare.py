@@ -1,19 +1,10 @@
-"""What Lockstep adds to a target: a version with each row, tombstones of deleted keys, and the ledger.
+"""What Lockstep adds to a target: a version with each row, and tombstones of deleted keys:
 
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
     <database>._lockstep_version_<table>     instead of it, with guard.store: table: the version of each row, by key
     <database>._lockstep_tombstone_<table>   one row per deleted key, so that a late insert cannot revive it
-    <database>._lockstep_truncate    one row per table that was truncated or copied again, and per source table where
-                                     several feed it: a tombstone of all keys
-    <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
-                                     have the changes
-    <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
-                                     the writes of the table; 0 until a write in parts (parts.py) is whole
-    <database>._lockstep_layout      one row per table: which rows it is for (placement.py), of which
-                                     stages (ownership.py)
-    <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
-    <database>._lockstep_gate        one row per table that Lockstep alone may write to (gates.py)
-    <database>._lockstep_indexes     one row per table whose indexes may wait for its first load (indexes.py)
+
+and the tables that those of a database have in common (bookkeeping.py).
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
@@ -34,9 +25,10 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote, sensible
-from cdc_core.errors import Refused, RetryLater
-from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
+from cdc_core.errors import Refused
+from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.server_errors import number_of
+from cdc_core.target.bookkeeping import OF_A_RUN, create, tables_locked
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
 from cdc_core.target.faults import is_row_error, known, translated
 from cdc_core.target.guard_sql import newer_or_equal_sql
@@ -44,61 +36,12 @@ from cdc_core.target.server_words import reason
 
 log = logging.getLogger(__name__)
 
-TRUNCATES = "_lockstep_truncate"
-LEDGER = "_lockstep_ledger"
-MARKS = "_lockstep_mark"
-LAYOUTS = "_lockstep_layout"
-KEY_BYTES = 512
-"""Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
-LOCK_WAIT_S = 600
 _NAME_CHARS = 64
 _DUPLICATE_COLUMN = 1060
 _DUPLICATE_KEY = 1062
 _NEWEST = "_lockstep_newest"
 _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
 """Types that a primary key takes only by a prefix; MariaDB has unique keys over whole values."""
-
-# Where pages have 4 KiB, a key has at most 768 bytes.
-_CREATE_TRUNCATES = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  origin VARBINARY({ORIGIN_BYTES}) NOT NULL DEFAULT '',
-  version VARBINARY({VERSION_BYTES}) NOT NULL,
-  PRIMARY KEY (table_name, origin)
-) ENGINE=InnoDB COMMENT='Lockstep: the last truncate of each table'
-"""
-_CREATE_LEDGER = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
-  run_id VARCHAR(250) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  logical VARCHAR(128) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  written BIGINT NOT NULL,
-  stale BIGINT NOT NULL,
-  absent BIGINT NOT NULL,
-  at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
-  number BIGINT NOT NULL,
-  PRIMARY KEY (run_id, table_name),
-  KEY (table_name, number)
-) ENGINE=InnoDB COMMENT='Lockstep: what each run wrote'
-"""
-
-_CREATE_MARKS = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  source VARBINARY(48) NOT NULL,
-  seq BIGINT NOT NULL,
-  PRIMARY KEY (table_name, source)
-) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
-"""
-STAGES_CHARS = 1000
-"""Enough for some fifty stages."""
-CREATE_LAYOUTS = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{LAYOUTS} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
-  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  stages VARCHAR({STAGES_CHARS}) CHARACTER SET ascii NOT NULL DEFAULT ''
-) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for, and of which stages'
-"""
 
 
 def tombstones_table(table: str) -> str:
@@ -120,13 +63,13 @@ def _beside(prefix: str, table: str) -> str:
 
 def is_prepared(facts: TableFacts, there: Ours) -> bool:
     """Whether `prepare` would change nothing. there: what ours_beside says."""
-    if LEDGER not in there or LAYOUTS not in there:
+    if not all(name in there for name in OF_A_RUN):
         return False
     if facts.keyless:
-        return MARKS in there
+        return True
     by_key = [tombstones_table(facts.table), *([versions_table(facts.table)] if facts.beside else [])]
     keyed = all(_key_there(there, name) == _key_wanted(facts) for name in by_key)
-    return TRUNCATES in there and keyed and (facts.versioned or facts.beside)
+    return keyed and (facts.versioned or facts.beside)
 
 
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
@@ -149,7 +92,7 @@ def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableF
             with _preparing(facts):
                 _require_store(cursor, facts, there)
         with _preparing(tables[0]):
-            _create_all(cursor, tables, there)
+            create(cursor, database, OF_A_RUN)
     altered = {facts.table for facts in tables if _add_missing(connection, facts, there)}
     found = table_facts(connection, database, altered)
     return [
@@ -196,45 +139,6 @@ def _preparing(facts: TableFacts) -> Iterator[None]:
         ) from None
 
 
-def lock_table(cursor: Any, table: str) -> str:
-    """Takes the lock by which runs that write to a table take turns; its name. table: `database.table`. Raises
-    RetryLater (target.busy)."""
-    return lock_tables(cursor, [table])[0]
-
-
-def lock_tables(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S) -> list[str]:
-    """As lock_table, of several at once. A run that writes has one of them only, so that nobody waits for another."""
-    names = ["lockstep:" + hashlib.sha256(table.encode()).hexdigest()[:40] for table in tables]
-    cursor.execute(f"SELECT {', '.join([f'GET_LOCK(%s, {wait_s})'] * len(names))}", names)
-    row = cursor.fetchone()
-    for table, got in zip(tables, row or [0], strict=False):
-        if got != 1:
-            _unlock(cursor, names)
-            raise RetryLater(
-                f"Another run has been writing to this table for more than {wait_s} s."
-                if wait_s
-                else "Another run is writing to this table.",
-                where=table,
-                code="target.busy",
-                remedy="wait for that run, or end it; then run this task again",
-            )
-    return names
-
-
-@contextmanager
-def tables_locked(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S) -> Iterator[None]:
-    """The locks of `lock_tables` for the block."""
-    names = lock_tables(cursor, tables, wait_s=wait_s)
-    try:
-        yield
-    finally:
-        _unlock(cursor, names)
-
-
-def _unlock(cursor: Any, names: Sequence[str]) -> None:
-    cursor.execute(f"DO {', '.join(['RELEASE_LOCK(%s)'] * len(names))}", names)
-
-
 Ours = Mapping[str, Mapping[str, str]]
 """Lockstep's tables that exist: for each the declared types of its columns."""
 
@@ -257,7 +161,7 @@ def ours_beside(connection: pymysql.Connection[Any], database: str, tables: Coll
 
 
 def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
-    names = [TRUNCATES, LEDGER, MARKS, LAYOUTS]
+    names = [*OF_A_RUN]
     names += [beside(table) for table in tables for beside in (tombstones_table, versions_table)]
     cursor.execute(
         "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME "
@@ -268,18 +172,6 @@ def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
     for table, column, declared, charset, collation in cursor.fetchall():
         found.setdefault(table, {})[column.lower()] = declared_text(declared, charset, collation)
     return found
-
-
-def _create_all(cursor: Any, tables: Sequence[TableFacts], there: Ours) -> None:
-    """The tables that all tables of a database have in common."""
-    keyless = any(facts.keyless for facts in tables)
-    keyed = any(not facts.keyless for facts in tables)
-    wanted = {LEDGER: _CREATE_LEDGER, LAYOUTS: CREATE_LAYOUTS}
-    wanted |= {MARKS: _CREATE_MARKS} if keyless else {}
-    wanted |= {TRUNCATES: _CREATE_TRUNCATES} if keyed else {}
-    for name, statement in wanted.items():
-        if name not in there:
-            cursor.execute(statement.format(database=quote(tables[0].database)))
 
 
 def indexable(facts: TableFacts, key: Sequence[str]) -> bool:

@@ -18,11 +18,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from cdc_core.config import Target
-from cdc_core.connections import quote
+from cdc_core.connections import bytes_literal, quote, utf8_literal
 from cdc_core.model.version import TAKEN_OVER, VERSION_COLUMN
+from cdc_core.target.bookkeeping import TRUNCATES, alone
 from cdc_core.target.faults import translating
-from cdc_core.target.fence import alone
-from cdc_core.target.prepare import TRUNCATES, ours_beside, tombstones_table, versions_table
+from cdc_core.target.prepare import ours_beside, tombstones_table, versions_table
 
 _AT_ONCE = 100_000
 """Rows that one transaction changes."""
@@ -31,7 +31,7 @@ _AT_ONCE = 100_000
 @translating("versions that others have left")
 def take_over(target: Target, logical: Sequence[str], sources: Collection[str]) -> None:
     """Lets what other sources than these have left count as older. Safe to repeat, also after half of it was done.
-    Raises as fence.raise_fences."""
+    Raises as bookkeeping.change_states."""
     for cursor, database, tables in alone(target, logical):
         names = [place.table for _, place in tables]
         there = ours_beside(cursor.connection, database, names)
@@ -46,12 +46,12 @@ def take_over(target: Target, logical: Sequence[str], sources: Collection[str]) 
 def _age(cursor: Any, table: str, version: str, sources: Collection[str], of: str = "") -> None:
     """of: only rows of this table."""
     # A source's name may be followed by a zero byte and an origin.
-    own = ", ".join(f"X'{name.encode().hex()}'" for name in sources)
-    which = f"table_name = _utf8mb4 X'{of.encode().hex()}' AND" if of else ""
-    changed = _AT_ONCE
+    own = ", ".join(bytes_literal(name.encode()) for name in sources)
+    which = f"table_name = {utf8_literal(of)} AND" if of else ""
+    taken_over, changed = bytes_literal(TAKEN_OVER), _AT_ONCE
     while changed == _AT_ONCE:
         changed = cursor.execute(
-            f"UPDATE {table} SET {version} = CONCAT(X'{TAKEN_OVER.hex()}', SUBSTRING({version}, 9)) WHERE {which} "
-            f"LENGTH({version}) > 24 AND SUBSTRING({version}, 1, 8) <> X'{TAKEN_OVER.hex()}' "
+            f"UPDATE {table} SET {version} = CONCAT({taken_over}, SUBSTRING({version}, 9)) WHERE {which} "
+            f"LENGTH({version}) > 24 AND SUBSTRING({version}, 1, 8) <> {taken_over} "
             f"AND SUBSTRING_INDEX(SUBSTRING({version}, 25), X'00', 1) NOT IN ({own}) LIMIT {_AT_ONCE}"
         )

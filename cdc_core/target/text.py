@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from cdc_core.model.merged import ORIGIN
 from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS, LiteralEntries
 from cdc_core.model.version import encode_numbers
-from cdc_core.target.prepare import KEY_BYTES
 
+KEY_BYTES = 512
+"""The longest key text that is kept as it is; a longer one is kept as its SHA-256."""
 _HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint16)
 _SPECIAL = np.zeros(256, dtype=bool)
 _SPECIAL[[0, 9, 10, 92]] = True

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc_core.connections import quote
+from cdc_core.connections import bytes_literal, quote, utf8_literal
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.version import origin_of, other_origin
+from cdc_core.target.bookkeeping import TRUNCATES
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.guard_sql import newer_or_equal_sql, origin_is_sql, other_origin_sql
-from cdc_core.target.prepare import TRUNCATES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Truncates:
     def refuses_sql(self, version: str) -> str:
         """SQL: whether a change with this version, which is not null, is older than one of them that concerns it."""
         return _any(
-            f"(NOT {newer_or_equal_sql(version, _literal(one))} AND NOT {other_origin_sql(version, _literal(one))})"
-            for one in self.versions
+            f"(NOT {newer_or_equal_sql(version, one)} AND NOT {other_origin_sql(version, one)})"
+            for one in map(bytes_literal, self.versions)
         )
 
     def concerning(self, version: bytes) -> list[bytes]:
@@ -56,16 +56,12 @@ def _of_one_table(truncate: bytes, version: str) -> str:
 
 
 def _older(version: str, truncate: bytes) -> str:
-    return newer_or_equal_sql(_literal(truncate), version)
+    return newer_or_equal_sql(bytes_literal(truncate), version)
 
 
 def _any(terms: Iterable[str]) -> str:
     found = list(terms)
     return f"({' OR '.join(found)})" if found else "FALSE"
-
-
-def _literal(version: bytes) -> str:
-    return f"X'{version.hex()}'"
 
 
 def truncates_name(facts: TableFacts) -> str:
@@ -74,7 +70,7 @@ def truncates_name(facts: TableFacts) -> str:
 
 def truncates_of(cursor: Any, facts: TableFacts) -> Truncates:
     """The last ones that were applied to the table, by origin: tombstones of all of its keys."""
-    cursor.execute(f"SELECT version FROM {truncates_name(facts)} WHERE table_name = {_table_literal(facts)}")
+    cursor.execute(f"SELECT version FROM {truncates_name(facts)} WHERE table_name = {utf8_literal(facts.table)}")
     return Truncates(tuple(sorted(bytes(row[0]) for row in cursor.fetchall())))
 
 
@@ -88,13 +84,9 @@ def loaded_truncates(cursor: Any, loaded: str) -> Truncates:
 def keep_truncates(cursor: Any, facts: TableFacts, versions: Sequence[bytes]) -> None:
     """Leaves a tombstone of all keys, unless a newer one is there."""
     for one in versions:
-        version = _literal(one)
+        version = bytes_literal(one)
         cursor.execute(
             f"INSERT INTO {truncates_name(facts)} (table_name, origin, version) "
-            f"VALUES ({_table_literal(facts)}, {_literal(origin_of(one))}, {version}) "
+            f"VALUES ({utf8_literal(facts.table)}, {bytes_literal(origin_of(one))}, {version}) "
             f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
         )
-
-
-def _table_literal(facts: TableFacts) -> str:
-    return f"_utf8mb4 X'{facts.table.encode().hex()}'"

@@ -263,11 +263,6 @@ def versions_name(facts: TableFacts) -> str:
     return f"{quote(facts.database)}.{quote(versions_table(facts.table))}"
 
 
-def table_literal(facts: TableFacts) -> str:
-    """The table's name as a value. Statements with names in them take no arguments: a % in a name would need one."""
-    return f"_utf8mb4 X'{facts.table.encode().hex()}'"
-
-
 def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[RowClass, str]:
     """What a winner will do at the target, and why if it is stale.
 

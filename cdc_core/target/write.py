@@ -48,10 +48,10 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.server_errors import Kind, kind_of, number_of
 from cdc_core.target import direct
+from cdc_core.target.bookkeeping import LEDGER, lock_table
 from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, translated
-from cdc_core.target.fence import require_no_fence
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
@@ -71,8 +71,7 @@ from cdc_core.target.load import (
     shown_key,
     target_name,
 )
-from cdc_core.target.placement import keep_placement
-from cdc_core.target.prepare import LEDGER, lock_table
+from cdc_core.target.placement import begin_write
 from cdc_core.target.server_words import reason
 from cdc_core.target.truncates import Truncates, keep_truncates, loaded_truncates, truncates_of
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
@@ -226,8 +225,7 @@ def _attempt(
 
 def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
     connection.begin()
-    require_no_fence(cursor, write.facts, write.pipeline)
-    keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
+    begin_write(cursor, write.facts, write.pipeline, write.placement)
     part, named = write.part, (write.run_id, write.facts.table)
     if part and part.before:
         # As the part before this one has left it, or this one itself, whose commit was not answered.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from cdc_core.connections import quote
+from cdc_core.connections import quote, utf8_literal
 from cdc_core.errors import defect
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
 from cdc_core.verify.canonical import has_errors, values_of
@@ -68,7 +68,7 @@ def literal(column: Column, text: str | None) -> str:
         return f"'{_checked(column, text, _WORD)}'"
     if base in BINARY_BASES or base in GEOMETRY_BASES:
         return f"X'{_checked(column, text, _WORD)}'"
-    value = f"_utf8mb4 X'{text.encode().hex()}'"
+    value = utf8_literal(text)
     if base in TEXT_BASES and column.type.charset:
         value = f"CONVERT({value} USING {column.type.charset})"
         return f"{value} COLLATE {column.type.collation}" if column.type.collation else value

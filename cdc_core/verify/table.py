@@ -23,7 +23,7 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.keys import Key
-from cdc_core.target.destination import Shard, open_destination
+from cdc_core.target.destination import Shard, TableUse, open_destination
 from cdc_core.verify import history, lookup, target_rows
 from cdc_core.verify.canonical import has_errors
 from cdc_core.verify.columnwise import Piece
@@ -95,10 +95,8 @@ class Table:
         assert rule is not None
         key = key_of(job.target, name, schemas)
         shared = keys_apart(job.pipeline, name, key, rule.shared_keys, schemas)
-        destination = open_destination(
-            job.target, name, schemas, key=key, ready=False, writing=False, shared=shared,
-            pipeline=job.pipeline.pipeline, environ=job.environ,
-        )  # fmt: skip
+        use = TableUse(key=key, writing=False, shared=shared, pipeline=job.pipeline.pipeline)
+        destination = open_destination(job.target, name, schemas, use, ready=False, environ=job.environ)
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
         self._whole = why_whole(self._shape, [schema for _, schema in feeding])
         self._batches = StagedBatches(job, name, [source.name for source, _ in feeding])

@@ -368,9 +368,10 @@ def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
         at = f"{made.name}_0"
         execute(
             mariadb_target,
-            f"CREATE TABLE {at}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT NOT NULL)",
-            f"INSERT INTO {at}._lockstep_indexes VALUES ('orders_1', ''), ('orders_0', "
-            """'[{"name": "by_n", "parts": [["n", null, false]], "sql": "KEY `by_n` (`n`)"}]')""",
+            f"UPDATE {at}._lockstep_table SET due = '[]' WHERE table_name = 'orders_1'",
+            f"UPDATE {at}._lockstep_table SET due = "
+            """'[{"name": "by_n", "parts": [["n", null, false]], "sql": "KEY `by_n` (`n`)", "alone": true}]' """
+            "WHERE table_name = 'orders_0'",
         )
         told = [one["subject"] for one in made.cutover("plan", "shop.yaml")["findings"] if "due" in one["what"]]
         assert told == [f"table {at}.orders_0"]
@@ -382,7 +383,7 @@ def test_indexes_that_are_due_are_told_and_built_before_a_cutover(
             assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
         with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
             assert cursor.execute(f"SHOW INDEX FROM {at}.orders_0 WHERE Key_name = 'by_n'") == 1
-            assert cursor.execute(f"SELECT * FROM {at}._lockstep_indexes") == 0
+            assert cursor.execute(f"SELECT * FROM {at}._lockstep_table WHERE due IS NOT NULL") == 0
 
 
 @pytest.mark.timeout(600)

@@ -25,6 +25,7 @@ from cdc_core.meta import Meta
 from cdc_core.meta.ddl import DONE, OPEN
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
+from cdc_core.target.bookkeeping import DEFINITIONS, STATES
 from tests.forked_commands import ROOT
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
@@ -247,14 +248,15 @@ def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards
 def test_shards_whose_indexes_are_due_are_told_and_nothing_is_altered(shards: Shards) -> None:
     before = shards.columns()
     shards.on(
-        f"CREATE TABLE {shards.name}_1._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)",
-        f"INSERT INTO {shards.name}_1._lockstep_indexes VALUES ('orders_0', ''), "
-        """('orders_2', '[{"name": "by_v", "parts": [["v", null, false]], "sql": "KEY `by_v` (`v`)"}]')""",
+        f"CREATE TABLE {shards.name}_1.{STATES} ({DEFINITIONS[STATES]})",
+        f"INSERT INTO {shards.name}_1.{STATES} (table_name, due) VALUES ('orders_0', '[]'), "
+        """('orders_2', '[{"name": "by_v", "parts": [["v", null, false]], """
+        """"sql": "KEY `by_v` (`v`)", "alone": true}]')""",
     )
     with raises("target.indexes_due", RetryLater):
         shards.rolled()
     assert shards.columns() == before
-    shards.on(f"DELETE FROM {shards.name}_1._lockstep_indexes")
+    shards.on(f"DELETE FROM {shards.name}_1.{STATES}")
     shards.rolled()
 
 

@@ -20,7 +20,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.fence import FENCES
+from cdc_core.target.bookkeeping import DEFINITIONS, STATES
 from cdc_core.verify import evidence, source_rows
 from cdc_core.verify.canonical import ERROR_SHOWN
 from cdc_core.verify.job import Job
@@ -345,14 +345,13 @@ def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified:
     run = verified()
     numbers(run)
     run.target(VERSIONED, f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3")
-    names = ", ".join(f"{name} VARCHAR(48) DEFAULT ''" for name in ("owner", "passes", "bars"))
-    run.target(f"CREATE TABLE {FENCES} (table_name VARCHAR(64), note VARCHAR(200), {names})")
-    run.target(f"INSERT INTO {FENCES} (table_name, note) VALUES ('number', 'the application writes here')")
+    run.target(f"CREATE TABLE {STATES} ({DEFINITIONS[STATES]})")
+    run.target(f"INSERT INTO {STATES} (table_name, fence) VALUES ('number', 'the application writes here')")
     assert run.verify("number")["number"].differences == 1
     with pytest.raises(Refused) as caught:
         repaired(run, "number", authoritative=True)
     assert caught.value.code == "target.fenced"
-    run.target(f"DELETE FROM {FENCES}")
+    run.target(f"DELETE FROM {STATES}")
     assert repaired(run, "number", authoritative=True).settled
 
 

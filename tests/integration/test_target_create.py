@@ -23,7 +23,7 @@ from cdc_core.results import TableReader
 from cdc_core.sink.columns import HASH
 from cdc_core.target.collations import BYTES
 from cdc_core.target.definition import read_definitions
-from cdc_core.target.destination import open_destination
+from cdc_core.target.destination import TableUse, open_destination
 from cdc_core.target.keys import coarser, coarser_columns
 from cdc_core.target.load import LoadFile
 from cdc_core.target.make import Actions, MadeTable
@@ -427,7 +427,7 @@ def test_every_shard_is_made_and_two_at_once_make_the_same(any_pair: Pair) -> No
         schema = known_schema(pair.source, *logical.split("."))
         key = None if schema.key else ()
         destination = open_destination(
-            pipeline.targets[0], logical, [schema], key=key, ready=False, environ=pair.environ
+            pipeline.targets[0], logical, [schema], TableUse(key=key), ready=False, environ=pair.environ
         )
         assert all(shard.facts.beside or shard.facts.keyless for shard in destination.shards)
     names = {name for (name,) in pair.on_target(f"SHOW TABLES FROM {pair.made}")}
@@ -449,7 +449,7 @@ def test_a_table_that_was_dropped_and_is_made_again_has_none_of_the_writes_that_
         schema = known_schema(pair.source, pair.database, table)
         write(pair, pipeline, schema, rows_of(pair.source, schema))
     noted = f"SELECT table_name FROM {pair.made}._lockstep_ledger"
-    placed = f"SELECT table_name FROM {pair.made}._lockstep_layout"
+    placed = f"SELECT table_name FROM {pair.made}._lockstep_table WHERE placement IS NOT NULL"
     assert sorted(pair.on_target(noted)) == sorted(pair.on_target(placed)) == [("a",), ("b",)]
     pair.on_target(f"DROP TABLE {pair.made}.a")
     assert pair.create(pipeline)[f"{pair.made}.a"].state == "created"

@@ -20,13 +20,14 @@ from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_
 from cdc_core.target.destination import (
     Destination,
     Survey,
+    TableUse,
     checked_destination,
     open_destination,
     prepared_destinations,
 )
 from cdc_core.target.facts import database_grants, require_grants, table_facts, table_problems
 from cdc_core.target.load import open_session
-from cdc_core.target.prepare import MARKS, is_prepared, ours_beside, prepare
+from cdc_core.target.prepare import is_prepared, ours_beside, prepare
 from cdc_core.target.versions import versions_of
 from tests.target_rows import Winner, require_table, target_table
 
@@ -247,9 +248,8 @@ def test_a_table_counts_as_prepared_only_with_everything_that_lockstep_needs_the
             return ours_beside(table.connection, database, ["t"])
 
         assert is_prepared(table.facts, ours())
-        others = [name for name in ours() if name != MARKS]
-        assert len(others) == (4 if store == "row" else 5)
-        for name in others:
+        assert len(ours()) == (5 if store == "row" else 6)
+        for name in ours():
             table.query(f"RENAME TABLE {database}.{name} TO {database}.away")
             assert not is_prepared(table.facts, ours())
             table.query(f"RENAME TABLE {database}.away TO {database}.{name}")
@@ -283,11 +283,10 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
             with Survey(target, names) as survey:
                 checked = [
                     checked_destination(
-                        target, name, [replace(SCHEMA, table=name, columns=columns)], survey, key=None, ready=True,
-                        writing=True, partial=False, shared=False, pipeline="p",
+                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), ready=True
                     )
                     for name in names
-                ]  # fmt: skip
+                ]
                 both.wait(60)  # both runs have found that everything is lacking
                 return prepared_destinations(target, checked, survey)
 

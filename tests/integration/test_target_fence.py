@@ -19,9 +19,10 @@ from cdc_core.config import ONE_TABLE, Guard
 from cdc_core.errors import LockstepError, Refused, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target import fence, load
-from cdc_core.target.destination import open_destination
-from cdc_core.target.fence import FENCES, admit, bar, fences, let_through, lower_fences, raise_fences
+from cdc_core.target import bookkeeping, fence, load
+from cdc_core.target.bookkeeping import STATES
+from cdc_core.target.destination import TableUse, open_destination
+from cdc_core.target.fence import admit, bar, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
 from tests.refusals import refusal
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
@@ -137,7 +138,7 @@ targets:
 
 def test_a_fence_around_one_table_leaves_the_others_alone(table: Table) -> None:
     raise_fences(target_of(table), ["shop.t"], "not this one")
-    table.query(f"UPDATE {table.facts.database}.{FENCES} SET table_name = 'another'")
+    table.query(f"UPDATE {table.facts.database}.{STATES} SET table_name = 'another'")
     put(table, 1)
     assert rows(table) == [1]
 
@@ -181,8 +182,8 @@ def test_a_process_that_is_stopped_while_it_raises_a_fence_does_not_keep_the_tab
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = target_of(table)
-    monkeypatch.setattr(fence, "_IDLE_S", 1)
-    stopped = fence.alone(target, ["shop.t"])
+    monkeypatch.setattr(bookkeeping, "_IDLE_S", 1)
+    stopped = bookkeeping.alone(target, ["shop.t"])
     next(stopped)  # it has the lock
     put(table, 1)
     raise_fences(target, ["shop.t"], "by another process")
@@ -193,7 +194,7 @@ def test_a_process_that_is_stopped_while_it_raises_a_fence_does_not_keep_the_tab
 
 def test_a_table_of_fences_that_cannot_be_read_is_not_taken_for_none(table: Table) -> None:
     raise_fences(target_of(table), ["shop.t"], "switched")
-    table.query(f"ALTER TABLE {table.facts.database}.{FENCES} CHANGE note why VARCHAR(200)")
+    table.query(f"ALTER TABLE {table.facts.database}.{STATES} CHANGE fence why VARCHAR(200)")
     with pytest.raises(LockstepError):
         put(table, 1)
     assert rows(table) == []
@@ -267,11 +268,9 @@ def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_
         back = target.model_copy(update={"tables": {"shop.t": rule}})
 
         def problems() -> set[str]:
+            use = TableUse(pipeline="wide_back", let_in=True)
             with pytest.raises(LockstepError) as caught:
-                open_destination(
-                    back, "shop.t", [TableSchema("shop", "t", tuple(columns))], ready=False, pipeline="wide_back",
-                    let_in=True,
-                )  # fmt: skip
+                open_destination(back, "shop.t", [TableSchema("shop", "t", tuple(columns))], use, ready=False)
             return {one.code for one in parts_of(caught.value)}
 
         raise_fences(target, ["shop.t"], "switched", owner="shop")
@@ -292,7 +291,7 @@ def test_a_fence_that_has_to_wait_for_too_long_is_to_be_raised_again(
         target = target_of(table)
         raise_fences(target, ["shop.t"], "switched", owner="shop")
         with server.connect(autocommit=False) as other, other.cursor() as cursor:
-            cursor.execute(f"SELECT * FROM {table.facts.database}.{FENCES} FOR UPDATE")
+            cursor.execute(f"SELECT * FROM {table.facts.database}.{STATES} FOR UPDATE")
             for step in (
                 partial(raise_fences, target, ["shop.t"], "again"), partial(lower_fences, target, ["shop.t"]),
                 partial(admit, target, ["shop.t"], "back", "shop"), partial(bar, target, ["shop.t"], "back", "", ""),

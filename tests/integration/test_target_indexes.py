@@ -21,11 +21,11 @@ from cdc_core import config
 from cdc_core.connections import parse_url
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.target import indexes
+from cdc_core.target.bookkeeping import tables_locked
 from cdc_core.target.destination import open_destination
 from cdc_core.target.indexes import IndexedTable, build_due, built_after, settle, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.make import Actions
-from cdc_core.target.prepare import tables_locked
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_target_create import Pair, pair_of
 from tests.unit.binlog.reading import known_schema
@@ -80,7 +80,7 @@ class Made:
 
     @property
     def noted(self) -> list[str]:
-        return [due for (due,) in self.on(f"SELECT due FROM {self.pair.made}._lockstep_indexes")]
+        return [due for (due,) in self.on(f"SELECT due FROM {self.pair.made}._lockstep_table WHERE due IS NOT NULL")]
 
     @property
     def due(self) -> list[IndexedTable]:
@@ -110,7 +110,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Made]:
         pipeline = pair.pipeline()
         found = Made(pair, pipeline, server.url)
         assert found.create().state == "created"
-        assert (found.names, found.noted) == (ALL, [""])
+        assert (found.names, found.noted) == (ALL, ["[]"])
         yield found
 
 
@@ -175,11 +175,11 @@ def test_a_table_that_has_rows_or_was_made_by_others_keeps_its_indexes(made: Mad
     made.load(1)
     with built_after([made.table]):
         assert made.names == ALL
-    assert made.noted == [""]
-    made.on(f"DELETE FROM {made.pair.made}.t", f"DELETE FROM {made.pair.made}._lockstep_indexes")
+    assert made.noted == ["[]"]
+    made.on(f"DELETE FROM {made.pair.made}.t", f"UPDATE {made.pair.made}._lockstep_table SET due = NULL")
     with built_after([made.table]):
         assert made.names == ALL
-    made.on(f"DROP TABLE {made.pair.made}._lockstep_indexes")
+    made.on(f"DROP TABLE {made.pair.made}._lockstep_table")
     with built_after([made.table]):
         assert made.names == ALL
 
@@ -298,7 +298,7 @@ def test_a_table_that_somebody_reads_keeps_its_indexes_or_gets_them_later(
             build_due([made.table])  # gives up
         assert made.due == [made.table]
     assert (made.definition, made.noted) == (before, [])
-    made.on(f"DELETE FROM {made.pair.made}.t", f"INSERT INTO {made.pair.made}._lockstep_indexes VALUES ('t', '')")
+    made.on(f"DELETE FROM {made.pair.made}.t", f"UPDATE {made.pair.made}._lockstep_table SET due = '[]'")
     with reading(made), built_after([made.table]):
         assert made.names == ALL
     assert made.definition == before
@@ -327,7 +327,7 @@ def test_who_reads_the_table_hardly_waits_for_indexes_that_wait_for_others(
 def test_while_another_run_writes_the_table_nothing_is_dropped_or_built(made: Made) -> None:
     with altering_session(made.table.server, "test") as session, session.cursor() as cursor:
         with tables_locked(cursor, [made.table.name]), built_after([made.table]):
-            assert (made.names, made.noted) == (ALL, [""])
+            assert (made.names, made.noted) == (ALL, ["[]"])
         with suppress(Killed), built_after([made.table]):
             raise Killed
         with tables_locked(cursor, [made.table.name]):
@@ -487,7 +487,7 @@ def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lac
         with built_after([limited]):
             assert made.names == ALL
         assert made.noted == []
-        made.on(f"INSERT INTO {made.pair.made}._lockstep_indexes VALUES ('t', '')")
+        made.on(f"UPDATE {made.pair.made}._lockstep_table SET due = '[]'")
         with suppress(Killed), built_after([made.table]):
             raise Killed
         with pytest.raises(Refused) as refused:
@@ -508,7 +508,7 @@ def test_a_table_that_is_dropped_and_created_again_begins_again(made: Made) -> N
     settle(made.places, made.pair.environ)
     assert made.noted == []
     assert made.create().state == "created"
-    assert (made.definition, made.noted) == (before, [""])
+    assert (made.definition, made.noted) == (before, ["[]"])
 
 
 def test_after_a_cutover_has_begun_no_index_waits(made: Made) -> None:
@@ -529,4 +529,4 @@ def test_a_cutover_does_not_begin_while_another_process_writes_the_table(
     ):
         settle(made.places, made.pair.environ)
     assert busy.value.code == "target.busy"
-    assert made.noted == [""]
+    assert made.noted == ["[]"]

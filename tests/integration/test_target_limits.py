@@ -22,8 +22,8 @@ from cdc_core.config import Target
 from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, parts_of
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target import fence, gates, indexes, prepare
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target import bookkeeping
+from cdc_core.target.destination import Destination, TableUse, open_destination
 from cdc_core.target.faults import translating
 from spark_jobs.failures import carried, found
 from tests.refusals import refusal
@@ -72,7 +72,7 @@ class Place:
         ]  # fmt: skip
         schema = TableSchema("shop", "t", tuple(made))
         environ = {"TARGET": self.server.url}
-        return open_destination(target, "shop.t", [schema], key=schema.key, ready=ready, environ=environ)
+        return open_destination(target, "shop.t", [schema], TableUse(key=schema.key), ready=ready, environ=environ)
 
 
 @pytest.fixture
@@ -160,8 +160,8 @@ def test_as_wide_as_a_table_can_be_it_is_taken(place: Place) -> None:
 
 def test_a_server_with_pages_of_4_kib_takes_the_keys_of_our_own_tables(place: Place) -> None:
     place.opened(ID, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", ready=True)
-    for create in (indexes._CREATE, fence._CREATE, gates._CREATE, prepare._CREATE_MARKS, prepare.CREATE_LAYOUTS):
-        place.query(create.format(database=place.name))
+    with place.connection.cursor() as cursor:
+        bookkeeping.create(cursor, place.name, bookkeeping.DEFINITIONS)
     keys = place.query(
         "SELECT s.TABLE_NAME, s.INDEX_NAME, SUM(COALESCE(c.CHARACTER_OCTET_LENGTH, 8)) "
         "FROM information_schema.STATISTICS s "
@@ -169,15 +169,7 @@ def test_a_server_with_pages_of_4_kib_takes_the_keys_of_our_own_tables(place: Pl
         f"WHERE s.TABLE_SCHEMA = '{place.name}' GROUP BY 1, 2"
     )
     ours = {table for table, _, _ in keys} - {"t"}
-    assert {
-        prepare.TRUNCATES,
-        prepare.LEDGER,
-        prepare.MARKS,
-        prepare.LAYOUTS,
-        indexes.INDEXES,
-        fence.FENCES,
-        gates.GATES,
-    } <= ours
+    assert bookkeeping.DEFINITIONS.keys() <= ours
     assert [key for key in keys if key[2] > 768] == []
 
 

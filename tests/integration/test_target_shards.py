@@ -18,10 +18,10 @@ from cdc_core.model.merged import SHARD_UNKNOWN
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.results import TableReader
 from cdc_core.target import load
+from cdc_core.target.bookkeeping import lock_table
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions, open_destination
 from cdc_core.target.load import LoadFile
-from cdc_core.target.prepare import lock_table
 from cdc_core.target.row_lookup import locate_rows
 from cdc_core.target.sharding import shards_of
 from cdc_core.target.write import ShardWrite, write_shard

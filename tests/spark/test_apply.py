@@ -27,6 +27,7 @@ from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, 
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
 from cdc_core.target import compare
+from cdc_core.target.bookkeeping import DEFINITIONS, STATES
 from cdc_core.target.fence import lower_fences, raise_fences
 from spark_jobs import failures, quality
 from spark_jobs.filter import apply_filter
@@ -228,8 +229,10 @@ def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run
         ]
 
     for d in (0, 1):
-        line.query(f"CREATE TABLE {line.prefix}_{d}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)")
-        line.query(f"INSERT INTO {line.prefix}_{d}._lockstep_indexes VALUES ('orders_0', ''), ('orders_1', '')")
+        line.query(f"CREATE TABLE {line.prefix}_{d}.{STATES} ({DEFINITIONS[STATES]})")
+        line.query(
+            f"INSERT INTO {line.prefix}_{d}.{STATES} (table_name, due) VALUES ('orders_0', '[]'), ('orders_1', '[]')"
+        )
         for t in (0, 1):
             line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
     seen: list[int] = []
@@ -252,7 +255,7 @@ def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run
     assert seen[:2] == [0, 0]
     assert all(names())
     assert len(line.rows()) == 4
-    assert line.query(f"SELECT * FROM {line.prefix}_0._lockstep_indexes") == []
+    assert line.query(f"SELECT * FROM {line.prefix}_0.{STATES} WHERE due IS NOT NULL") == []
 
 
 @pytest.mark.parametrize("line", [(20_000, "spark")], indirect=True, ids=["driver"])
@@ -273,8 +276,10 @@ def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repe
         return sum(len(line.query(shown.format(line.prefix, d, t))) for d in (0, 1) for t in (0, 1))
 
     for d in (0, 1):
-        line.query(f"CREATE TABLE {line.prefix}_{d}._lockstep_indexes (table_name VARCHAR(64) PRIMARY KEY, due TEXT)")
-        line.query(f"INSERT INTO {line.prefix}_{d}._lockstep_indexes VALUES ('orders_0', ''), ('orders_1', '')")
+        line.query(f"CREATE TABLE {line.prefix}_{d}.{STATES} ({DEFINITIONS[STATES]})")
+        line.query(
+            f"INSERT INTO {line.prefix}_{d}.{STATES} (table_name, due) VALUES ('orders_0', '[]'), ('orders_1', '[]')"
+        )
         for t in (0, 1):
             line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
     monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
