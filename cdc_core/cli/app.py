@@ -43,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "LOCKSTEP"},
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal (docs/errors.md).",
 )
 for module in (init, check, extract, snapshot, run, verify, repair, status):
@@ -84,7 +84,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def lockstep(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_envvar=False)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     verbose: Annotated[
         int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log progress; -vv logs more.")

@@ -46,9 +46,7 @@ StartOption = Annotated[
 ]
 FileOption = Annotated[
     Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", envvar="LOCKSTEP_INIT_OUTPUT", help="The file to write; default NAME.yaml."
-    ),
+    typer.Option("--output", "-o", metavar="FILE", help="The file to write; default NAME.yaml."),
 ]
 
 

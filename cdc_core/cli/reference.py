@@ -37,7 +37,7 @@ def cli_markdown() -> str:
     parts = [_CLI_HEAD]
     for path, command in commands(get_command(app), "lockstep"):
         parts.append(f"## {path}\n\n{_prose(command.help or '')}\n")
-        rows = [_parameter(path, one) for one in command.params if one.name != "help"]
+        rows = [_parameter(one) for one in command.params if one.name != "help"]
         if rows:
             parts.append("| | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
@@ -61,14 +61,11 @@ def _prose(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
-def _parameter(path: str, one: Any) -> str:
+def _parameter(one: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
     if one.param_type_name == "argument":
         return f"| `{one.metavar or one.name.upper()}` | {_cell(one.help)} | |"
-    variable = one.envvar or "_".join([*path.split(), one.name]).upper()
-    text = _cell(one.help)
-    if one.name != "version":
-        text += f" [{variable}]"
+    text = _cell(one.help) + (f" [{one.envvar}]" if one.envvar else "")
     default = "" if one.default in (None, False, 0, ()) or callable(one.default) else f"`{one.default}`"
     return f"| {names} | {text} | {default} |"
 

@@ -598,7 +598,6 @@ def export(
             "--output",
             "-o",
             metavar="FILE",
-            envvar="LOCKSTEP_STAGE_EXPORT_OUTPUT",
             help="The file to write: Parquet, or CSV if its name ends with .csv. With --all, a folder.",
         ),
     ],
