@@ -1,4 +1,4 @@
-"""An S3 endpoint that does harm: a proxy in front of the sandbox's server, honest except in some of its answers.
+"""An S3 endpoint with faults: a proxy in front of the sandbox's server that loses, cuts off or damages some answers.
 
 It listens on 127.0.0.1. A second listener is the other host that redirects name; it keeps all that it is sent.
 """
@@ -6,7 +6,6 @@ It listens on 127.0.0.1. A second listener is the other host that redirects name
 from __future__ import annotations
 
 import http.client
-import re
 import socket
 import threading
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from typing import ClassVar
 
 from tests.hostile_server import Listener
 
-PORTAL = b"<!DOCTYPE html><html><body><p>Accept our terms &nbsp; to go on<br></body></html>"
-XHTML = b'<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml"><body>Accept our terms</body></html>'
+PAGE = b"<!DOCTYPE html><html><body><p>default backend<br></body></html>"
 PATIENCE_S = 20.0
 
 
@@ -40,8 +38,9 @@ class Request:
         return self.line.split()[1]
 
     @property
-    def is_listing(self) -> bool:
-        return "list-type=2" in self.path
+    def is_object(self) -> bool:
+        """Whether the bytes of an object are asked for."""
+        return self.method == "GET" and "list-type=2" not in self.path and "uploads" not in self.path
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,6 @@ class HostileS3(Listener):
         self._harmed = range(0) if step is None else range(step, (step if last is None else last) + 1)
         self.requests: list[str] = []
         self.met: list[str] = []
-        self._page: bytes | None = None
         self.elsewhere = Elsewhere()
         super().__init__()
         self.endpoint = f"http://127.0.0.1:{self.port}"
@@ -104,10 +102,7 @@ class HostileS3(Listener):
                 self.requests.append(line)
                 if mine := step in self._harmed:
                     self.met.append(line)
-            request = self._read(client, file, line, continues=not (mine and self._harm == "continue"))
-            if request is None:
-                client.sendall(b"HTTP/1.1 100 Continue\r\n")
-                return
+            request = self._read(client, file, line)
             if mine:
                 if not self._spoil(client, request):
                     return
@@ -115,16 +110,13 @@ class HostileS3(Listener):
             answer = self._ask(request)
             client.sendall(answer.head() + (b"" if request.method == "HEAD" else answer.body))
 
-    def _read(self, client: socket.socket, file: object, line: str, *, continues: bool) -> Request | None:
-        """None if the client waits for `100 Continue` and shall not get it whole."""
+    def _read(self, client: socket.socket, file: object, line: str) -> Request:
         headers = {}
         while text := file.readline().decode("latin-1").strip():  # type: ignore[attr-defined]
             name, _, value = text.partition(":")
             headers[name] = value.strip()
         lower = {name.lower(): value for name, value in headers.items()}
         if "100-continue" in lower.get("expect", ""):
-            if not continues:
-                return None
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = file.read(int(lower.get("content-length", 0)))  # type: ignore[attr-defined]
         return Request(line, {name: value for name, value in headers.items() if name.lower() != "expect"}, body)
@@ -146,35 +138,18 @@ class HostileS3(Listener):
     def _spoil(self, client: socket.socket, request: Request) -> bool:
         """Whether the connection goes on."""
         if self._harm in LOST:
-            client.sendall({"cut": b"", "not HTTP": b"\0\x16\xff nonsense\r\n\r\n", "continue": b""}[self._harm])
+            client.sendall({"cut": b"", "not HTTP": b"\0\x16\xff nonsense\r\n\r\n"}[self._harm])
+            return False
+        if self._harm == "answer lost":
+            self._ask(request)
             return False
         if self._harm == "silence":
             self.pause(PATIENCE_S)
             return False
         answer = MADE_UP[self._harm](self) if self._harm in MADE_UP else self._ask(request)
-        if self._harm in CHANGES | LATE:
-            answer = (CHANGES | LATE)[self._harm](answer)
-        if self._harm in LISTINGS and request.is_listing:
-            answer = self._listing(request, answer)
+        if self._harm in LATE or (self._harm in DAMAGES and request.is_object):
+            answer = (DAMAGES | LATE)[self._harm](answer)
         return self._send(client, request, answer)
-
-    def _listing(self, request: Request, answer: Answer) -> Answer:
-        body, harm = answer.body, self._harm
-        token = re.search(rb"<NextContinuationToken>.*?</NextContinuationToken>", body)
-        if harm == "page twice":  # the page after this one is this one once more
-            self._page, body = body, self._page or body
-        elif harm == "page left out":
-            body = re.sub(rb"<Contents>.*</Contents>", b"", body, flags=re.S)
-        elif harm == "ends early":
-            body = body.replace(token[0] if token else b"", b"")
-            body = body.replace(b"<IsTruncated>false", b"<IsTruncated>true")
-        elif harm == "listed twice":
-            body = re.sub(rb"(<Contents>.*</Contents>)", rb"\1\1", body, flags=re.S)
-        elif harm == "other keys":
-            body = re.sub(rb"<Key>", b"<Key>another/", body)
-        elif harm == "no sizes":
-            body = re.sub(rb"<Size>\d+</Size>", b"", body)
-        return answer.with_body(body)
 
     def _send(self, client: socket.socket, request: Request, answer: Answer) -> bool:
         body = b"" if request.method == "HEAD" else answer.body
@@ -188,15 +163,6 @@ class HostileS3(Listener):
         if self._harm == "no length":
             client.sendall(answer.header("Content-Length", None).header("Connection", "close").head() + half)
             return False
-        if self._harm in ("drip", "drip head"):
-            data = answer.head() + body
-            quick = len(answer.head()) if self._harm == "drip" and body else 0
-            client.sendall(data[:quick])
-            for byte in data[quick:]:
-                if self.ended.wait(0.5):
-                    break
-                client.sendall(bytes([byte]))
-            return False
         client.sendall(answer.head() + body)
         return True
 
@@ -204,34 +170,17 @@ class HostileS3(Listener):
         return self
 
 
-LOST = ("cut", "not HTTP", "continue")
-"""Nothing that is an answer. continue: half of `100 Continue`, then nothing."""
+LOST = ("cut", "not HTTP")
+"""Nothing that is an answer."""
 
 MADE_UP: dict[str, Callable[[HostileS3], Answer]] = {
-    "portal": lambda _: made(200, PORTAL, kind="text/html"),
-    "portal in XML": lambda _: made(200, XHTML, kind="text/html"),
-    "empty": lambda _: Answer(200, (), b"").with_body(b""),
-    "other XML": lambda _: made(200, b'<?xml version="1.0"?><Something><IsTruncated>maybe</IsTruncated></Something>'),
     "busy": lambda _: made(503, _error("SlowDown")),
     "denied": lambda _: made(403, _error("AccessDenied")),
-    "not found page": lambda _: made(404, PORTAL, kind="text/html"),
-    "taken page": lambda _: made(412, PORTAL, kind="text/html"),
-    "redirect": lambda at: made(307, PORTAL, ("Location", f"http://127.0.0.1:{at.elsewhere.port}/x"), kind="text/html"),
-    "moved": lambda at: made(
-        301,
-        _error("PermanentRedirect").replace(
-            b"</Message>", b"</Message><Endpoint>127.0.0.1:%d</Endpoint>" % at.elsewhere.port
-        ),
-        ("x-amz-bucket-region", f"127.0.0.1:{at.elsewhere.port}/"),
-        ("Location", f"http://127.0.0.1:{at.elsewhere.port}/x"),
-    ),
-    "other region": lambda at: made(
-        400,
-        _error("AuthorizationHeaderMalformed").replace(
-            b"</Message>", b"</Message><Region>127.0.0.1:%d/</Region>" % at.elsewhere.port
-        ),
-    ),
+    "not found page": lambda _: made(404, PAGE, kind="text/html"),
+    "redirect": lambda at: made(307, PAGE, ("Location", f"http://127.0.0.1:{at.elsewhere.port}/x"), kind="text/html"),
+    "moved": lambda at: made(301, PAGE, ("Location", f"https://127.0.0.1:{at.elsewhere.port}/x"), kind="text/html"),
 }
+"""Answers of a gateway, not of the store."""
 
 
 def _flipped(answer: Answer) -> Answer:
@@ -241,24 +190,19 @@ def _flipped(answer: Answer) -> Answer:
     )
 
 
-CHANGES: dict[str, Callable[[Answer], Answer]] = {
-    "other ETag": lambda answer: answer.header("ETag", '"0123456789abcdef0123456789abcdef"'),
-    "no headers": lambda answer: Answer(answer.status, (), b"").with_body(answer.body),
-    "strange headers": lambda answer: answer.header("Last-Modified", "yesterday").header("ETag", "?"),
+DAMAGES: dict[str, Callable[[Answer], Answer]] = {
     "too short": lambda answer: answer.with_body(answer.body[: len(answer.body) // 2]),
-    "shifted": lambda answer: answer.with_body(answer.body[1:] + b"\0") if answer.body else answer,
     "flipped": _flipped,
     "whole": lambda answer: replace(answer, status=200) if answer.status == 206 else answer,
-    "more": lambda answer: answer.with_body(answer.body + b"more") if answer.status in (200, 206) else answer,
 }
+"""To the bytes of objects."""
 LATE: dict[str, Callable[[Answer], Answer]] = {
     "no such upload": lambda _: made(404, _error("NoSuchUpload")),
     "wants checksums": lambda _: made(400, _error("InvalidRequest")),
 }
 """What a server truly answers that is asked again, since its first answer was lost; and where objects have locks."""
-SENT = ("truncated", "too long", "no length", "drip", "drip head", "silence")
-LISTINGS = ("page twice", "page left out", "ends early", "listed twice", "other keys", "no sizes")
-HARMS = (*LOST, *MADE_UP, *CHANGES, *SENT, *LISTINGS)
+SENT = ("truncated", "too long", "no length", "silence", "answer lost")
+HARMS = (*LOST, *MADE_UP, *DAMAGES, *SENT)
 
 
 @dataclass

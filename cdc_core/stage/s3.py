@@ -1,13 +1,16 @@
 """A stage in an S3 bucket, by boto3: conditional puts, multipart uploads, ranged reads.
 
-It may assume a server that honours `If-None-Match: *` on PutObject and CompleteMultipartUpload
-(`check_writable` proves the first). botocore's standard retries run below every call.
+It may assume a server that does not lie (docs/security.md has the threat model), and that honours `If-None-Match: *` on
+PutObject and CompleteMultipartUpload (`check_writable` proves the first). Answers may be lost, late, cut off or damaged
+on their way, and what answers may be a gateway instead. botocore's standard retries run below every call.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,10 +28,9 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.parsers import ResponseParserError
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
-from cdc_core.stage import s3_answers as answers
-from cdc_core.stage import s3_wire
 from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 if TYPE_CHECKING:
@@ -39,6 +41,11 @@ MULTIPART_BYTES = 16 << 20
 _PIECES_AT_ONCE = 4
 _READ_AHEAD = 1 << 20
 _CONFLICTS = 10
+SILENCE_S = 60.0
+"""How long the endpoint may send nothing."""
+TRIES = 5
+_MD5 = re.compile(r"[0-9a-f]{32}")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 _TAKEN = frozenset({"PreconditionFailed", "412"})
 _CONFLICT = frozenset({"ConditionalRequestConflict", "409"})
@@ -71,9 +78,9 @@ class S3Store:
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._endpoint = endpoint
         config = Config(
-            retries={"mode": "standard", "max_attempts": s3_wire.TRIES},
+            retries={"mode": "standard", "max_attempts": TRIES},
             connect_timeout=10,
-            read_timeout=s3_wire.SILENCE_S,
+            read_timeout=SILENCE_S,
             max_pool_connections=16,
             s3={"addressing_style": "path"} if endpoint else {},
             # The manifest has a sha256 of every part; not all servers other than AWS know the newer checksums.
@@ -83,7 +90,8 @@ class S3Store:
         self._client: S3Client = boto3.session.Session().client(
             "s3", endpoint_url=endpoint, region_name=region, config=config
         )
-        s3_wire.bound(self._client, endpoint=endpoint)
+        if endpoint:
+            self._client.meta.events.register_first("needs-retry.s3", _refuse_redirect)
 
     @property
     def uri(self) -> str:
@@ -91,17 +99,13 @@ class S3Store:
 
     def put(self, path: str, data: bytes) -> None:
         with self._calling(path):
-            answer = self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=data)
-            self._require_stored(path, answer, data)
+            self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         key = self._key(path)
-
-        def put() -> None:
-            answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
-            self._require_stored(path, answer, data)
-
-        return self._conditionally(path, put)
+        return self._conditionally(
+            path, lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+        )
 
     def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
         if local.stat().st_size > MULTIPART_BYTES:
@@ -119,20 +123,19 @@ class S3Store:
         """A put is durable when it is answered."""
 
     def get(self, path: str) -> bytes:
-        first = self._get(path)
-        if not answers.contradicts(*first):
-            return first[1]
-        # Where objects are encrypted, their ETags may be no checksums: then the bytes are the same again.
-        if self._get(path) != first:
-            raise answers.unusable("two answers with different bytes", self._where(path))
-        return first[1]
+        etag, data = self._get(path)
+        # Where objects are encrypted, or were uploaded in pieces, their ETags are no checksums of their bytes: then the
+        # bytes are the same again.
+        differs = _MD5.fullmatch(etag) and etag != hashlib.md5(data, usedforsecurity=False).hexdigest()
+        if differs and self._get(path) != (etag, data):
+            raise _unusable("two answers with different bytes", self._where(path))
+        return data
 
     def _get(self, path: str) -> tuple[str, bytes]:
         """ETag and bytes."""
         with self._calling(path):
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
-            answers.length_of(answer, self._where(path))
-            return answers.etag_of(answer, self._where(path)), answer["Body"].read()
+            return answer["ETag"].strip('"'), answer["Body"].read()
 
     def stat(self, path: str) -> ObjectInfo | None:
         with self._calling(path):
@@ -142,43 +145,41 @@ class S3Store:
                 if _code(error) in _ABSENT:
                     return None
                 raise
-            return answers.info_of(answer, path, self._where(path))
+            return ObjectInfo(path, answer["ContentLength"], answer["LastModified"].timestamp())
 
     def open_input(self, path: str) -> BinaryIO:
         info = self.stat(path)
         if info is None:
             raise missing(path, self.uri)
-        ranges = _Ranges(partial(self._read_range, path, info.size_bytes), info.size_bytes)
+        ranges = _Ranges(partial(self._read_range, path), info.size_bytes)
         return cast(BinaryIO, io.BufferedReader(ranges, _READ_AHEAD))
 
-    def _read_range(self, path: str, size: int, start: int, stop: int) -> bytes:
-        """Bytes start..stop-1 of an object of this size."""
+    def _read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes start..stop-1."""
         with self._calling(path):
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=self._key(path), Range=f"bytes={start}-{stop - 1}"
             )
-            answers.require_range(answer, start, stop, size, self._where(path))
-            return answer["Body"].read()
+            data = answer["Body"].read()
+            if len(data) != stop - start:  # a gateway may not know ranges, and send the whole object
+                raise _unusable(f"{len(data)} bytes where {stop - start} were asked for", self._where(path))
+            return data
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         full = self._prefix + prefix
         pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full)
-        where = self._where(prefix)
-        found: dict[str, ObjectInfo] = {}
         with self._calling(prefix or "the stage"):
-            for page in pages:
-                for item in answers.page_of(cast(Any, page), self._bucket, full, where):
-                    name = item["Key"].removeprefix(self._prefix)
-                    if name in found:
-                        raise answers.unusable(f"a listing that has {name} twice", where)
-                    found[name] = ObjectInfo(name, item["Size"], item["LastModified"].timestamp())
+            found = [
+                ObjectInfo(item["Key"].removeprefix(self._prefix), item["Size"], item["LastModified"].timestamp())
+                for page in pages
+                for item in page.get("Contents", ())
+            ]
         # AWS lists in this order; not every server does.
-        yield from sorted(found.values(), key=lambda info: info.path.encode())
+        yield from sorted(found, key=lambda info: info.path.encode())
 
     def delete(self, path: str) -> None:
         with self._calling(path):
-            answer = self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
-            answers.require_deleted(cast(Any, answer), self._where(path))
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
 
     def leftovers(self) -> Iterator[Leftover]:
         """Multipart uploads that are not finished."""
@@ -188,8 +189,6 @@ class S3Store:
                 Bucket=self._bucket, Prefix=self._prefix
             )
             for page in pages:
-                if page.get("Bucket") != self._bucket:
-                    raise answers.unusable("a list of uploads that does not name the bucket", self._where(""))
                 for upload in page.get("Uploads", ()):
                     path = upload["Key"].removeprefix(self._prefix)
                     found.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
@@ -217,16 +216,6 @@ class S3Store:
     def _where(self, path: str) -> str:
         return f"{self.uri} {path}".strip()
 
-    def _require_stored(self, path: str, answer: Any, data: bytes) -> None:
-        """The endpoint has stored these bytes."""
-        etag = answers.etag_of(answer, self._where(path))
-        if etag == answers.md5(data):
-            return
-        # Encrypted, or not by S3's own rule: then the object has this ETag, and the size of the data.
-        head = self._client.head_object(Bucket=self._bucket, Key=self._key(path))
-        if answers.etag_of(head, self._where(path)) != etag or head["ContentLength"] != len(data):
-            raise answers.unusable("it says that the object was stored, which is not there as it was sent", self.uri)
-
     def _key(self, path: str) -> str:
         return self._prefix + checked_path(path)
 
@@ -242,8 +231,6 @@ class S3Store:
                     call()
                     return True
                 except ClientError as error:
-                    if _code(error) == "412" and self.stat(path) is None:
-                        raise answers.unusable("HTTP 412 for a path that is free", self._where(path)) from error
                     # An upload that has ended: the answer to an earlier try, which created the object, was lost.
                     if _code(error) in _TAKEN or (_code(error) == _ENDED and self.stat(path) is not None):
                         return False
@@ -259,9 +246,8 @@ class S3Store:
         except LockstepError as error:
             error.where = error.where or self._where(path)
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # botocore's parsers, and fields that an answer lacks.
-            raise answers.unusable(f"{type(error).__name__}: {error}", self._where(path)) from error
+        except (ResponseParserError, KeyError) as error:
+            raise _unusable(f"{type(error).__name__}: {error}", self._where(path)) from error
         except ClientError as error:
             raise self._refusal(path, error) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
@@ -290,9 +276,9 @@ class S3Store:
                 remedy="create the bucket, or fix stage.uri",
             )
         if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
-            return answers.unusable(f"HTTP 404 without an error of S3's: {text}", self._where(path))
+            return _unusable(f"HTTP 404 without an error of S3's: {text}", self._where(path))
         if code == _ENDED:
-            return answers.unusable(f"an upload is gone that nobody has ended: {text}", self._where(path))
+            return _unusable(f"an upload is gone that nobody has ended: {text}", self._where(path))
         if code in _ABSENT:
             return missing(path, self.uri)
         if code in _DENIED:
@@ -337,10 +323,7 @@ class _Upload:
         self._sent = 0
         self._client = store._client
         with store._calling(path):
-            answer = self._client.create_multipart_upload(**self._where)
-            self._id = answer["UploadId"]
-            if (answer["Bucket"], answer["Key"]) != (store._bucket, store._key(path)) or not self._id:
-                raise answers.unusable("it began another upload", store._where(path))
+            self._id = self._client.create_multipart_upload(**self._where)["UploadId"]
 
     def grown(self, size: int) -> None:
         """The file now has this many bytes: whole pieces are uploaded. They grow, because there are at most 10,000."""
@@ -366,10 +349,6 @@ class _Upload:
                     **condition,
                 ),
             )
-            if done:
-                info = self._store.stat(self.path)
-                if info is None or info.size_bytes != size:
-                    raise answers.unusable("it says that an upload was finished, which is not there", self.path)
             return done
         finally:
             self._pool.shutdown()
@@ -395,7 +374,6 @@ class _Upload:
         body = cast(BinaryIO, piece)
         with self._store._calling(self.path):
             answer = self._client.upload_part(**self._where, UploadId=self._id, PartNumber=number, Body=body)
-            answers.etag_of(cast(Any, answer), self._store._where(self.path))
             return {"ETag": answer["ETag"], "PartNumber": number}
 
 
@@ -479,6 +457,28 @@ class _Ranges(io.RawIOBase):
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)
+
+
+def _refuse_redirect(response: Any = None, **_: Any) -> None:
+    """botocore would ask the same endpoint for the bucket's region, be redirected again, and never end."""
+    answer = response[0] if response else None
+    if answer is not None and answer.status_code in _REDIRECTS:
+        raise RetryLater(
+            f"The bucket's endpoint redirects to {str(answer.headers.get('Location', 'another host'))[:200]!r} "
+            f"(HTTP {answer.status_code}); Lockstep sends its requests nowhere else.",
+            code="stage.redirected",
+            remedy="set stage.s3_endpoint, with http or https, and stage.s3_region to those where the bucket is; check "
+            "what answers there: a proxy may",
+        )
+
+
+def _unusable(what: str, where: str) -> RetryLater:
+    return RetryLater(
+        f"The bucket's endpoint gave an answer that cannot be right: {what}.",
+        where=where,
+        code="stage.answer",
+        remedy="check what answers at stage.s3_endpoint: a proxy or a gateway may; the next attempt may succeed",
+    )
 
 
 def _code(error: ClientError) -> str:
