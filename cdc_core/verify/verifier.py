@@ -20,9 +20,9 @@ from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job
 from cdc_core.verify.kept_progress import KeptProgress
 from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.modes import Mode, outcome
+from cdc_core.verify.modes import Mode
 from cdc_core.verify.progress import Progress
-from cdc_core.verify.results import TableResult, Verified
+from cdc_core.verify.results import TableResult, Verified, outcome
 from cdc_core.verify.source_rows import open_sources
 from cdc_core.verify.table import Table
 from cdc_core.verify.target_rows import TargetTables
@@ -119,7 +119,7 @@ class VerifyReport:
 
     @property
     def error(self) -> LockstepError | None:
-        """See modes.outcome."""
+        """See results.outcome."""
         return outcome(self.results, self.target)
 
     @property
