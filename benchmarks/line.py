@@ -28,11 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.document import keep, machine
+from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline, load
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.staged import BOOKKEEPING
-from cdc_core.run import RunContext, apply
+from cdc_core.operations.open_pipeline import OpenPipeline, Progress
 from cdc_core.stage.stores import open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -274,6 +275,16 @@ class _Enough(Exception):
     """What is measured has ended."""
 
 
+class Marked(Progress):
+    """Hands each task of a run on as it begins."""
+
+    def __init__(self, began: Callable[[str], None]) -> None:
+        self._began = began
+
+    def step(self, name: str) -> None:
+        self._began(name)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a workload runs: a pipeline with its file, and both servers."""
@@ -303,14 +314,13 @@ class Place:
                 if self.workload.merged and len(marks) > 2:
                     raise _Enough
 
-            run_id = f"line-{time.time_ns()}"
             store, output = open_stage(self.pipeline.stage), self.folder / "spark.log"
             with (
                 Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
                 suppress(_Enough),
             ):
-                context = RunContext(self.pipeline, meta, store, os.environ, began, spark)
-                result = apply(context, run_id)
+                progress = Marked(began)
+                result = apply(OpenPipeline(self.pipeline, meta, store, os.environ, progress), spark, "line")
                 began("end")
                 if not result.summaries:
                     raise SystemExit(f"{self.workload.name}: the run applied nothing")

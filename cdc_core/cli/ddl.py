@@ -20,9 +20,8 @@ from cdc_core.cli.options import (
     TargetOption,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, error_document, print_error, table
-from cdc_core.cli.verify import one_target
-from cdc_core.errors import UsageError, combined
+from cdc_core.cli.output import CliOutput, print_error, table
+from cdc_core.errors import UsageError, combined, to_document
 
 if TYPE_CHECKING:
     from cdc_core.ddl.rollout import Decided, DecidedTable, Options, Work
@@ -211,7 +210,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, command: str) -> I
     from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    chosen = parsed.target(one_target(parsed, target, command))
+    chosen = parsed.one_target(target, f"lockstep {command}")
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         yield Work(parsed, chosen, meta, os.environ)
 
@@ -240,7 +239,7 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
         "direction": decided.direction,
         "done": decided.done,
         "tables": tables,
-        "problems": [error_document(one)["error"] for one in decided.problems],
+        "problems": [to_document(one)["error"] for one in decided.problems],
     }
     shown = [Text(line) for one in decided.tables for line in _statements(one)]
     rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -55,22 +56,15 @@ def rebuild(
     loss the targets apply all batches again, which changes nothing in them. A rebuild adds what is missing and removes
     nothing. Running it twice changes nothing. Exit code 75: a source is being extracted, copied or purged.
     """
-    from cdc_core.meta import Meta
+    from cdc_core.operations.open_pipeline import open_pipeline
     from cdc_core.rebuild import rebuild as rebuild_source
-    from cdc_core.stage import start as starts
-    from cdc_core.stage.manifest import newest, require_reached
-    from cdc_core.stage.stores import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = open_stage(parsed.stage)
     done = []
-    with Meta.open(parsed.meta.url, parsed.pipeline, upgrade=True) as meta:
+    with open_pipeline(parsed, os.environ, upgrade=True) as ready:
         for name in choose([one.name for one in parsed.sources], source, "source"):
-            starts.require_own(store, name, parsed.pipeline)
-            added = rebuild_source(meta, store, parsed, name)
-            stored = meta.checkpoint(name)
-            require_reached(store, name, newest(store, name), stored.position if stored else None)
-            done.append((name, added, str(stored.position) if stored else None))
+            added, position = rebuild_source(ready, name)
+            done.append((name, added, str(position) if position else None))
     columns = ("source", "batches restored", "position")
     CliOutput(as_json).answer(
         {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,9 @@ from cdc_core.errors import UsageError
 from cdc_core.windows import parse_moment, to_us
 
 if TYPE_CHECKING:
+    from cdc_core.cli.output import CliOutput
     from cdc_core.config import Pipeline
+    from cdc_core.operations.open_pipeline import OpenPipeline
 
 PipelineArgument = Annotated[
     str,
@@ -111,3 +115,16 @@ def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
                 remedy=f"give one of: {', '.join(names) or '(it has none)'}",
             )
     return list(dict.fromkeys(wanted)) if wanted else names
+
+
+@contextmanager
+def opened(pipeline: Pipeline, output: CliOutput, *, bars: bool = True) -> Iterator[OpenPipeline]:
+    """The pipeline, opened for an operation. bars: False for notes only."""
+    from cdc_core.cli.progress import TerminalNotes, TerminalProgress
+    from cdc_core.operations.open_pipeline import open_pipeline
+
+    with (
+        TerminalProgress(output) if bars else nullcontext(TerminalNotes(output)) as progress,
+        open_pipeline(pipeline, os.environ, progress) as ready,
+    ):
+        yield ready

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, choose, load_pipeline
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    choose,
+    load_pipeline,
+    opened,
+)
 from cdc_core.cli.output import CliOutput, table
-from cdc_core.cli.run import run_context, run_id
-from cdc_core.cli.verify import one_target
+from cdc_core.cli.run import driver
 from cdc_core.errors import Refused, UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
@@ -248,7 +255,7 @@ def _asked(
     path, parsed = load_pipeline(pipeline, pipelines)
     new = NewLayout(*parse_layout(to), database, tuple(connection or ()))
     others = parsed.model_copy(update={"targets": tuple(one for one in parsed.targets if not _is(one, name, new))})
-    old = others.target(one_target(others, target, "reshard"))
+    old = others.one_target(target, "lockstep reshard")
     chosen = name or new_name(old.name, new)
     there = next((one for one in parsed.targets if one.name == chosen), None)
     if there is None:
@@ -335,9 +342,8 @@ def _fill(asked: _Asked, rows: int, output: CliOutput) -> None:
         add_target(asked.path, asked.made)
         output.note(f"{asked.path}: added the target {asked.name}")
     parsed = load(asked.path)
-    quiet = CliOutput(as_json=True)
-    with run_context(parsed, quiet) as context, filling(context.meta, parsed, asked.name):
-        now = fill(context, asked.name, run_id(context, "reshard"), rows, told)
+    with opened(parsed, output, bars=False) as ready, driver(parsed, ready.store) as spark, filling(ready, asked.name):
+        now = fill(ready, spark, asked.name, rows, told)
         let_in(asked.path, asked.name)
     document = asked.document | {"batches": now.batches, "fed_by_runs": True}
     output.answer(

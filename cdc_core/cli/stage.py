@@ -22,12 +22,12 @@ from cdc_core.cli.options import (
     load_pipeline,
     time_us,
 )
-from cdc_core.cli.output import CliOutput, moment, size, table
+from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, to_us
-from cdc_core.words import counted
+from cdc_core.words import counted, moment, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,8 +19,8 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, error_document, print_error, table
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined
+from cdc_core.cli.output import CliOutput, print_error, table
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined, to_document
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def _described(one: MadeTable) -> dict[str, Any]:
             for difference, statement in one.differences
         ],
         "notes": list(one.notes),
-        "error": error_document(one.error)["error"] if one.error else None,
+        "error": to_document(one.error)["error"] if one.error else None,
     }
 
 

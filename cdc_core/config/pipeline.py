@@ -17,8 +17,10 @@ from cdc_core.config.source import Source
 from cdc_core.config.storage import Limits, MetaConfig, Retention, StageConfig
 from cdc_core.config.target import Target
 from cdc_core.config.values import Cron, Model, Name
+from cdc_core.errors import UsageError
 from cdc_core.model.reference import same_variable
 from cdc_core.windows import Windows
+from cdc_core.words import counted
 
 
 class Pipeline(Model):
@@ -132,3 +134,17 @@ class Pipeline(Model):
 
     def target(self, name: str) -> Target:
         return next(target for target in self.targets if target.name == name)
+
+    def one_target(self, name: str | None, where: str) -> Target:
+        """The target of this name, or the only one. where: who asks. Raises UsageError (cli.usage)."""
+        named = [target for target in self.targets if name in (None, target.name)]
+        if len(named) == 1:
+            return named[0]
+        names = ", ".join(target.name for target in self.targets)
+        raise UsageError(
+            f"The pipeline has {counted(len(self.targets), 'target')}"
+            + (f", and none is named {name!r}." if name is not None else "."),
+            where=where,
+            code="cli.usage",
+            remedy=f"add --target, one of: {names}" if names else "add a target to the pipeline file",
+        )

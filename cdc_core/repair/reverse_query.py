@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +27,11 @@ import pyarrow.parquet as pq
 from cdc_core.apply.plan import schemas_of
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.meta import Meta, PlanView
+from cdc_core.meta import PlanView
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import LITERAL, SEQ, staged_schema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair.claims import Wanted, claim, finish_former
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.sink.columns import HASH
@@ -85,25 +86,19 @@ class Queried:
         return said
 
 
-def look_up(
-    pipeline: Pipeline,
-    meta: Meta,
-    store: ObjectStore,
-    targets: Sequence[str],
-    extract_on: Callable[[str], object],
-    environ: Mapping[str, str] | None = None,
-) -> Queried:
-    """Looks up the old changes that one of the targets lacks. extract_on: as of a verification's job.
+def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
+    """Looks up the old changes that one of the targets lacks.
 
     Raises DataAtRisk (stage.missing, stage.damaged), and what meta and the store raise.
     """
+    pipeline, meta, store = opened.pipeline, opened.meta, opened.store
     config = pipeline.reverse_query
     if config is None or not targets:
         return Queried()
     names = [one.name for one in pipeline.sources]
     for name in names:
         with suppress(RetryLater):  # else another process finishes it
-            finish_former(pipeline, meta, store, name)
+            finish_former(opened, name)
     view = meta.plan_view("", names, targets, None)
     view = replace(view, schemas=schemas_of(view, store))
     wanted, left_out, left = _old_changes(
@@ -122,16 +117,18 @@ def look_up(
                 remedy="the next run looks up what is old then; see snapshot.throttle",
             )
 
-    job = Job(pipeline, pipeline.target(targets[0]), meta, store, extract_on, environ, wait_s=config.wait_s)
+    job = Job(opened, pipeline.target(targets[0]), wait_s=config.wait_s)
     try:
-        with ExitStack() as opened:
-            sources = [opened.enter_context(open_source(pipeline, name, meta, environ, waiting)) for name in names]
+        with ExitStack() as stack:
+            sources = [
+                stack.enter_context(open_source(pipeline, name, meta, opened.environ, waiting)) for name in names
+            ]
             asked = _askable(pipeline, sources, wanted, left_out)
             if not asked:
                 return Queried(left_out=left_out, left=left)
             leases = {}
             for name in sorted({source.name for one in asked for source, _ in one.feeding}):
-                leases[name] = opened.enter_context(copier_lease(meta, pipeline, name))
+                leases[name] = stack.enter_context(copier_lease(opened, name))
             made = claim(job, asked, leases, queried=True)
     except (RetryLater, Refused) as error:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)

@@ -321,14 +321,14 @@ def open_sources(job: Job) -> Iterator[list[SourceTables]]:
     with ExitStack() as opened:
         yield [
             opened.enter_context(
-                open_source(job.pipeline, one.name, job.meta, job.environ, partial(_waiting, job, one.name))
+                open_source(job.pipeline, one.name, job.meta, job.opened.environ, partial(_waiting, job, one.name))
             )
             for one in job.pipeline.sources
         ]
 
 
 def _waiting(job: Job, source: str, why: str) -> None:
-    job.said(f"{source}: waiting: {why}")
+    job.opened.progress.note(f"{source}: waiting: {why}")
 
 
 @contextmanager

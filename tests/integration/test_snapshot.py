@@ -43,6 +43,7 @@ from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import Origin, fresh_name
+from tests.opened import opened
 
 ROWS = 1500
 TABLES = {
@@ -98,21 +99,19 @@ def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, 
     environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
         finish_decided(meta, line.store, "shop", lease)
         names = [f"{line.origin.name}.{one}" for one in tables or ()] or [one.name for one in pending(meta, "shop")]
         chosen = [tuple(name.split(".", 1)) for name in names]
-        return copy_tables(
-            line.pipeline, "shop", chosen, meta=meta, store=line.store, lease=lease, environ=environ, **more
-        )  # type: ignore[arg-type]
+        return copy_tables(opened(line.pipeline, meta, environ), "shop", chosen, lease, **more)  # type: ignore[arg-type]
 
 
 def stage(line: Line) -> Staged:
     capture = Capture(line.pipeline.tables, line.pipeline.routes)
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
         return stage_due(meta, line.store, line.pipeline, "shop", lease, capture=capture)
 
@@ -459,7 +458,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     assert swept(line) == ()  # they wait for their manifest
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
         meta.drop_copy(lease, "shop", f"{line.origin.name}.pair")
     assert {parse_copied(one.path) is not None for one in swept(line)} == {True}
@@ -1005,9 +1004,9 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
     line.drain()
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop", "one"),
+        copier_lease(opened(line.pipeline, meta), "shop"),
         pytest.raises(RetryLater) as refused,
-        copier_lease(meta, line.pipeline, "shop", "another"),
+        copier_lease(opened(line.pipeline, meta), "shop"),
     ):
         pass
     assert refused.value.code == "snapshot.running"
