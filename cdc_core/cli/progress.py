@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core.cli.output import CliOutput
 from cdc_core.operations.open_pipeline import Progress
-from cdc_core.snapshot.progress import CopyProgress, Figures, progress_text
+from cdc_core.snapshot.progress import CopyProgress, rows_in_all
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -82,18 +82,15 @@ class TerminalProgress(TerminalNotes):
 
     @contextmanager
     def copying(self, tables: Sequence[PendingTable]) -> Iterator[Callable[[TableCopy], None]]:
-        """A bar for each table that is being read, and one for all; without a terminal, a line every NOTE_S."""
-        state = CopyProgress({one.name: one.rows for one in tables})
+        """A bar for each table that is being read; without a terminal, a line every NOTE_S."""
+        progress = CopyProgress()
         if not self._output.animated:
             next_s = [time.monotonic() + NOTE_S]
 
             def report(copy: TableCopy) -> None:
-                state.update(copy)
                 if time.monotonic() >= next_s[0]:
                     next_s[0] = time.monotonic() + NOTE_S
-                    self.note(f"{copy.table}: {progress_text(state.table(copy.table))}")
-                    if len(tables) > 1:
-                        self.note(f"all {len(tables)} tables: {progress_text(state.overall())}")
+                    self.note(f"{copy.table}: {progress.text(copy)}")
 
             yield report
             return
@@ -103,18 +100,11 @@ class TerminalProgress(TerminalNotes):
         tasks: dict[str, Any] = {}
         with self._bars(*columns) as bars:
 
-            def show(name: str, figures: Figures) -> None:
-                if name not in tasks:
-                    tasks[name] = bars.add_task(name, total=None, text="")
-                bars.update(
-                    tasks[name], completed=figures.rows, total=figures.total or None, text=progress_text(figures)
-                )
-
             def update(copy: TableCopy) -> None:
-                state.update(copy)
-                if len(tables) > 1:
-                    show("all tables", state.overall())
-                show(copy.table, state.table(copy.table))
+                if copy.table not in tasks:
+                    tasks[copy.table] = bars.add_task(copy.table, total=None, text="")
+                total = rows_in_all(copy) or None
+                bars.update(tasks[copy.table], completed=copy.rows, total=total, text=progress.text(copy))
 
             yield update
 

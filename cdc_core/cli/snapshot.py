@@ -18,7 +18,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import LockstepError, RetryLater, UsageError, combined, to_document
-from cdc_core.words import counted, duration, size
+from cdc_core.words import counted, size
 
 if TYPE_CHECKING:
     from cdc_core.operations.open_pipeline import OpenPipeline
@@ -43,9 +43,7 @@ def snapshot(
             "--all", help="Every captured table, whether rows of it are missing or not; says which others it leaves."
         ),
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be copied, and how long it may take; copy nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied; copy nothing.")] = False,
     pause: Annotated[
         bool, typer.Option("--pause", help="Let no process read chunks any more, until --resume.")
     ] = False,
@@ -158,35 +156,22 @@ def _show_plan(
                     "table": one.name,
                     "rows_estimated": rows,
                     "bytes_estimated": None if known is None else known.size_bytes,
-                    "chunks_estimated": None if known is None else known.chunks,
-                    "seconds_estimated": None if known is None else known.seconds,
                     "why": why,
                 }
             )
-            last = found[-1]
-            seconds = last["seconds_estimated"]
-            shown.append((
-                source, one.name, "?" if rows is None else f"~{rows:,}",
-                "?" if known is None else f"~{size(known.size_bytes)}", "?" if known is None else str(known.chunks),
-                "?" if seconds is None else f"~{duration(seconds)}", why,
-            ))  # fmt: skip
-    total_s = sum(one["seconds_estimated"] or 0 for one in found)
+            stored = "?" if known is None else f"~{size(known.size_bytes)}"
+            shown.append((source, one.name, "?" if rows is None else f"~{rows:,}", stored, why))
     paused = [source for source in sorted(wanted) if ready.meta.copies_paused(source) is not None]
     document = {
         "pipeline": ready.name,
         "tables": found,
-        "seconds_estimated": round(total_s, 3) if any(one["seconds_estimated"] is not None for one in found) else None,
         "paused": paused,
         "left_out": _left_out(left),
     }
-    columns = ("source", "table", "rows", "size", "chunks", "time", "why")
-    numbers = ("rows", "size", "chunks", "time")
+    columns, numbers = ("source", "table", "rows", "size", "why"), ("rows", "size")
     output.answer(document, table("to copy", columns, shown, numbers=numbers) if shown else "Nothing to copy.")
-    if document["seconds_estimated"] is not None:
-        output.note(
-            f"About {duration(total_s)} for one reader, from a sample; the pipeline has "
-            f"{counted(ready.pipeline.snapshot.readers, 'reader')}. Rows and sizes are the server's estimates."
-        )
+    if found:
+        output.note("Rows and sizes are the server's estimates.")
     _note_left_out(output, left)
     for source in paused:
         output.note(f"Copies of {source} are paused (`lockstep snapshot --resume`).")

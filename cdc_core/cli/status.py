@@ -16,7 +16,7 @@ from cdc_core.words import counted, duration, moment, size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cdc_core.meta import CopyStatus, Status
+    from cdc_core.meta import Status
     from cdc_core.meta.health import Problem
 
 
@@ -127,13 +127,6 @@ def ledger_row(entry: Any) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _bytes_of(one: CopyStatus) -> str:
-    if not one.size_bytes:
-        return ""
-    whole = one.bytes_estimated
-    return size(one.size_bytes) + (f" of ~{size(whole)}" if whole is not None and whole > one.size_bytes else "")
-
-
 def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     """The tables with rows from before their capture, as far as these are not copied; with every, all of them."""
     copies = [(source, one) for source in found.sources for one in source.copies]
@@ -146,16 +139,14 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
             source.source, one.table, one.state.value, one.rows or "",
             "?" if one.rows_estimated is None else f"{'' if one.state.value == 'read' else '~'}{one.rows_estimated:,}",
             "" if one.percent is None else f"{one.percent:.0f} %",
-            _bytes_of(one),
+            size(one.size_bytes) if one.size_bytes else "",
             "" if one.rows_s is None else f"{one.rows_s:,.0f}",
-            "" if one.bytes_s is None else f"{size(int(one.bytes_s))}/s",
-            "" if one.left_s is None else f"~{duration(one.left_s)}",
             one.copied_to or moment(one.updated_us),
         )
         for source, one in kept
     ]  # fmt: skip
-    columns = ("source", "table", "copy", "rows read", "of", "done", "size", "rows/s", "rate", "time left", "as of")
-    unknown = ("size", "rows/s", "rate", "time left")
+    columns = ("source", "table", "copy", "rows read", "of", "done", "size", "rows/s", "as of")
+    unknown = ("size", "rows/s")
     numbers = ("rows read", "of", "done", *unknown)
     shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=numbers, omit_empty=unknown)]
     for source, one in kept:

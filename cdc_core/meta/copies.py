@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from cdc_core.errors import RetryLater
-from cdc_core.meta import copy_pace, leases, tables
+from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.meta.rows import ChunkRetries, CopyState, CopyStatus, Failure, Lease
@@ -145,9 +145,9 @@ def status(
             why = refused.get(copied_table(source, table))
             state = CopyState.PENDING if why is None else CopyState.REFUSED
             found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
-    now, tried = now_us(connection), retries(connection, source)
+    tried = retries(connection, source)
     for row in connection.execute(select(_copy).where(_copy.c.source == source)):
-        found[row.source_table] = _status_of(row, now, tried.get(row.source_table, ChunkRetries()))
+        found[row.source_table] = _status_of(row, tried.get(row.source_table, ChunkRetries()))
     return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
 
 
@@ -166,14 +166,9 @@ def retries(connection: Connection, source: str) -> dict[str, ChunkRetries]:
     return found
 
 
-def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> CopyStatus:
+def _status_of(row: Row[tuple[object, ...]], tried: ChunkRetries) -> CopyStatus:
     rows = row.rows_read if row.complete else max(row.rows_estimated, row.rows_read)
-    rate = None if row.complete else copy_pace.rate_of(copy_pace.from_text(row.pace), now)
-    left_s = size_bytes = None
-    if row.rows_read:
-        size_bytes = round(rows * row.bytes_read / row.rows_read)
-    if rate is not None and size_bytes is not None:
-        left_s = rate.left_s(rows - row.rows_read, size_bytes - row.bytes_read)
+    took_us = 0 if row.complete else row.updated_us - row.started_us
     return CopyStatus(
         row.source_table,
         CopyState.READ if row.complete else CopyState.COPYING,
@@ -181,11 +176,8 @@ def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> C
         rows_estimated=rows,
         started_us=row.started_us,
         updated_us=row.updated_us,
-        rows_s=None if rate is None else rate.rows_s,
-        left_s=left_s,
+        rows_s=row.rows_read * 1e6 / took_us if took_us > 0 else None,
         size_bytes=row.bytes_read,
-        bytes_estimated=size_bytes,
-        bytes_s=None if rate is None else rate.bytes_s,
         chunk_retries=tried.count,
         chunk_error=tried.error,
     )
@@ -210,7 +202,6 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             rows_estimated=copy.rows_estimated,
             started_us=now,
             updated_us=now,
-            pace=copy_pace.to_text([copy_pace.Moment(now, 0, 0)]),
             rules=copy.rules or None,
         )
     )
@@ -313,12 +304,11 @@ def read(
         return False
     table = one.chunk.table
     mine = (_copy.c.source == source) & (_copy.c.source_table == table)
-    known = (_copy.c.key_limit, _copy.c.planned, _copy.c.rows_read, _copy.c.bytes_read, _copy.c.pace)
+    known = (_copy.c.key_limit, _copy.c.planned, _copy.c.rows_read, _copy.c.bytes_read)
     copy = connection.execute(select(*known).where(mine)).one()
     unread = (_chunk.c.source == source) & (_chunk.c.source_table == table) & (_chunk.c.state != READ)
     ended = copy.planned == copy.key_limit and connection.execute(select(_chunk.c.chunk).where(unread)).first() is None
     now = now_us(connection)
-    reached = copy_pace.Moment(now, copy.rows_read + one.chunk.rows, copy.bytes_read + size_bytes)
     connection.execute(
         update(_copy)
         .where(mine)
@@ -327,7 +317,6 @@ def read(
             rows_read=_copy.c.rows_read + one.chunk.rows,
             bytes_read=_copy.c.bytes_read + size_bytes,
             updated_us=now,
-            pace=copy_pace.to_text(copy_pace.noted(copy_pace.from_text(copy.pace), reached)),
         )
     )
     return True

@@ -256,9 +256,8 @@ class CopyStatus:
     rows:           read so far; 0 once they are staged, which no longer counts them.
     rows_estimated: by the server; None where it is not known.
     started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
-    size_bytes, bytes_estimated: of the values that were read, and of all; the latter None where it is not known.
-    rows_s, bytes_s, left_s: its rate over the last half minute, and how long it still takes; None until they are known,
-                    and where no chunk was read for two minutes.
+    size_bytes:     of the values that were read.
+    rows_s:         its rate from when it began to its latest chunk; None before the first one.
     chunk_retries:  how often chunks were read again, because a read had failed or its process was killed.
     chunk_error:    of a chunk that is not read yet, why the latest try failed.
     copied_to:      the place in the log as of which a copied table is whole.
@@ -273,10 +272,7 @@ class CopyStatus:
     updated_us: int = 0
     copied_to: str = ""
     rows_s: float | None = None
-    left_s: float | None = None
     size_bytes: int = 0
-    bytes_estimated: int | None = None
-    bytes_s: float | None = None
     chunk_retries: int = 0
     chunk_error: str = ""
 

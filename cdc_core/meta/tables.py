@@ -184,7 +184,6 @@ table_copy = _table(
     _needed("rows_estimated", BigInteger()),
     _needed("started_us", BigInteger()),
     _needed("updated_us", BigInteger()),
-    Column("pace", long_text()),
     Column("rules", text(64)),
     comment="a copy of a source table that is not staged yet: planned up to a key, until key_limit; keys as JSON",
 )

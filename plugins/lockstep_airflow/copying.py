@@ -182,7 +182,7 @@ class CopySensor(_CopySensor):
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.extract.sources import extract_if_free
         from cdc_core.snapshot.copier import copier_lease
-        from cdc_core.snapshot.progress import figures_of, progress_text
+        from cdc_core.snapshot.progress import CopyProgress
         from cdc_core.snapshot.steps import read_tables
 
         readers = copy_readers(context)
@@ -203,7 +203,7 @@ class CopySensor(_CopySensor):
                 return PokeReturnValue(False)
         for copy in ready.meta.copies(self.source):
             if copy.complete:
-                log.info("%s: %s: %s", self.source, copy.table, progress_text(figures_of(copy)))
+                log.info("%s: %s: %s", self.source, copy.table, CopyProgress().text(copy))
         for table, tried in ready.meta.chunk_retries(self.source).items():
             log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
         for table, reason in refused.items():

@@ -43,18 +43,17 @@ class TaskLog(Progress):
 
     @contextmanager
     def copying(self, tables: Sequence[PendingTable]) -> Iterator[Callable[[TableCopy], None]]:
-        from cdc_core.snapshot.progress import CopyProgress, progress_text
+        from cdc_core.snapshot.progress import CopyProgress
 
-        state, lock = CopyProgress({one.name: one.rows for one in tables}), threading.Lock()
+        progress, lock = CopyProgress(), threading.Lock()
         next_s: dict[str, float] = {}
 
         def report(copy: TableCopy) -> None:
             now_s = time.monotonic()
-            state.update(copy)
             with lock:
                 if now_s < next_s.get(copy.table, 0.0):
                     return
                 next_s[copy.table] = now_s + LINE_S
-            log.info("%s: %s", copy.table, progress_text(state.table(copy.table)))
+            log.info("%s: %s", copy.table, progress.text(copy))
 
         yield report

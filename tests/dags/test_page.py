@@ -403,7 +403,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     monkeypatch.setattr(copies_in_meta, "now_us", lambda _: now_us[0])
     shop.meta.begin_copy(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
     begun = client("VIEWER").get("/lockstep/status.json").json()["pipelines"][0]["copies"][0]
-    assert (begun["table"], begun["rows_per_s"], begun["seconds_left"]) == ("shop.big", None, None)
+    assert (begun["table"], begun["rows_per_s"]) == ("shop.big", None)
     for above, through in ((None, ("1",)), (("1",), ("2",))):
         planned = shop.meta.plan_chunk(lease, "shop_db", "shop.big", above, through)
         place = Position(0, "binlog.000001", 4)
@@ -429,9 +429,8 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         ("shop.big", "copying", 24.6), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
         ("shop.done", "copied", 100.0),
     ]  # fmt: skip
-    assert (copies["shop.big"]["rows_per_s"], copies["shop.big"]["seconds_left"]) == (12.3, 61.3)
-    assert (copies["shop.big"]["bytes"], copies["shop.big"]["bytes_estimated"]) == (2000, 8130)
-    assert re.search('<td class="number">12</td><td class="number">100 B</td><td class="number">61 s</td>', text)
+    assert (copies["shop.big"]["rows_per_s"], copies["shop.big"]["bytes"]) == (12.3, 2000)
+    assert re.search('<td class="number">12</td>', text)
     assert (copies["shop.big"]["chunk_retries"], copies["shop.big"]["chunk_error"]) == (1, f"Lost {ALERT}")
     assert f"chunks read again: 1; the latest try failed: Lost {ALERT}" in text
     assert copies["shop.done"]["copied_to"] == "binlog.000001:77"

@@ -1,4 +1,4 @@
-"""Rows, rate and time left are those of what was read; the total is that of the tables as far as it is known."""
+"""Rows and rate are those of what was read; the total is the server's estimate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from cdc_core.meta import TableCopy
-from cdc_core.meta.copy_pace import ROW_COST_BYTES
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.snapshot.pace import Pace
 from cdc_core.snapshot.progress import CopyProgress
@@ -19,53 +18,25 @@ def copy(table: str, rows: int, estimated: int, **more: object) -> TableCopy:
     return replace(made, **more)  # type: ignore[arg-type]
 
 
-def test_time_left_follows_from_the_rate_of_the_last_seconds() -> None:
+def test_a_line_has_the_rows_of_the_servers_estimate_and_the_rate_of_this_process() -> None:
+    now_s = [100.0]
+    progress = CopyProgress(lambda: now_s[0])
+    assert progress.text(copy("a", 500, 2000)) == "500 of ~2,000 rows"
+    now_s[0] += 10
+    assert progress.text(copy("a", 600, 2000)) == "600 of ~2,000 rows, 10 rows/s"
+    assert progress.text(copy("a", 2500, 2000)) == "2,500 of ~2,500 rows, 200 rows/s"
+    assert progress.text(copy("a", 600, 2000, waiting="a replica lags")) == "600 of ~2,000 rows; waits: a replica lags"
+    assert progress.text(copy("a", 2500, 2000, complete=True)) == "all 2,500 rows read"
+
+
+def test_the_rate_of_a_copy_that_begins_again_begins_again() -> None:
     now_s = [0.0]
-    progress = CopyProgress({"shop.a": 1000, "shop.b": None}, lambda: now_s[0])
-    for second in range(1, 101):
-        now_s[0] = second
-        progress.update(copy("a", 10 * second, 2000))
-    found = progress.table("shop.a")
-    assert (found.rows, found.total, found.fraction) == (1000, 2000, 0.5)
-    assert (found.rows_s, found.bytes_s, found.left_s) == (10, 100, 100)
-    assert progress.overall().total is None  # nothing is known of b
-    assert progress.overall().rows_s == 10
-    progress.update(copy("b", 0, 500))
-    assert progress.overall().total == 2500
-    progress.update(copy("a", 1900, 2000, complete=True))
-    found = progress.table("shop.a")
-    assert (found.fraction, found.left_s, found.total) == (1.0, 0.0, 1900)
-
-
-def test_time_left_counts_the_bytes_of_rows_that_are_still_to_come() -> None:
-    now_s = [0.0]
-    progress = CopyProgress({"shop.a": 1000, "shop.b": 100}, lambda: now_s[0])
-    for second in (1, 2):
-        now_s[0] = second
-        progress.update(copy("a", 100 * second, 1000, size_bytes=10_000 * second))
-    found = progress.table("shop.a")
-    # 100 rows/s of 100 bytes; then 800 rows, taken to be as large, each with its fixed cost
-    assert found.left_s == (80_000 + 800 * ROW_COST_BYTES) / (10_000 + 100 * ROW_COST_BYTES)
-    assert found.total_bytes == 100_000
-    # rows of b are taken to be as large, too
-    assert progress.overall().total_bytes == 110_000
-    progress.update(copy("a", 1000, 1000, size_bytes=470_000, complete=True))
-    assert progress.table("shop.a").total_bytes == 470_000
-
-
-def test_of_two_readers_that_report_out_of_order_the_larger_count_stays_and_a_new_copy_begins_at_its_own() -> None:
-    progress = CopyProgress({"shop.a": None})
-    progress.update(copy("a", 200, 1000))
-    progress.update(copy("a", 100, 1000))
-    assert progress.table("shop.a").rows == 200
-    progress.update(copy("a", 5, 1000, planned=None))
-    assert progress.table("shop.a").rows == 5
-
-
-def test_more_rows_than_estimated_are_never_more_than_all() -> None:
-    progress = CopyProgress({"shop.a": 10})
-    progress.update(copy("a", 50, 10))
-    assert progress.table("shop.a").fraction == 1.0
+    progress = CopyProgress(lambda: now_s[0])
+    progress.text(copy("a", 500, 2000))
+    now_s[0] += 10
+    assert progress.text(copy("a", 5, 2000)) == "5 of ~2,000 rows"
+    now_s[0] += 10
+    assert progress.text(copy("a", 25, 2000)) == "25 of ~2,000 rows, 2 rows/s"
 
 
 @pytest.mark.parametrize("took_s", [0.1, 60.0])
