@@ -125,11 +125,17 @@ def copy_tables(
 
         chunks = [
             TableChunks(
-                meta, lease, source, table, chunk_bytes=limits.chunk_mib << 20, chunk_s=limits.chunk_s,
-                require=partial(require_copied, pipeline, captured), rules_of=captured.rules_of,
+                meta,
+                lease,
+                source,
+                table,
+                chunk_bytes=limits.chunk_mib << 20,
+                chunk_s=limits.chunk_s,
+                require=partial(require_copied, pipeline, captured),
+                rules_of=captured.rules_of,
             )
             for table in tables
-        ]  # fmt: skip
+        ]
         work = _Work(chunks)
         warm()  # from the cache on disk; otherwise the first read view would wait for it
 
@@ -347,10 +353,17 @@ class _Reader:
         began_s = time.monotonic()
         with self._view(schema, staged) as (at, view):
             file = ChunkFile(
-                context.opened.store, context.capture, schema, source=context.source, number=planned.number,
-                epoch=context.lease.epoch, low=view.low, ts_us=ts_us,
-                level=context.opened.pipeline.stage.compression_level, scratch=context.scratch,
-            )  # fmt: skip
+                context.opened.store,
+                context.capture,
+                schema,
+                source=context.source,
+                number=planned.number,
+                epoch=context.lease.epoch,
+                low=view.low,
+                ts_us=ts_us,
+                level=context.opened.pipeline.stage.compression_level,
+                scratch=context.scratch,
+            )
             try:
                 if not schema.key:
                     file.add_truncate((planned.number << ROW_BITS) - 1)

@@ -53,9 +53,12 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     for table, copy in begun.items():
         known = coverage.get(table)
         found[table] = PendingTable(
-            table, "its copy is under way", copy.rows_estimated,
-            None if known is None else known.how, known is not None and known.cascaded,
-        )  # fmt: skip
+            table,
+            "its copy is under way",
+            copy.rows_estimated,
+            None if known is None else known.how,
+            known is not None and known.cascaded,
+        )
     return tuple(found[table] for table in sorted(found))
 
 

@@ -46,9 +46,17 @@ def begun_again(
     first = min(chunks, key=lambda one: one.chunk.number)
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         file = ChunkFile(
-            store, capture, copy.schema, source=copy.source, number=first.chunk.number, epoch=epoch,
-            low=began_at(copy, chunks), ts_us=ts_us, level=level, scratch=Path(scratch),
-        )  # fmt: skip
+            store,
+            capture,
+            copy.schema,
+            source=copy.source,
+            number=first.chunk.number,
+            epoch=epoch,
+            low=began_at(copy, chunks),
+            ts_us=ts_us,
+            level=level,
+            scratch=Path(scratch),
+        )
         try:
             file.add_truncate((first.chunk.number << ROW_BITS) - 1)
             parts = file.finish()

@@ -311,9 +311,15 @@ def _moved_on(
     ts_us = max(place.watermark_us, one.chunk.ts_us)
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         moved = exact.as_of(
-            place, one, empty, chain,
-            store=store, ts_us=ts_us, level=pipeline.stage.compression_level, scratch=Path(scratch),
-        )  # fmt: skip
+            place,
+            one,
+            empty,
+            chain,
+            store=store,
+            ts_us=ts_us,
+            level=pipeline.stage.compression_level,
+            scratch=Path(scratch),
+        )
     return [] if moved is None else [moved]
 
 
@@ -334,6 +340,12 @@ def _copied(
     ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
     base_seq = began_at(copy, chunks).seq
     return TableCoverage(
-        How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq,
-        cascaded_seq=0 if known is None else known.cascaded_seq, rules=copy.rules,
-    )  # fmt: skip
+        How.COPIED,
+        place.position.seq - 1,
+        ts_us,
+        str(place.position),
+        feeds=feeds,
+        base_seq=base_seq,
+        cascaded_seq=0 if known is None else known.cascaded_seq,
+        rules=copy.rules,
+    )

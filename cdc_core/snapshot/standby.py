@@ -78,9 +78,11 @@ def find_standby(
         return None
     address = connections.resolve(source.copy_from, environ)
     session = connections.connect(
-        address, where=f"{source.name}: {source.copy_from}", read_timeout=source.read_timeout_s,
+        address,
+        where=f"{source.name}: {source.copy_from}",
+        read_timeout=source.read_timeout_s,
         statement_timeout_s=None,
-    )  # fmt: skip
+    )
     try:
         facts = server.facts(session)
         if facts.identity == known.identity:

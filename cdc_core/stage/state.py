@@ -35,14 +35,22 @@ def state_rule(files: TableFiles, given: Sequence[str] | None = None, *, dropped
     columns = files.state_columns(dropped=dropped)
     names, key = [field.name for field in columns], files.key(columns, given)
     if key:
-        return TableRule(pa.schema(columns), key, fill=[name for name in names if name not in key and files.absent],
-                         shared=files.shared)  # fmt: skip
+        return TableRule(
+            pa.schema(columns),
+            key,
+            fill=[name for name in names if name not in key and files.absent],
+            shared=files.shared,
+        )
     # Not every image of a row has the values of generated columns; what they are computed from says which row it is.
     every = [column for one in files.parts for column in one.schema.columns]
     computed = {column.name.lower() for column in every if column.generated}
     computed -= {column.name.lower() for column in every if not column.generated}
-    return TableRule(pa.schema(columns), shared=files.shared, totals=True,
-                     unmatched=[name for name in names if name.lower() in computed])  # fmt: skip
+    return TableRule(
+        pa.schema(columns),
+        shared=files.shared,
+        totals=True,
+        unmatched=[name for name in names if name.lower() in computed],
+    )
 
 
 def state_order(rule: TableRule) -> list[str]:

@@ -275,13 +275,17 @@ def _index_differences(planned: PlannedTable, definition: TableDefinition) -> li
     for index in planned.indexes:
         if index is key:
             same = any(
-                unique and {name for name, prefix in parts if prefix is None} == {name for name, _ in index.parts}
+                unique
+                and {name for name, prefix in parts if prefix is None} == {name for name, _ in index.parts}
                 and len(parts) == len(index.parts)
                 for unique, parts in shapes
-            )  # fmt: skip
+            )
             if not same:
-                found.append(Difference(f"no unique key over exactly ({', '.join(planned.key)})", stops=True,
-                                        alter=f"ADD {index.sql}"))  # fmt: skip
+                found.append(
+                    Difference(
+                        f"no unique key over exactly ({', '.join(planned.key)})", stops=True, alter=f"ADD {index.sql}"
+                    )
+                )
         elif (index.unique, index.parts) not in shapes:
             found.append(Difference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
     keyed = {name for name, _ in key.parts} if key else set()

@@ -326,9 +326,10 @@ class _Plan:
             if column.name.lower() not in self.origins[0].masked
         }
         return {
-            name for name in names
+            name
+            for name in names
             if name not in self.first.by_name or captured.get(name) != self.first.by_name[name].type
-        }  # fmt: skip
+        }
 
     def _default(self, theirs: ColumnDefinition, column: Column, kind: ColumnType) -> tuple[str, str]:
         """The default as SQL and its kind; both "" for none. It is for other writers: our rows have all values."""
@@ -439,8 +440,10 @@ class _Plan:
             self.note("its source could not be asked: the table has no defaults, comments and further indexes")
             return
         for what, names in (
-            ("foreign key", first.foreign_keys), ("trigger", first.triggers), ("CHECK constraint", first.checks),
-        ):  # fmt: skip
+            ("foreign key", first.foreign_keys),
+            ("trigger", first.triggers),
+            ("CHECK constraint", first.checks),
+        ):
             if names:
                 self.note(f"without the source's {what}s ({', '.join(names)}): its rows have passed them")
         for period in first.periods:

@@ -168,9 +168,16 @@ def declared_text(declared: str, charset: str | None, collation: str | None) -> 
 
 
 def _column(
-    name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str,
-    *, mariadb: bool,
-) -> TargetColumn:  # fmt: skip
+    name: str,
+    declared: str,
+    charset: str | None,
+    collation: str | None,
+    nullable: str,
+    default: Any,
+    extra: str,
+    *,
+    mariadb: bool,
+) -> TargetColumn:
     words = (extra or "").lower()
     # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
     generated = "virtual generated" in words or "stored generated" in words
@@ -248,9 +255,15 @@ def table_problems(
         if there is None and column.name.lower() not in in_key:
             column = replace(column, nullable=True)  # changes that are older than the column are written as well
         problem = _column_problem(
-            facts, column, there, at,
-            in_key=column.name.lower() in in_key, narrower=narrower, partial=partial, mariadb=mariadb,
-        )  # fmt: skip
+            facts,
+            column,
+            there,
+            at,
+            in_key=column.name.lower() in in_key,
+            narrower=narrower,
+            partial=partial,
+            mariadb=mariadb,
+        )
         if problem is not None:
             found.append(problem)
         if problem is not None or there is not None:

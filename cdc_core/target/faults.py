@@ -31,11 +31,13 @@ class _Fault:
 
 
 _UNAVAILABLE = _Fault(
-    RetryLater, "target.unavailable", "The target accepts no writes now",
+    RetryLater,
+    "target.unavailable",
+    "The target accepts no writes now",
     "run the task again once the server accepts writes; if this lasts, check its log and its disk, the limit that the "
     "message names, and whether it is a read-only replica (read_only, super_read_only): then point the connection at "
     "another server",
-)  # fmt: skip
+)
 _FAULTS: dict[Kind, _Fault] = {
     Kind.BUSY: _Fault(RetryLater, "target.busy", "The target is busy",
                       "run the task again; if this lasts, look on the target for long transactions, and for a backup "

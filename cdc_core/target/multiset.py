@@ -132,11 +132,18 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
     if going:
         absent = _delete(cursor, facts, here)
     if coming:
-        _insert(cursor, facts, coming, (
-            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'l.{name}' for name in names)} "
-            f"FROM {_LINES} k STRAIGHT_JOIN {_NET} n ON n._f = k._f STRAIGHT_JOIN {TEMPORARY} l ON l._n = k._n "
-            f"WHERE k._o = '{UPSERT}' AND k._r <= n._net"
-        ), f"{TEMPORARY} l", "l._n")  # fmt: skip
+        _insert(
+            cursor,
+            facts,
+            coming,
+            (
+                f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'l.{name}' for name in names)} "
+                f"FROM {_LINES} k STRAIGHT_JOIN {_NET} n ON n._f = k._f STRAIGHT_JOIN {TEMPORARY} l ON l._n = k._n "
+                f"WHERE k._o = '{UPSERT}' AND k._r <= n._net"
+            ),
+            f"{TEMPORARY} l",
+            "l._n",
+        )
     if facts.triggers:
         cursor.execute(f"INSERT INTO {_NOW} {count.format('')}")
         cursor.execute(

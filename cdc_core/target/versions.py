@@ -116,9 +116,12 @@ def versions_of(
             )
         joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
         numbers, found, orders = columns_of(
-            connection, f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {joined}",
-            (pa.int64(), pa.binary(), pa.int64()), rows=count, where=facts.name,
-        )  # fmt: skip
+            connection,
+            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {joined}",
+            (pa.int64(), pa.binary(), pa.int64()),
+            rows=count,
+            where=facts.name,
+        )
         order = np.zeros(count, np.int64)
         order[np.asarray(numbers) - 1] = np.asarray(orders)
         row_versions = _spread(count, numbers, found)
@@ -133,8 +136,10 @@ def versions_of(
             connection,
             f"SELECT _l._n, d.{VERSION_COLUMN} FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
             f"ON {on_key(facts, key, right='d')}",
-            (pa.int64(), pa.binary()), rows=count, where=facts.name,
-        )  # fmt: skip
+            (pa.int64(), pa.binary()),
+            rows=count,
+            where=facts.name,
+        )
         tombstones = _spread(count, numbers, found)
         truncated = truncates_of(cursor, facts)
         if truncated:
