@@ -41,7 +41,7 @@ from cdc_core.model.run import (
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.stores import open_store
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.destination import Destination, Survey, TableUse, checked_destination, prepared_destinations
 from cdc_core.target.load import LoadFile
 from cdc_core.target.text import column_text, escaped, joined
 from cdc_core.target.write import ShardWrite, write_shard
@@ -143,7 +143,8 @@ def pipeline(database: str, store: str, shards: int, stage: Path) -> Pipeline:
 
 
 def opened(described: Pipeline) -> Destination:
-    return open_destination(described.targets[0], SCHEMA.name, [SCHEMA], ready=True)
+    with Survey(described.targets[0], [SCHEMA.name]) as survey:
+        return prepared_destinations(survey, [checked_destination(survey, SCHEMA.name, [SCHEMA], TableUse())])[0]
 
 
 @dataclass(frozen=True)

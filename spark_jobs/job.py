@@ -131,9 +131,7 @@ class Job:
         for table in tables if writing else ():
             require_none_set_aside(self.target, table)
         with Survey(self.target, [table.table for table in tables]) as survey:
-            return prepared_destinations(
-                self.target, [self._checked(table, survey, writing=writing) for table in tables], survey
-            )
+            return prepared_destinations(survey, [self._checked(table, survey, writing=writing) for table in tables])
 
     def destination(self, table: MergeTable, *, writing: bool = True) -> Destination:
         return self.destinations([table], writing=writing)[0]
@@ -146,7 +144,7 @@ class Job:
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
         )
-        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, ready=True)
+        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, room=False)
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""

@@ -19,8 +19,17 @@ from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.errors import combined
 from cdc_core.model.merged import ENDED_ORIGINS, ORIGIN
 from cdc_core.model.run import WriteCounts
+from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import absent_text
 from cdc_core.model.version import ORIGIN_BYTES
+from cdc_core.target.destination import (
+    Destination,
+    Survey,
+    TableUse,
+    checked_destination,
+    open_destination,
+    prepared_destinations,
+)
 from cdc_core.target.facts import TableFacts, table_facts, table_problems
 from cdc_core.target.load import Layout, LoadFile, Unfit
 from cdc_core.target.parts import write_rows
@@ -198,3 +207,20 @@ targets:
         where="test",
     )
     return pipeline.target("shards")
+
+
+def opened_destination(
+    target: Target,
+    logical: str,
+    schemas: Sequence[TableSchema],
+    use: TableUse | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    ready: bool = True,
+) -> Destination:
+    """A checked destination; ready: with what Lockstep needs there, as the jobs of a run open it."""
+    use = use or TableUse()
+    if not ready:
+        return open_destination(target, logical, schemas, use, environ)
+    with Survey(target, [logical], environ) as survey:
+        return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use, room=False)])[0]

@@ -62,8 +62,7 @@ def _replaced(
         table.table,
         plan.current_schemas(table),
         TableUse(key=table.key, writing=False),
-        ready=False,
-        environ=environ,
+        environ,
     )
     for path in paths:
         with store.open_input(path) as file:

@@ -1,5 +1,5 @@
 """Preflight of a target: its servers, and for each logical table every shard of it. What a target must be is one list
-(target.destination.open_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
+(target.destination.checked_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.definition_sql import Origin
-from cdc_core.target.destination import Survey, TableUse, open_destination
+from cdc_core.target.destination import Survey, TableUse, checked_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import APART, coarser_columns
@@ -115,8 +115,8 @@ def require_target(
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
-                found = open_destination(
-                    target,
+                found = checked_destination(
+                    survey,
                     table.table,
                     schemas,
                     TableUse(
@@ -126,8 +126,6 @@ def require_target(
                         pipeline=pipeline.pipeline,
                         owner=owner,
                     ),
-                    ready=False,
-                    survey=survey,
                 )
                 new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
             except LockstepError as error:
@@ -247,7 +245,7 @@ def _logical_table(
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
         try:
             use = TableUse(key=key, shared=shared, pipeline=pipeline.pipeline, owner=owner, let_in=True)
-            destination = open_destination(target, name, schemas, use, ready=False, survey=survey)
+            destination = checked_destination(survey, name, schemas, use)
         except LockstepError as error:
             for place in shard_tables(target, name):
                 if place.connection in looped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import ParamSpec
@@ -152,32 +152,26 @@ def open_destination(
     logical: str,
     schemas: Sequence[TableSchema],
     use: TableUse = TableUse(),
-    *,
-    ready: bool,
     environ: Mapping[str, str] | None = None,
-    survey: Survey | None = None,
 ) -> Destination:
-    """Checks every physical table, and with `ready` adds what Lockstep needs there.
-
-    This is the only list of requirements for a target: `lockstep check` and the plan of a run call it with ready=False,
-    the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
-
-    schemas: the current definitions of the source tables that are routed here. survey: of this and other tables of the
-    target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what target.faults
-    makes of the servers' errors.
-    """
-    with ExitStack() as stack:
-        if survey is None:
-            survey = stack.enter_context(Survey(target, [logical], environ))
-        found = checked_destination(survey, logical, schemas, use, ready=ready)
-    return prepared_destinations(target, [found], survey)[0] if ready else found
+    """As checked_destination, of one table alone."""
+    with Survey(target, [logical], environ) as survey:
+        return checked_destination(survey, logical, schemas, use)
 
 
 def checked_destination(
-    survey: Survey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, ready: bool
+    survey: Survey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, room: bool = True
 ) -> Destination:
-    """As open_destination; what Lockstep needs in the tables may still be lacking. ready: prepared_destinations is
-    called next."""
+    """Checks every physical table of a logical one.
+
+    This is the only list of requirements for a target: `lockstep check`, the plan of a run and the Spark jobs call it.
+    Everything that is wrong is raised as one error (errors.combined). What Lockstep needs in the tables may still be
+    lacking: prepared_destinations adds it.
+
+    schemas: the current definitions of the source tables that are routed here. room: asks whether the tables have room
+    for what Lockstep needs (limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.* raise,
+    and what target.faults makes of the servers' errors.
+    """
     target = survey.target
     places = shard_tables(target, logical)
     rule = target.table(logical)
@@ -186,7 +180,7 @@ def checked_destination(
     key = tuple(use.key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas, key)
-    demands = _Demands(target, logical, tuple(schemas), key, rule, ready, use)
+    demands = _Demands(logical, tuple(schemas), key, rule, use, room)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -252,14 +246,14 @@ def _require_shard_key(
             )
 
 
-def prepared_destinations(target: Target, destinations: Sequence[Destination], survey: Survey) -> list[Destination]:
+def prepared_destinations(survey: Survey, destinations: Sequence[Destination]) -> list[Destination]:
     """Adds what Lockstep needs to each table of checked destinations, and the indexes that are due. Several sessions do
     it side by side, since a server spends most of the time on flushing; a column takes long to add on one that cannot
     do it in place.
 
     Raises what prepare and indexes.build_due raise, of the first table, after all others are done.
     """
-    build_due(_with_due(target, destinations, survey))
+    build_due(_with_due(survey, destinations))
     lacking: dict[tuple[int, str], dict[str, Shard]] = {}
     for destination in destinations:
         for shard in destination.shards:
@@ -275,18 +269,20 @@ def prepared_destinations(target: Target, destinations: Sequence[Destination], s
             shards = list(by_table.values())
             for at in range(min(PREPARING_SESSIONS, len(shards))):
                 several = shards[at::PREPARING_SESSIONS]
-                ahead.append((number, database, pool.submit(_prepare, several, target.connections[number])))
+                ahead.append((number, database, pool.submit(_prepare, several, survey.target.connections[number])))
     for number, database, future in ahead:
         known |= {(number, database, facts.table): facts for facts in future.result()}
     return [replace(one, shards=tuple(_with_facts(shard, known) for shard in one.shards)) for one in destinations]
 
 
-def _with_due(target: Target, destinations: Sequence[Destination], survey: Survey) -> Iterator[IndexedTable]:
+def _with_due(survey: Survey, destinations: Sequence[Destination]) -> Iterator[IndexedTable]:
     for destination in destinations:
         for shard in destination.shards:
             place = shard.table
             if survey.has_due(place):
-                yield IndexedTable(shard.server, target.connections[place.connection], place.database, place.table)
+                yield IndexedTable(
+                    shard.server, survey.target.connections[place.connection], place.database, place.table
+                )
 
 
 def _prepare(shards: Sequence[Shard], reference: str) -> list[TableFacts]:
@@ -305,15 +301,14 @@ def _names(schema: TableSchema) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Demands:
-    """What `open_destination` was asked for."""
+    """What `checked_destination` was asked for."""
 
-    target: Target
     logical: str
     schemas: tuple[TableSchema, ...]
     key: tuple[str, ...]
     rule: TargetTable
-    ready: bool
     use: TableUse
+    room: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +339,7 @@ class Survey:
         self._databases: dict[tuple[int, str], _Database] = {}
         self._grants: dict[tuple[int, str], DatabaseGrants] = {}
         for name in logical:
-            with suppress(UsageError):  # open_destination raises it, for the table that it is about
+            with suppress(UsageError):  # checked_destination raises it, for the table that it is about
                 for place in shard_tables(target, name):
                     self._tables.setdefault((place.connection, place.database), {})[place.table] = None
 
@@ -467,16 +462,16 @@ def _inspect(
         asked = sorted(strange & found.keys()) if granted else []
         held = holding(connection, database, asked, known.ours)
         for place in here:
-            new = place.table in strange and (place.table not in held or demands.target.existing == "replace")
+            new = place.table in strange and (place.table not in held or survey.target.existing == "replace")
             problems += use.problems_of(place, states[place.table], new=new)
             if place.table in held and use.owner is not None:
-                _collect(problems, require_answer, demands.target, use.owner, demands.logical, place.name)
+                _collect(problems, require_answer, survey.target, use.owner, demands.logical, place.name)
             if place.table not in found:
                 continue
             facts = found[place.table]
             _collect(problems, require_store, connection, facts, known.ours)
             known_key = all(one.lower() in facts.by_name for one in demands.key)  # otherwise said above
-            if granted and facts in sound and known_key and not demands.ready:
+            if granted and facts in sound and known_key and demands.room:
                 _collect(problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=use.shared)
             yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 

@@ -96,7 +96,7 @@ class Table:
         key = key_of(job.target, name, schemas)
         shared = keys_apart(job.pipeline, name, key, rule.shared_keys, schemas)
         use = TableUse(key=key, writing=False, shared=shared, pipeline=job.opened.name)
-        destination = open_destination(job.target, name, schemas, use, ready=False, environ=job.opened.environ)
+        destination = open_destination(job.target, name, schemas, use, job.opened.environ)
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
         self._whole = why_whole(self._shape, [schema for _, schema in feeding])
         self._batches = StagedBatches(job, name, [source.name for source, _ in feeding])

@@ -29,13 +29,13 @@ from cdc_core.source.definitions import table_schemas
 from cdc_core.stage import isolated
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import outcomes
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.destination import Destination
 from cdc_core.target.faults import translating
 from cdc_core.target.load import LoadFile, open_session
 from cdc_core.target.versions import versions_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
-from tests.target_rows import record_batch, shop
+from tests.target_rows import opened_destination, record_batch, shop
 
 GIVE_UP_S = 120
 
@@ -115,7 +115,7 @@ def destination_and_rows(place: Place, environ: dict[str, str], start: str) -> t
     target = place.pipeline(start).target("shards")
     with place.sql.connect() as connection:
         (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
-    destination = open_destination(target, "t", [schema], ready=True, environ=environ)
+    destination = opened_destination(target, "t", [schema], environ=environ)
     return destination, record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
 
 

@@ -32,6 +32,7 @@ from cdc_core.target_tables import create, source_tables
 from cdc_core.verify.ranges import ordered_alike
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
+from tests.target_rows import opened_destination
 from tests.unit.binlog.reading import known_schema
 
 MORE = ("mysql9 mariadb", "mariadb mariadb", "mysql9 mysql9")
@@ -132,7 +133,7 @@ def rows_of(server: Any, schema: TableSchema, tail: str = "ORDER BY id") -> pa.R
 
 def write(pair: Pair, pipeline: config.Pipeline, schema: TableSchema, rows: pa.RecordBatch) -> Any:
     """The rows of the source, written as a run writes them; the destination."""
-    destination = open_destination(pipeline.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+    destination = opened_destination(pipeline.targets[0], schema.name, [schema], environ=pair.environ)
     (shard,) = destination.shards
     count = rows.num_rows
     notes = {
@@ -279,7 +280,7 @@ def test_the_statement_of_a_refusal_makes_a_table_that_keeps_the_keys_of_the_sou
     with pair.target.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{pair.made}`")
         with pytest.raises(Refused) as refused:
-            open_destination(pipeline.targets[0], schema.name, [schema], ready=False, environ=pair.environ)
+            open_destination(pipeline.targets[0], schema.name, [schema], environ=pair.environ)
         assert refused.value.code == "target.table"
         assert "`lockstep target create`" in refused.value.remedy
         cursor.execute(refused.value.remedy.partition("create it there: ")[2])
@@ -347,10 +348,10 @@ def test_names_with_capitals_are_refused_where_the_server_shows_them_in_small_le
         for database in (pair.made, f"{pair.made}_Shop"):
             pair.on_target(f"CREATE DATABASE {database}", f"CREATE TABLE {database}.Orders (id INT PRIMARY KEY)")
         with pytest.raises(Refused) as caught:
-            open_destination(pipeline.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+            opened_destination(pipeline.targets[0], schema.name, [schema], environ=pair.environ)
         assert (caught.value.code, "in `database` and `table`" in caught.value.remedy) == ("target.name_case", True)
         lower = pair.pipeline(tables=f"'*': {{{names.lower().replace('made', 'MADE')}}}")
-        open_destination(lower.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+        opened_destination(lower.targets[0], schema.name, [schema], environ=pair.environ)
 
 
 def test_a_pipeline_makes_no_table_that_it_captures(mariadb: MariaDb) -> None:
@@ -426,9 +427,7 @@ def test_every_shard_is_made_and_two_at_once_make_the_same(any_pair: Pair) -> No
     for logical in (f"{pair.database}.orders", f"{pair.database}.events"):
         schema = known_schema(pair.source, *logical.split("."))
         key = None if schema.key else ()
-        destination = open_destination(
-            pipeline.targets[0], logical, [schema], TableUse(key=key), ready=False, environ=pair.environ
-        )
+        destination = open_destination(pipeline.targets[0], logical, [schema], TableUse(key=key), environ=pair.environ)
         assert all(shard.facts.beside or shard.facts.keyless for shard in destination.shards)
     names = {name for (name,) in pair.on_target(f"SHOW TABLES FROM {pair.made}")}
     assert {

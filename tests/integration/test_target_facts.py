@@ -29,7 +29,7 @@ from cdc_core.target.facts import database_grants, require_grants, table_facts, 
 from cdc_core.target.load import open_session
 from cdc_core.target.prepare import is_prepared, ours_beside, prepare
 from cdc_core.target.versions import versions_of
-from tests.target_rows import Winner, require_table, target_table
+from tests.target_rows import Winner, opened_destination, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
 SCHEMA = TableSchema(
@@ -168,7 +168,9 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
 
         def judge(name: str, survey: Survey | None) -> Any:
             try:
-                return open_destination(target, name, [SCHEMA], ready=False, survey=survey)
+                if survey is None:
+                    return open_destination(target, name, [SCHEMA])
+                return checked_destination(survey, name, [SCHEMA], TableUse())
             except LockstepError as error:
                 return str(error)
 
@@ -191,7 +193,7 @@ def test_a_freshness_column_is_found_in_any_letter_case(
     with target_table(server, f"CREATE TABLE {{name}} ({columns}, PRIMARY KEY (id))") as table:
         rules = {"t": {"database": table.facts.database, "table": "t", "freshness": "N"}}
         target = Target.model_validate({"name": "copy", "connections": ["env:TARGET_URL"], "tables": rules})
-        destination = open_destination(target, "t", [SCHEMA], ready=True)
+        destination = opened_destination(target, "t", [SCHEMA])
         (shard,) = destination.shards
         table.write([Winner("u", {"id": 1, "code": "a", "n": 2, "at": None, "price": None}, (1, 1, 0, "one"))])
         rows = pa.record_batch({"id": [1], "n": pa.array([3], pa.int32())})
@@ -283,12 +285,12 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
             with Survey(target, names) as survey:
                 checked = [
                     checked_destination(
-                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), ready=True
+                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), room=False
                     )
                     for name in names
                 ]
                 both.wait(60)  # both runs have found that everything is lacking
-                return prepared_destinations(target, checked, survey)
+                return prepared_destinations(survey, checked)
 
         both = threading.Barrier(2)
         with ThreadPoolExecutor(2) as pool:

@@ -270,7 +270,7 @@ def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_
         def problems() -> set[str]:
             use = TableUse(pipeline="wide_back", let_in=True)
             with pytest.raises(LockstepError) as caught:
-                open_destination(back, "shop.t", [TableSchema("shop", "t", tuple(columns))], use, ready=False)
+                open_destination(back, "shop.t", [TableSchema("shop", "t", tuple(columns))], use)
             return {one.code for one in parts_of(caught.value)}
 
         raise_fences(target, ["shop.t"], "switched", owner="shop")

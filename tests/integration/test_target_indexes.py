@@ -22,12 +22,12 @@ from cdc_core.connections import parse_url
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.target import indexes
 from cdc_core.target.bookkeeping import tables_locked
-from cdc_core.target.destination import open_destination
 from cdc_core.target.indexes import IndexedTable, build_due, built_after, settle, with_due
 from cdc_core.target.load import altering_session
 from cdc_core.target.make import Actions
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_target_create import Pair, pair_of
+from tests.target_rows import opened_destination
 from tests.unit.binlog.reading import known_schema
 
 ROOT = Path(__file__).parents[2]
@@ -93,9 +93,7 @@ class Made:
     def prepare(self) -> None:
         """As every job of a run does."""
         schema = known_schema(self.pair.source, self.pair.database, "t")
-        open_destination(
-            self.pipeline.targets[0], f"{self.pair.database}.t", [schema], ready=True, environ=self.pair.environ
-        )
+        opened_destination(self.pipeline.targets[0], f"{self.pair.database}.t", [schema], environ=self.pair.environ)
 
     def create(self, *, dry: bool = False) -> Any:
         return self.pair.create(self.pipeline, Actions(dry=dry))[f"{self.pair.made}.t"]

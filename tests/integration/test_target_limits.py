@@ -23,11 +23,11 @@ from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, parts_of
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.target import bookkeeping
-from cdc_core.target.destination import Destination, TableUse, open_destination
+from cdc_core.target.destination import Destination, TableUse
 from cdc_core.target.faults import translating
 from spark_jobs.failures import carried, found
 from tests.refusals import refusal
-from tests.target_rows import Table, Winner
+from tests.target_rows import Table, Winner, opened_destination
 
 
 @pytest.fixture(params=("mariadb_target", "mysql9"))
@@ -72,7 +72,7 @@ class Place:
         ]  # fmt: skip
         schema = TableSchema("shop", "t", tuple(made))
         environ = {"TARGET": self.server.url}
-        return open_destination(target, "shop.t", [schema], TableUse(key=schema.key), ready=ready, environ=environ)
+        return opened_destination(target, "shop.t", [schema], TableUse(key=schema.key), ready=ready, environ=environ)
 
 
 @pytest.fixture

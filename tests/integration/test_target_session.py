@@ -15,10 +15,10 @@ from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.session import READING, WRITING, Setting
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.destination import Destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.load import open_session
-from tests.target_rows import Table, Winner, shop, target_table
+from tests.target_rows import Table, Winner, opened_destination, shop, target_table
 
 HOSTILE = {
     "sql_mode": "'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH'",
@@ -150,7 +150,7 @@ def test_a_table_whose_own_defaults_the_server_would_refuse_today_is_prepared(se
 def opened(table: Table, schema: TableSchema, url: str, *, ready: bool = True) -> Destination:
     rule = TargetTable(database=table.facts.database)
     target = Target(name="copy", connections=["env:COPY"], tables={schema.name: rule})
-    return open_destination(target, schema.name, [schema], ready=ready, environ={"COPY": url})
+    return opened_destination(target, schema.name, [schema], ready=ready, environ={"COPY": url})
 
 
 def test_a_server_that_takes_no_writes_now_is_tried_again_and_written_when_it_does(server: Any) -> None:

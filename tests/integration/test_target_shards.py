@@ -20,13 +20,13 @@ from cdc_core.results import TableReader
 from cdc_core.target import load
 from cdc_core.target.bookkeeping import lock_table
 from cdc_core.target.compare import outcomes
-from cdc_core.target.destination import Destination, Sessions, open_destination
+from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.load import LoadFile
 from cdc_core.target.row_lookup import locate_rows
 from cdc_core.target.sharding import shards_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Winner, record_batch
+from tests.target_rows import Winner, opened_destination, record_batch
 from tests.unit.binlog.reading import decoded, events_since, known_schema, mark
 
 TYPES = {"id": "bigint", "a": "int", "g": "int", "doc": "json"}
@@ -83,7 +83,7 @@ def opened(databases: Any, definitions: Sequence[str], order: Sequence[int], key
     )
     target = Target(name="shards", connections=["env:S0", "env:S1"], tables={"shop.t": rule})
     environ = {f"S{number}": servers[at].url for number, at in enumerate(order)}
-    return open_destination(target, "shop.t", [SCHEMA], ready=True, environ=environ)
+    return opened_destination(target, "shop.t", [SCHEMA], environ=environ)
 
 
 def write(destination: Destination, rows: pa.RecordBatch, shards: Sequence[int]) -> list[str]:

@@ -232,7 +232,7 @@ def test_a_shard_key_that_joins_what_its_function_keeps_apart_is_refused(kind: s
     for key in (1, None):
         columns = (Column("id", ColumnType("int"), False, 1 if key is None else None), Column("k", column, False, key))
         with pytest.raises(LockstepError) as caught:
-            open_destination(target, "shop.t", [TableSchema("shop", "t", columns)], ready=False, environ={})
+            open_destination(target, "shop.t", [TableSchema("shop", "t", columns)], environ={})
         refused = apart and key is not None and function != "python"
         assert caught.value.code == ("target.shard_key" if refused else "connection.unset")
 
@@ -241,7 +241,7 @@ def test_a_shard_key_whose_type_its_function_does_not_take_is_refused_before_a_r
     target = _target(database="db", table="{table}_{t}", sharding={"key": "at", "function": "hash", "tables": 2})
     schema = TableSchema("shop", "t", (Column("at", ColumnType("datetime"), False, 1),))
     with pytest.raises(Refused, match="hash takes only integers") as caught:
-        open_destination(target, "shop.t", [schema], ready=False, environ={})
+        open_destination(target, "shop.t", [schema], environ={})
     assert caught.value.code == "target.shard_key"
 
 
