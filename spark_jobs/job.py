@@ -144,7 +144,7 @@ class Job:
             shared=self.shared(table),
             pipeline=self.pipeline.pipeline,
         )
-        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, room=False)
+        return checked_destination(survey, table.table, self.plan.current_schemas(table), use, space=False)
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""

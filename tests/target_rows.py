@@ -223,4 +223,4 @@ def opened_destination(
     if not ready:
         return open_destination(target, logical, schemas, use, environ)
     with Survey(target, [logical], environ) as survey:
-        return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use, room=False)])[0]
+        return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use, space=False)])[0]

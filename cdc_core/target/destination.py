@@ -160,7 +160,7 @@ def open_destination(
 
 
 def checked_destination(
-    survey: Survey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, room: bool = True
+    survey: Survey, logical: str, schemas: Sequence[TableSchema], use: TableUse, *, space: bool = True
 ) -> Destination:
     """Checks every physical table of a logical one.
 
@@ -168,7 +168,7 @@ def checked_destination(
     Everything that is wrong is raised as one error (errors.combined). What Lockstep needs in the tables may still be
     lacking: prepared_destinations adds it.
 
-    schemas: the current definitions of the source tables that are routed here. room: asks whether the tables have room
+    schemas: the current definitions of the source tables that are routed here. space: asks whether the tables have space
     for what Lockstep needs (limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.* raise,
     and what target.faults makes of the servers' errors.
     """
@@ -180,7 +180,7 @@ def checked_destination(
     key = tuple(use.key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas, key)
-    demands = _Demands(logical, tuple(schemas), key, rule, use, room)
+    demands = _Demands(logical, tuple(schemas), key, rule, use, space)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -308,7 +308,7 @@ class _Demands:
     key: tuple[str, ...]
     rule: TargetTable
     use: TableUse
-    room: bool
+    space: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +471,7 @@ def _inspect(
             facts = found[place.table]
             _collect(problems, require_store, connection, facts, known.ours)
             known_key = all(one.lower() in facts.by_name for one in demands.key)  # otherwise said above
-            if granted and facts in sound and known_key and demands.room:
+            if granted and facts in sound and known_key and demands.space:
                 _collect(problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=use.shared)
             yield place, facts, use.owner is None or use.owner.is_in(states[place.table])
 

@@ -285,7 +285,7 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
             with Survey(target, names) as survey:
                 checked = [
                     checked_destination(
-                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), room=False
+                        survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), space=False
                     )
                     for name in names
                 ]
