@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import pymysql
 
 from cdc_core.config import WAY_BACK_SUFFIX, Target
-from cdc_core.connections import SafeConnection, Server, quote, resolve
+from cdc_core.connections import quote, resolve
 from cdc_core.errors import RetryLater
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES
 from cdc_core.server_errors import NO_TABLE, number_of
-from cdc_core.target.faults import denied, sees_nothing_of
+from cdc_core.target.faults import denied, sees_nothing_of, translating
 from cdc_core.target.load import altering_session, asking_session
-from cdc_core.target.sharding import ShardTable, shard_tables
+from cdc_core.target.sharding import PlacedTable, ShardTable, by_server, placed_tables
 
 LEDGER = "_lockstep_ledger"
 STATES = "_lockstep_table"
@@ -237,8 +237,8 @@ def states(target: Target, logical: Collection[str]) -> list[PlacedState]:
     """Of the physical tables of the logical ones. Raises what connections.connect raises, and what target.faults makes
     of the servers' errors."""
     found: list[PlacedState] = []
-    for connection, tables in by_server(target, logical, asking_session):
-        with connection.cursor() as cursor:
+    for reference, tables in by_server(target, placed_tables(target, logical)):
+        with asking_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
             known = {database: states_in(cursor, database) for database in {place.database for _, place in tables}}
         found += [(name, place, known[place.database].get(place.table, NOTHING)) for name, place in tables]
     return found
@@ -251,44 +251,30 @@ def change_states(
     Yields each with its state afterwards. Safe to repeat. Raises RetryLater (target.busy) when a write to a table does
     not end, and as `states`."""
     for cursor, database, tables in alone(target, logical):
-        known = states_in(cursor, database)
-        changes = [(name, place, change(name, place, known.get(place.table, NOTHING))) for name, place in tables]
-        if any(after is not None for _, _, after in changes):
-            create(cursor, database, (STATES,))
-        for name, place, after in changes:
-            before = known.get(place.table)
-            if after is not None:
-                note(cursor, database, place.table, before, after)
-            yield name, place, after or before or NOTHING
+        with translating(database):
+            known = states_in(cursor, database)
+            changes = [(name, place, change(name, place, known.get(place.table, NOTHING))) for name, place in tables]
+            if any(after is not None for _, _, after in changes):
+                create(cursor, database, (STATES,))
+            for name, place, after in changes:
+                before = known.get(place.table)
+                if after is not None:
+                    note(cursor, database, place.table, before, after)
+                yield name, place, after or before or NOTHING
 
 
-def alone(target: Target, logical: Collection[str]) -> Iterator[tuple[Any, str, list[tuple[str, ShardTable]]]]:
+def alone(target: Target, logical: Collection[str]) -> Iterator[tuple[Any, str, list[PlacedTable]]]:
     """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
     tables with their logical names."""
-    for connection, tables in by_server(target, logical, altering_session):
-        with connection.cursor() as cursor:
+    for reference, tables in by_server(target, placed_tables(target, logical)):
+        with altering_session(resolve(reference), reference) as connection, connection.cursor() as cursor:
             cursor.execute(f"SET SESSION wait_timeout = {_IDLE_S}")
-        for database in dict.fromkeys(place.database for _, place in tables):
-            mine = [(name, place) for name, place in tables if place.database == database]
-            for at in range(0, len(mine), _LOCKED_TOGETHER):
-                some = mine[at : at + _LOCKED_TOGETHER]
-                with connection.cursor() as cursor, tables_locked(cursor, [place.name for _, place in some]):
-                    yield cursor, database, some
-
-
-def by_server(
-    target: Target,
-    logical: Collection[str],
-    session: Callable[[Server, str], AbstractContextManager[SafeConnection]],
-    environ: Mapping[str, str] | None = None,
-) -> Iterator[tuple[SafeConnection, list[tuple[str, ShardTable]]]]:
-    """The physical tables with a connection to their server."""
-    places = [(name, place) for name in logical for place in shard_tables(target, name)]
-    for number, reference in enumerate(target.connections):
-        mine = [(name, place) for name, place in places if place.connection == number]
-        if mine:
-            with session(resolve(reference, environ), reference) as connection:
-                yield connection, mine
+            for database in dict.fromkeys(place.database for _, place in tables):
+                mine = [(name, place) for name, place in tables if place.database == database]
+                for at in range(0, len(mine), _LOCKED_TOGETHER):
+                    some = mine[at : at + _LOCKED_TOGETHER]
+                    with tables_locked(cursor, [place.name for _, place in some]):
+                        yield cursor, database, some
 
 
 def lock_table(cursor: Any, table: str) -> str:

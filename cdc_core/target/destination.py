@@ -168,8 +168,8 @@ def checked_destination(
     Everything that is wrong is raised as one error (errors.combined). What Lockstep needs in the tables may still be
     lacking: prepared_destinations adds it.
 
-    schemas: the current definitions of the source tables that are routed here. space: asks whether the tables have space
-    for what Lockstep needs (limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.* raise,
+    schemas: the current definitions of the source tables that are routed here. space: asks whether what Lockstep needs
+    fits into the tables (limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.* raise,
     and what target.faults makes of the servers' errors.
     """
     target = survey.target

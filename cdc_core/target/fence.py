@@ -23,7 +23,6 @@ from cdc_core.config import Target
 from cdc_core.errors import Refused
 from cdc_core.target.bookkeeping import ALL, NOTE_CHARS, Fence, TableState, change_states, states, states_in
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import translating
 from cdc_core.target.sharding import ShardTable
 
 
@@ -37,8 +36,6 @@ class FencedTable:
 
 
 Report = Callable[[FencedTable], None]
-_translated = translating("fences")
-"""For functions that work with the connections of bookkeeping: they raise errors outside of these."""
 
 
 def require_no_fence(cursor: Any, facts: TableFacts, pipeline: str) -> None:
@@ -64,13 +61,11 @@ def fenced(table: str, note: str) -> Refused:
     )
 
 
-@_translated
 def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     """The physical tables of the logical ones, and their fences. Raises as bookkeeping.states."""
     return [FencedTable(name, place.name, _note(state.fence)) for name, place, state in states(target, logical)]
 
 
-@_translated
 def let_through_by(target: Target, logical: Sequence[str], among: Callable[[ShardTable], bool]) -> set[str]:
     """The single pipelines that fences let through. among: which of the tables. Raises as fences."""
     found = [state.fence for _, place, state in states(target, logical) if among(place)]
@@ -145,7 +140,6 @@ def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, 
     _change(target, logical, admitted)
 
 
-@_translated
 def _change(
     target: Target,
     logical: Sequence[str],

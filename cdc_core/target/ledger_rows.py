@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from cdc_core.config import Target
-from cdc_core.connections import sensible
-from cdc_core.target.bookkeeping import LEDGER, by_server, read
-from cdc_core.target.faults import translating
+from cdc_core.connections import resolve
+from cdc_core.target.bookkeeping import LEDGER, read
 from cdc_core.target.load import asking_session
+from cdc_core.target.sharding import by_server, placed_tables
 
 Shard = tuple[str, str]
 """A logical table, and the name of one of its physical tables (`database.table`)."""
@@ -30,10 +30,10 @@ def ledger_rows(
     """
     logicals = [name for name in sorted({name for name, _ in wanted}) if target.table(name) is not None]
     found: dict[Shard, dict[str, int]] = {}
-    for connection, tables in by_server(target, logicals, asking_session, environ):
-        places = [(name, place) for name, place in tables if (name, place.name) in wanted]
+    tables = [(name, place) for name, place in placed_tables(target, logicals) if (name, place.name) in wanted]
+    for reference, places in by_server(target, tables):
         found |= {(name, place.name): {} for name, place in places}
-        with translating("the ledger"), sensible("the ledger"), connection.cursor() as cursor:
+        with asking_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
             for database in dict.fromkeys(place.database for _, place in places):
                 shards = {place.table: (name, place.name) for name, place in places if place.database == database}
                 for table, run_id, number in _rows(cursor, database, [(t, wanted[s]) for t, s in shards.items()]):

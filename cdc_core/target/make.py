@@ -15,7 +15,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.config import Target
-from cdc_core.connections import connect, quote, resolve, utf8_literal
+from cdc_core.connections import quote, resolve, utf8_literal
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.server_errors import Kind, kind_of
 from cdc_core.target.bookkeeping import LEDGER, MARKS, DueIndex, TableState, note, states_in, tables_locked
@@ -32,12 +32,12 @@ from cdc_core.target.create import (
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import require_shown_names, table_facts
-from cdc_core.target.faults import denied, is_row_error, known, translated, translating
+from cdc_core.target.faults import denied, is_row_error, known, translated
 from cdc_core.target.indexes import build_due, due_in, note_made, with_due
-from cdc_core.target.load import altering_session
+from cdc_core.target.load import altering_session, asking_session
 from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.server_words import reason
-from cdc_core.target.sharding import ShardTable, same_table, shard_tables
+from cdc_core.target.sharding import ShardTable, by_server, placed_tables, same_table
 
 log = logging.getLogger(__name__)
 
@@ -125,38 +125,26 @@ def make_tables(
     Raises UsageError (target.template, target.connections), Refused (target.same_table, target.name_case), and what
     connecting raises.
     """
-    places = {logical: shard_tables(target, logical) for logical in wanted}
+    tables = list(by_server(target, placed_tables(target, wanted)))
     if not actions.dry:
-        build_due(with_due(_by_reference(target, places), environ))
+        places: dict[str, list[tuple[str, str]]] = {}
+        for reference, mine in tables:
+            places.setdefault(reference, []).extend((place.database, place.table) for _, place in mine)
+        build_due(with_due(places, environ))
     options = _Options(target, wanted, actions, literals_of, made)
-    for number, reference in enumerate(target.connections):
-        mine = [(logical, one) for logical, all_ in places.items() for one in all_ if one.connection == number]
-        if not mine:
-            continue
-        server = resolve(reference, environ)
-        with altering_session(server, reference) as connection:
+    for reference, mine in tables:
+        with altering_session(resolve(reference, environ), reference) as connection:
             _on_server(connection, mine, options)
     return options.results
-
-
-def _by_reference(target: Target, places: Mapping[str, Sequence[ShardTable]]) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = {}
-    for one in (one for all_ in places.values() for one in all_):
-        found.setdefault(target.connections[one.connection], []).append((one.database, one.table))
-    return found
 
 
 def missing_tables(
     target: Target, logicals: Collection[str], *, environ: Mapping[str, str] | None = None
 ) -> dict[str, tuple[str, ...]]:
     """Those of the logical tables of which physical tables do not exist, and these."""
-    places = {logical: shard_tables(target, logical) for logical in logicals}
     found: dict[str, tuple[str, ...]] = {}
-    for number, reference in enumerate(target.connections):
-        mine = [(logical, one) for logical, all_ in places.items() for one in all_ if one.connection == number]
-        if not mine:
-            continue
-        with translating(reference), connect(resolve(reference, environ), where=reference) as connection:
+    for reference, mine in by_server(target, placed_tables(target, logicals)):
+        with asking_session(resolve(reference, environ), reference) as connection:
             there = _existing(connection, {one.database for _, one in mine})
         for logical, one in mine:
             if (one.database, one.table) not in there:

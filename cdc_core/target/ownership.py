@@ -36,7 +36,7 @@ from cdc_core.target.bookkeeping import (
 from cdc_core.target.fence import require_let_through
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import Ours, ours_beside, tombstones_table, versions_table
-from cdc_core.target.sharding import ShardTable
+from cdc_core.target.sharding import PlacedTable, ShardTable, by_server
 
 _AT_ONCE = 100_000
 """Rows that one statement removes."""
@@ -112,17 +112,14 @@ def require_answer(target: Target, writer: Writer, logical: str, table: str) -> 
 
 def take(
     target: Target,
-    tables: Collection[tuple[str, ShardTable]],
+    tables: Collection[PlacedTable],
     writer: Writer,
     environ: Mapping[str, str] | None = None,
 ) -> None:
     """Notes that the writer may write to tables, which come with their logical names. If the target says `replace`, it
     first empties those that the writer has never written and brings as a whole. Safe to repeat, and beside others that
     do the same. Raises Refused (target.fenced), RetryLater (target.busy), and what altering_session raises."""
-    for number, reference in enumerate(target.connections):
-        mine = [(logical, place) for logical, place in tables if place.connection == number]
-        if not mine:
-            continue
+    for reference, mine in by_server(target, tables):
         with altering_session(resolve(reference, environ), reference) as connection, connection.cursor() as cursor:
             for database in dict.fromkeys(place.database for _, place in mine):
                 create(cursor, database, (STATES,))

@@ -16,15 +16,12 @@ from cdc_core.config import Target
 from cdc_core.errors import DataAtRisk
 from cdc_core.target.bookkeeping import NOTHING, TableState, change_states, note, states, states_in
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import translating
 from cdc_core.target.fence import require_let_through
 from cdc_core.target.sharding import ShardTable
 
-_translated = translating("placements")
-
 
 @dataclass(frozen=True, slots=True)
-class PlacedTable:
+class TablePlacement:
     """A table of a target. noted: for which rows it was written; None if nothing tells. wanted: what the rules say."""
 
     logical: str
@@ -56,16 +53,14 @@ def misplaced(name: str, noted: str, wanted: str) -> DataAtRisk:
     )
 
 
-@_translated
-def placements(target: Target, logical: Sequence[str]) -> list[PlacedTable]:
+def placements(target: Target, logical: Sequence[str]) -> list[TablePlacement]:
     """The physical tables of the logical ones. Raises as bookkeeping.states."""
     return [
-        PlacedTable(name, place.name, state.placement, place.placement)
+        TablePlacement(name, place.name, state.placement, place.placement)
         for name, place, state in states(target, logical)
     ]
 
 
-@_translated
 def accept_placements(
     target: Target, logical: Sequence[str], report: Callable[[str], None] = lambda name: None
 ) -> None:

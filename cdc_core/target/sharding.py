@@ -55,6 +55,24 @@ class ShardTable:
         return f"{self.database}.{self.table}"
 
 
+PlacedTable = tuple[str, ShardTable]
+"""A logical table, and one of its physical tables."""
+
+
+def placed_tables(target: Target, logicals: Iterable[str]) -> list[PlacedTable]:
+    """Raises as shard_tables."""
+    return [(logical, place) for logical in logicals for place in shard_tables(target, logical)]
+
+
+def by_server(target: Target, tables: Iterable[PlacedTable]) -> Iterator[tuple[str, list[PlacedTable]]]:
+    """The tables of each server that has some, with the server as the pipeline file names it."""
+    listed = list(tables)
+    for number, reference in enumerate(target.connections):
+        mine = [(logical, place) for logical, place in listed if place.connection == number]
+        if mine:
+            yield reference, mine
+
+
 def shard_count(sharding: Sharding | None) -> int:
     if sharding is None:
         return 1

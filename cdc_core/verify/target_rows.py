@@ -19,7 +19,7 @@ from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.snapshot.chunks import from_table
 from cdc_core.target.destination import Shard
 from cdc_core.target.load import BULK_S, SILENCE_S
-from cdc_core.target.sharding import ShardTable, shard_tables
+from cdc_core.target.sharding import ShardTable, by_server, placed_tables
 from cdc_core.verify import lookup
 from cdc_core.verify.shape import Shape
 
@@ -64,12 +64,8 @@ def tables_with_rows(
 ) -> dict[str, str]:
     """Of these logical tables, those with rows at the target, and the name of a table that has them. One that the
     target does not have has none. Raises what connecting raises, and shard_tables."""
-    places = [(name, place) for name in logical for place in shard_tables(target, name)]
     found: dict[str, str] = {}
-    for number, reference in enumerate(target.connections):
-        mine = [(name, place) for name, place in places if place.connection == number]
-        if not mine:
-            continue
+    for reference, mine in by_server(target, placed_tables(target, logical)):
         with (
             closing(connect(resolve(reference, environ), where=reference, read_timeout=SILENCE_S)) as opened,
             opened.cursor() as cursor,
