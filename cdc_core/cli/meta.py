@@ -92,12 +92,12 @@ def accept(
     changes nothing.
     """
     from cdc_core.apply.lost_writes import accept as accept_writes
-    from cdc_core.meta import Meta
+    from cdc_core.operations.open_pipeline import open_pipeline
 
     _, parsed = load_pipeline(pipeline, pipelines)
     (name,) = choose([one.name for one in parsed.targets], [target], "target")
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        lost = accept_writes(meta, parsed, name)
+    with open_pipeline(parsed, os.environ) as ready:
+        lost = accept_writes(ready, name)
     rows = [(one.shard, one.rows, ", ".join(one.runs)) for one in lost]
     CliOutput(as_json).answer(
         {

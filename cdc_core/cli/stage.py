@@ -20,6 +20,7 @@ from cdc_core.cli.options import (
     age_us,
     choose,
     load_pipeline,
+    opened,
     time_us,
 )
 from cdc_core.cli.output import CliOutput, table
@@ -244,8 +245,6 @@ def isolated(
     from the position shown up to now are not staged: then copy the table (`lockstep snapshot`). With `resync`,
     `lockstep run` does both.
     """
-    from cdc_core.extract import default_holder
-    from cdc_core.meta import Meta
     from cdc_core.stage import isolated as left_out
     from cdc_core.stage import start as starts
 
@@ -262,10 +261,9 @@ def isolated(
                 code="cli.usage",
                 remedy="add --source NAME",
             )
-        limit_s = parsed.limits.lease_s
         with (
-            Meta.open(parsed.meta.url, parsed.pipeline) as meta,
-            meta.holding(names[0], parsed.pipeline, default_holder(), limit_s),
+            opened(parsed, CliOutput(as_json)) as ready,
+            ready.meta.holding(names[0], ready.name, ready.holder, parsed.limits.lease_s),
         ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
@@ -354,7 +352,6 @@ def purge(
     and SQL that reads the state, refuse and name the horizon, where the staged history now begins.
     """
     from cdc_core.apply import retention
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
@@ -366,17 +363,15 @@ def purge(
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    with opened(parsed, output) as ready:
         if seeded is not None:
-            added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
+            added = retention.seeded(ready, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
             return
         now_us = to_us(datetime.now(UTC))
         cutoff_us = now_us - age_us(age or "", "--older-than", "30d")
         forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
-        found = retention.purge(
-            meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run
-        )
+        found = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
     rows = [
         (one.source, one.batches, one.rows, size(one.size_bytes), str(one.horizon or ""), one.held_by)
         for one in found.sources
@@ -433,7 +428,6 @@ def compact(
     Default of --by: `retention.compact` in the pipeline, else day.
     """
     from cdc_core.apply import compaction
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
@@ -444,11 +438,9 @@ def compact(
         )
     age = age_us(older_than, "--older-than", "1d") if remove_originals else None
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    with opened(parsed, output) as ready:
         found = compaction.compact(
-            meta,
-            open_stage(parsed.stage),
-            parsed,
+            ready,
             by=compaction.By(chosen),
             sources=names,
             older_than_us=age,
@@ -526,15 +518,14 @@ def sweep(
     `cdc_<pipeline>_retention` sweeps after each purge.
     """
     from cdc_core.apply import retention
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
     age_s = age_us(older_than, "--older-than", "30d") / MICROSECONDS
-    store = open_stage(parsed.stage)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
-        plans = {} if source else retention.sweep_plans(meta, store, parsed, older_than_s=age_s, dry_run=dry_run)
+    output = CliOutput(as_json)
+    with opened(parsed, output) as ready:
+        found = retention.sweep(ready, older_than_s=age_s, sources=names, dry_run=dry_run)
+        plans = {} if source else retention.sweep_plans(ready, older_than_s=age_s, dry_run=dry_run)
     document = {
         "pipeline": parsed.pipeline,
         "dry_run": dry_run,
@@ -559,7 +550,7 @@ def sweep(
         (root.removeprefix("runs/"), len(files), size(sum(info.size_bytes for info in files)))
         for root, files in plans.items()
     ]
-    CliOutput(as_json).answer(
+    output.answer(
         document,
         table(title, columns, rows, numbers=("files", "size", "unfinished")),
         table(f"{title}: runs", ("plan", "files", "size"), of_plans, numbers=("files", "size")),

@@ -120,9 +120,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     job = Job(opened, pipeline.target(targets[0]), wait_s=config.wait_s)
     try:
         with ExitStack() as stack:
-            sources = [
-                stack.enter_context(open_source(pipeline, name, meta, opened.environ, waiting)) for name in names
-            ]
+            sources = [stack.enter_context(open_source(opened, name, waiting)) for name in names]
             asked = _askable(pipeline, sources, wanted, left_out)
             if not asked:
                 return Queried(left_out=left_out, left=left)

@@ -24,6 +24,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
 from tests.made_batches import HOUR_US, START_US, checkpoint
+from tests.opened import opened_line
 
 WINDOW = (START_US, START_US + HOUR_US)
 NEXT_WINDOW = (START_US + HOUR_US, START_US + 2 * HOUR_US)
@@ -119,7 +120,7 @@ class Line:
             self.store.put(counts_path(folder), counts_to_bytes(list(counts)))
 
     def commit(self, run: RunPlan, target: str = "t") -> commit.CommitSummary:
-        return commit.commit(self.meta, self.store, self.pipeline, run, target)
+        return commit.commit(opened_line(self), run, target)
 
     def done(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:
         """A whole run."""
