@@ -573,7 +573,7 @@ class World:
         with self._process():
             self.runs += 1
             options = {"most_rows": chance.choice((None, 1, 3)), **options}
-            plan = plans.plan(self.meta, self.store, self.pipeline, window=None, run_id=f"run{self.runs}", **options)
+            plan = plans.plan(opened_line(self), window=None, run_id=f"run{self.runs}", **options)
             rows = winners(self.store, plan)
             self.move()
             for target in self.targets:

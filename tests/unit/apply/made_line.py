@@ -87,7 +87,7 @@ class Line:
         return self.leases[source]
 
     def plan(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:
-        return plan.plan(self.meta, self.store, self.pipeline, window=window, run_id=run_id, **options)
+        return plan.plan(opened_line(self), window=window, run_id=run_id, **options)
 
     def apply(self, run: RunPlan, target: str = "t", **altered: Any) -> None:
         """merge, filter, write and quality, as if every change were an insert; `altered` bends one count or result."""

@@ -62,7 +62,7 @@ class Staged:
         return batch
 
     def compact(self, **options: Any) -> Compacted:
-        return compact(self.line.meta, self.line.store, self.line.pipeline, **options)
+        return compact(opened_line(self.line), **options)
 
     def removed(self, **options: Any) -> Compacted:
         return self.compact(older_than_us=-1, **options)
@@ -343,7 +343,7 @@ def test_of_two_ranges_that_overlap_the_first_counts(staged: Staged) -> None:
 
 
 def purge(staged: Staged, cutoff_us: int = 1 << 60, **options: Any) -> retention.Purged:
-    return retention.purge(staged.line.meta, staged.line.store, staged.line.pipeline, cutoff_us=cutoff_us, **options)
+    return retention.purge(opened_line(staged.line), cutoff_us=cutoff_us, **options)
 
 
 def test_a_compacted_range_is_purged_as_a_whole(staged: Staged) -> None:

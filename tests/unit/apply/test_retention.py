@@ -45,7 +45,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def purge(line: Line, cutoff_us: int = NEVER, **options: Any) -> Purged:
-    return retention.purge(line.meta, line.store, line.pipeline, cutoff_us=cutoff_us, **options)
+    return retention.purge(opened_line(line), cutoff_us=cutoff_us, **options)
 
 
 def staged(line: Line) -> list[str]:
@@ -236,7 +236,7 @@ def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, mon
         return known(*args)
 
     monkeypatch.setattr(line.meta, "rebuild", meanwhile)
-    assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+    assert rebuild_source(opened_line(line), "shop")[0] == 0
     assert line.plan("next").target("t").batches == ()
     assert inner == ["meta.lease_held"]
 
@@ -264,7 +264,7 @@ def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
 
     with line.meta:
         monkeypatch.setattr(line.meta, "rebuild", after_a_renewal)
-        assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+        assert rebuild_source(opened_line(line), "shop")[0] == 0
         assert expires_us() == 0  # it is free at once
 
 
@@ -452,7 +452,7 @@ def folders(line: Line) -> set[str]:
 
 
 def sweep_plans(line: Line, **options: Any) -> set[str]:
-    found = retention.sweep_plans(line.meta, line.store, line.pipeline, **{"older_than_s": -60, **options})
+    found = retention.sweep_plans(opened_line(line), **{"older_than_s": -60, **options})
     return {root.split("/")[2] for root in found}
 
 

@@ -16,7 +16,7 @@ from cdc_core.reshard.base import require_base
 from cdc_core.reshard.fill import count_from_the_horizon
 from cdc_core.stage import horizon
 from tests.made_batches import manifest
-from tests.opened import opened
+from tests.opened import opened, opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import Line
 
@@ -70,8 +70,8 @@ def test_what_was_purged_is_needed_unless_the_table_was_copied_since(line: Line)
     line.stage(covered(manifest(4, window=4), How.COPIED, manifest(4).begin.position.seq), manifest(5, window=5))
     assert base(line) == (ORDERS,)
     assert refusal(lambda: line.plan("r", targets=["wide"])).code == "plan.purged"
-    count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
-    count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
+    count_from_the_horizon(opened_line(line), "wide")
+    count_from_the_horizon(opened_line(line), "wide")
     assert line.plan("r", targets=["wide"], most_rows=1).target("wide").batches == (batches[3].batch_id,)
 
 
@@ -80,7 +80,7 @@ def test_what_is_purged_after_the_command_has_looked_does_not_count_as_applied(l
     line.done("first", targets=["t"])
     assert base(line) == (ORDERS,)
     retention.purge(opened(line.with_targets({"name": "t"}).pipeline, line.meta, store=line.store), cutoff_us=1 << 60)
-    error = refusal(lambda: count_from_the_horizon(line.meta, line.store, line.pipeline, "wide"))
+    error = refusal(lambda: count_from_the_horizon(opened_line(line), "wide"))
     assert error.code == "reshard.no_base"
     known = horizon.read(line.store, "shop")
     assert known is not None
