@@ -58,7 +58,7 @@ def test_every_document_that_the_code_cites_is_in_the_repository() -> None:
 def test_every_module_and_name_that_the_table_of_rules_cites_is_in_the_code() -> None:
     rules = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("## Where each rule is")[2]
     cited = re.findall(r"(?:`(\w+)` in )?`((?:cdc_core|spark_jobs)/[\w/]+\.py)`", rules)
-    assert len(cited) > 10
+    assert len(cited) >= 10
     missing = [path for _, path in cited if not (ROOT / path).is_file()]
     assert missing == []
     assert [(name, path) for name, path in cited if name not in (ROOT / path).read_text(encoding="utf-8")] == []

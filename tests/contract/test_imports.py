@@ -102,7 +102,7 @@ def imports_table() -> str:
 
 def test_architecture_md_has_the_table_of_imports() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert imports_table() in text, f"put this under 'Imports point one way':\n{imports_table()}"
+    assert imports_table() in text, f"put this under 'Imports':\n{imports_table()}"
 
 
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/architecture.md"])
