@@ -504,7 +504,8 @@ class Result:
         peers = (f"{self.peers_s[name] / self.wall_s:.2f}×" if name in self.peers_s else "–" for name in PEERS)
         cpu_s = sum(step.cpu_s[role] for step in self.steps for role in ("run", "jvm", "workers"))
         target_s = sum(step.cpu_s["target"] for step in self.steps)
-        cells = (f"{self.rows:,} {self.workload.about}", f"**{self.wall_s:.1f} s**", *peers,
+        count = f"{self.rows:,} "
+        cells = (count + self.workload.about.removeprefix(count), f"**{self.wall_s:.1f} s**", *peers,
                  *(steps.get(name, "–") for name in IN_DOCUMENT), f"{cpu_s:.1f} s", f"{target_s:.1f} s")  # fmt: skip
         return f"| {' | '.join(cells)} |"
 
