@@ -1,6 +1,6 @@
 """The reference parts of docs/: generated from the commands and the models, so that they stay current.
 
-`python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the tables between the
+`python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the lists between the
 markers of docs/configuration.md; a contract test compares them with what this module makes.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,14 @@ def _cell(text: str | None) -> str:
 
 
 def configuration_keys() -> str:
-    """The tables of docs/configuration.md: one a model, one row a key."""
-    parts = []
+    """The lists of docs/configuration.md: one a model, one line a key."""
+    paths: dict[type[BaseModel], list[str]] = {}
     for path, model in models(config.Pipeline, ""):
-        title = f"### {path}" if path else "### top level"
-        rows = [_key(name, field) for name, field in model.model_fields.items()]
-        table = "| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
-        parts.append(f"{title}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{table}\n")
+        paths.setdefault(model, []).append(path or "top level")
+    parts = []
+    for model, places in paths.items():
+        keys = "\n".join(_key(name, field) for name, field in model.model_fields.items())
+        parts.append(f"### {', '.join(places)}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{keys}\n")
     return "\n".join(parts)
 
 
@@ -98,16 +100,19 @@ def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseMo
 
 
 def _key(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        default = "required"
-    else:
+    default = " (required)"
+    if not field.is_required():
         value = field.get_default(call_default_factory=True, validated_data={})
-        default = "" if value is None or value == () or isinstance(value, BaseModel | dict) else f"`{value}`"
-    return f"| `{name}` | {default} | {_cell(field.description)} |"
+        default = "" if value is None or value == () or isinstance(value, BaseModel | dict) else f" (`{value}`)"
+    return _wrapped(f"- `{name}`{default}: {field.description}")
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def with_keys(text: str) -> str:
-    """A text with the tables between its markers brought up to date."""
+    """The text with the lists between its markers brought up to date."""
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     return pattern.sub(lambda _: f"{BEGIN}\n\n{configuration_keys()}\n{END}", text, count=1)
 
