@@ -19,7 +19,7 @@ PipelineArgument = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="A pipeline's YAML file, or its name NAME for NAME.yaml in the pipelines folder or here.",
+        help="A pipeline's YAML file, or the NAME of NAME.yaml in the pipelines folder or here.",
     ),
 ]
 PipelinesOption = Annotated[

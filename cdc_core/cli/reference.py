@@ -25,10 +25,15 @@ BEGIN, END = "<!-- keys: generated -->", "<!-- end of keys -->"
 _CLI_HEAD = """# Command line
 
 Generated from the commands by `python -m cdc_core.cli.reference`; `lockstep COMMAND --help` says the same.
-Results go to stdout, progress and errors to stderr. With `--json`, stdout is exactly one JSON document, even if a
-command fails. [errors.md](errors.md) lists exit codes and error codes. You can set every option by the environment
-variable in brackets.
+
+`PIPELINE` is the path of a pipeline file, or the NAME of `NAME.yaml` in the folder `--pipelines` (`dags/pipelines`),
+which `LOCKSTEP_PIPELINES` sets, or in the current folder. Results go to stdout, progress and errors to stderr. With
+`--json`, stdout is exactly one JSON document, even if a command fails. The variable in brackets sets an option.
+
+Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal ([errors.md](errors.md)).
 """
+_SAID_ONCE = ("--json", "--pipelines", "PIPELINE")
+"""Options and arguments that the head explains."""
 
 
 def cli_markdown() -> str:
@@ -38,9 +43,9 @@ def cli_markdown() -> str:
     parts = [_CLI_HEAD]
     for path, command in commands(get_command(app), "lockstep"):
         parts.append(f"## {path}\n\n{_prose(command.help or '')}\n")
-        rows = [_parameter(path, one) for one in command.params if one.name != "help"]
+        rows = [_parameter(path, one) for one in command.params if one.name != "help" and not _is_said(one)]
         if rows:
-            parts.append("| | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+            parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -58,24 +63,24 @@ def _prose(text: str) -> str:
         if block.startswith("\b"):
             lines = block.splitlines()[1:]
             block = "```\n" + "\n".join(line.removeprefix("  ") for line in lines) + "\n```"
+        else:
+            block = textwrap.fill(" ".join(block.split()), 120, break_long_words=False, break_on_hyphens=False)
         paragraphs.append(block.replace("\\[", "["))
     return "\n\n".join(paragraphs)
 
 
+def _is_said(one: Any) -> bool:
+    return one.metavar in _SAID_ONCE or any(name in _SAID_ONCE for name in one.opts)
+
+
 def _parameter(path: str, one: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+    text = (one.help or "").replace("\\[", "[")
     if one.param_type_name == "argument":
-        return f"| `{one.metavar or one.name.upper()}` | {_cell(one.help)} | |"
-    variable = one.envvar or "_".join([*path.split(), one.name]).upper()
-    text = _cell(one.help)
-    if one.name != "version":
-        text += f" [{variable}]"
-    default = "" if one.default in (None, False, 0, ()) or callable(one.default) else f"`{one.default}`"
-    return f"| {names} | {text} | {default} |"
-
-
-def _cell(text: str | None) -> str:
-    return (text or "").replace("\\[", "[").replace("|", "\\|")
+        return _wrapped(f"- `{one.metavar or one.name.upper()}`: {text}")
+    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+    default = "" if one.default in (None, False, True, 0, (), "") or callable(one.default) else f" (`{one.default}`)"
+    variable = "" if one.name == "version" else f" [{one.envvar or '_'.join([*path.split(), one.name]).upper()}]"
+    return _wrapped(f"- {names}{default}: {text}{variable}")
 
 
 def configuration_keys() -> str:
