@@ -146,6 +146,24 @@ def test_every_documented_code_stands_once_under_its_room_with_a_text() -> None:
             assert len(meaning.split()) >= 8, f"{code} says too little"
 
 
+def test_every_code_that_a_document_names_is_documented() -> None:
+    """Keys of the pipeline file, and settings of Spark, look like codes."""
+    codes = set(documented_codes())
+    rooms = {code.partition(".")[0] for code in codes}
+    others = {"spark.archives", "spark.authenticate"} | {
+        f"{path}.{key}".replace("[]", "")
+        for path, model in reference.models(config.Pipeline, "")
+        for key in model.model_fields
+    }
+    cited = [
+        (path.name, name)
+        for path in [*sorted(set(DOCS.glob("*.md")) - {DOCS / "errors.md"}), ROOT / "README.md"]
+        for name in re.findall(r"`([a-z]+\.[a-z_]+)`", path.read_text(encoding="utf-8"))
+    ]
+    assert len([name for _, name in cited if name in codes]) > 50
+    assert [one for one in cited if one[1].partition(".")[0] in rooms and one[1] not in codes | others] == []
+
+
 def test_configuration_md_lists_the_keys_of_the_models() -> None:
     text = (DOCS / "configuration.md").read_text(encoding="utf-8")
     assert reference.with_keys(text) == text, STALE
