@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROMISE = re.compile(r"^\*\*(.+?)\*\*\n((?:`.*\n?)+)", re.MULTILINE)
+PROMISE = re.compile(r"^\*\*(.+?)\*\*\n((?:(?!\*\*|#).*\n)*)", re.MULTILINE)
 NUMBERED = re.compile(r"^\*\*(?:G(\d+)\. )?(.+?)\*\*$", re.MULTILINE)
 CITED = re.compile(r"\bG(\d+)(?:, G\d+)* of docs/guarantees\.md")
 OFF = ("skip", "xfail")
