@@ -400,7 +400,10 @@ def compact(
     pipeline: PipelineArgument,
     source: SourceOption = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="day|window", help="What becomes one file per table.")
+        str | None,
+        typer.Option(
+            "--by", metavar="day|window", help="What becomes one file per table; default: retention.compact, else day."
+        ),
     ] = None,
     remove_originals: Annotated[
         bool, typer.Option("--remove-originals", help="Also remove the files that earlier compactions replaced.")
