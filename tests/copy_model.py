@@ -70,6 +70,7 @@ from cdc_core.verify.source_rows import SourceTables
 from tests.copy_keys import Key, Shape, as_sqlite
 from tests.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
 from tests.copy_target import Target, winners
+from tests.opened import opened_line
 
 NAME, TABLE = "shop", "shop.t"
 DURABLE = (
@@ -471,7 +472,7 @@ class World:
     def stage(self) -> None:
         with self._process(), self._copier_lease() as lease:
             before = horizons.read(self.store, NAME)
-            done = stage_due(self.meta, self.store, self.pipeline, NAME, lease, capture=self.capture)
+            done = stage_due(opened_line(self), NAME, lease, capture=self.capture)
             if done.tables and horizons.read(self.store, NAME) == before:
                 assert not self.purged, "what a copy needs was purged before it was staged"
 
@@ -572,7 +573,7 @@ class World:
         with self._process():
             self.runs += 1
             options = {"most_rows": chance.choice((None, 1, 3)), **options}
-            plan = plans.plan(self.meta, self.store, self.pipeline, window=None, run_id=f"run{self.runs}", **options)
+            plan = plans.plan(opened_line(self), window=None, run_id=f"run{self.runs}", **options)
             rows = winners(self.store, plan)
             self.move()
             for target in self.targets:
@@ -590,9 +591,7 @@ class World:
         for some in (batches[0::2], batches[1::2]):
             self.runs += 1
             chosen = Selection("main", batches=frozenset(some))
-            rows = winners(
-                self.store, replays.plan(self.meta, self.store, self.pipeline, chosen, run_id=f"run{self.runs}")
-            )
+            rows = winners(self.store, replays.plan(opened_line(self), chosen, run_id=f"run{self.runs}"))
             for target in (*new, *self.targets):
                 target.write(rows)
         after = [target.state for target in self.targets]
@@ -605,10 +604,10 @@ class World:
         # Nobody forgets a run that is under way, as the one may be that this happens in.
         forget_us = None if self.depth else chance.choice((None, NEVER_US))
         with self._process():
-            purge(self.meta, self.store, self.pipeline, cutoff_us=NEVER_US, forget_us=forget_us)
+            purge(opened_line(self), cutoff_us=NEVER_US, forget_us=forget_us)
 
     def clean(self) -> None:
-        sweep(self.meta, self.store, self.pipeline, older_than_s=-60.0)
+        sweep(opened_line(self), older_than_s=-60.0)
 
     def _parts(self, entries: Sequence[Entry], lease: Lease, begin: Position) -> tuple[Part, ...]:
         schema, arrow = self.schema, staged_schema(self.schema)

@@ -99,7 +99,10 @@ def _create_missing_tables(opened: OpenPipeline, names: Sequence[str]) -> None:
         if target.on_missing_table != "create":
             continue
         try:
-            made = create_missing(opened.meta, opened.pipeline, [target], opened.environ)
+            made = create_missing(
+                opened,
+                [target],
+            )
         except RetryLater as error:
             opened.progress.note(f"{target.name}: no table is made: {error.what}")
             continue
@@ -130,7 +133,7 @@ def apply(
     opened.progress.step("plan")
     try:
         plan = planning.plan(
-            opened.meta, opened.store, opened.pipeline, window=None, run_id=run_id, targets=targets,
+            opened, window=None, run_id=run_id, targets=targets,
             most_rows=most_rows,
         )  # fmt: skip
     except LockstepError as error:
@@ -146,7 +149,11 @@ def replay(opened: OpenPipeline, spark: Spark, selection: Selection) -> RunResul
     return carry_out(
         opened,
         spark,
-        replaying.plan(opened.meta, opened.store, opened.pipeline, selection, run_id=run_id, environ=opened.environ),
+        replaying.plan(
+            opened,
+            selection,
+            run_id=run_id,
+        ),
     )
 
 
@@ -165,7 +172,10 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     failed: dict[str, LockstepError] = {}
     if any(one.batches for one in plan.targets) and not taken_over(opened.meta, plan):
         with _noted(opened, run_id):
-            failed = require_any_ready(opened.meta, opened.pipeline, plan, opened.environ)
+            failed = require_any_ready(
+                opened,
+                plan,
+            )
             _merge(opened, spark, plan)
     for name, refusal in failed.items():
         log.error("run %s: target %s: %s", run_id, name, refusal)
@@ -184,7 +194,10 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
     for one in plan.targets:
         if one.target not in failed:
             try:
-                require_gates_closed(opened.meta, opened.pipeline, one.target, opened.environ)
+                require_gates_closed(
+                    opened,
+                    one.target,
+                )
             except LockstepError as error:
                 errors.append(error)
     if errors:
@@ -236,12 +249,16 @@ def _to_target(opened: OpenPipeline, spark: Spark, plan: RunPlan, target: str) -
             if task.spark:
                 _begin(opened, plan, target, task.name)
                 if task is WRITE:
-                    note_layouts(opened.meta, opened.pipeline, plan, target)
+                    note_layouts(opened, plan, target)
                 spark.submit(SparkJob(task.name, plan, target=target))
             if task is WRITE:
                 mark_applied(opened.meta, plan, target)
     _begin(opened, plan, target, COMMIT.name)
-    return commit(opened.meta, opened.store, opened.pipeline, plan, target, environ=opened.environ)
+    return commit(
+        opened,
+        plan,
+        target,
+    )
 
 
 def _begin(opened: OpenPipeline, plan: RunPlan, target: str, task: str) -> None:

@@ -44,17 +44,14 @@ def plan(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a cutover would switch, and the pipeline of the way back; switch nothing.
+    """Show what a cutover would switch, and everything that prevents it. Switches nothing.
 
     \b
       lockstep cutover plan shop
 
-    Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
-    (AUTO_INCREMENT, defaults, triggers), lacking privileges, open transactions, scheduled events, and what
-    `lockstep check` says of the way back. Says how old the last full verification is; `lockstep cutover run` makes it
-    again if it is older than cutover.evidence. Says for how long the last rehearsal has stopped writes. Of
-    PIPELINE_back it says the same of `lockstep cutover back PIPELINE`, for which it reads the log of the old tables: a
-    TRUNCATE there makes every earlier verification worthless. Exit code 3: something would stop it.
+    Lists what an application would miss in the new tables, missing privileges, open transactions, the age of the
+    evidence, and how long writes were stopped last time. For PIPELINE_back it makes the same checks for `lockstep
+    cutover back`. Exit code 3: something would stop it.
     """
     from cdc_core.cutover.planning import plan as make_plan
 
@@ -96,12 +93,9 @@ def run(
     \b
       lockstep cutover run shop
 
-    Nothing is lost, at whatever moment this ends: until cutover.switch_with is called, every error and every kill leads
-    back to where it began, and the application keeps writing to the old tables. Writes are stopped for at most
-    cutover.budget_s. Afterwards the old tables take no writes, and PIPELINE_back carries what the application writes
-    back to them: run it (`lockstep run PIPELINE_back --every 10s`, or its DAG) until `lockstep cutover complete`.
-    Pause the pipeline's own DAG before. Exit code 75: rolled back, nothing has happened; 4: the command did not say
-    whether it has switched the application.
+    Until cutover.switch_with is called, every error and every kill leads back to the start. Writes stop for at most
+    cutover.budget_s. Afterwards run PIPELINE_back until `lockstep cutover complete`. Pause the pipeline's DAG first.
+    Exit codes: 75 rolled back, nothing has happened; 4 the command did not say whether it has switched the application.
     """
     from cdc_core.cutover.machine import run as begin
     from cdc_core.cutover.moving import cutover_lease
@@ -118,13 +112,12 @@ def rehearse(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Do all that a cutover does as far as the proof, and let writes continue: says how long they were stopped.
+    """Do everything up to the proof, let writes continue, and say how long they were stopped.
 
     \b
       lockstep cutover rehearse shop
 
-    Stops writes (cutover.stop_with, locks) as `lockstep cutover run` does, for at most cutover.budget_s. Nothing is
-    fenced, gated or switched. The state afterwards is ROLLED_BACK.
+    Fences, gates and switches nothing. The state afterwards is ROLLED_BACK.
     """
     from cdc_core.cutover.machine import run as begin
     from cdc_core.cutover.moving import cutover_lease
@@ -139,22 +132,19 @@ def resume(
     pipeline: PipelineArgument,
     answer: Annotated[
         Answer | None,
-        typer.Option("--answer", help="What you know of the command that had to switch the application."),
+        typer.Option("--answer", help="Whether the application was switched."),
     ] = None,
     target: TargetOption = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a cutover that was stopped or killed, or whose command did not say what it has done.
+    """Continue a cutover that was stopped or killed, or whose switch command gave no answer.
 
     \b
       lockstep cutover resume shop
       lockstep cutover resume shop --answer switched
-      lockstep cutover resume shop --answer not-switched
 
-    What a killed process had stopped, fenced or gated is freed first, then the cutover begins again; a rehearsal is
-    continued as a rehearsal, and switches nothing. If it had called cutover.switch_with, only you know what has
-    happened: look where the application writes, and say so.
+    If cutover.switch_with was called, look where the application writes, and say so.
     """
     from cdc_core.cutover.machine import resume as go_on
     from cdc_core.cutover.moving import cutover_lease
@@ -178,12 +168,12 @@ def abort(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """End a cutover that has not switched the application: nothing has happened then.
+    """Roll back a cutover that has not switched the application.
 
     \b
       lockstep cutover abort shop
 
-    Safe to repeat. Frees what a killed process had stopped, fenced or gated.
+    Frees what a killed process had stopped, fenced or gated. Safe to repeat.
     """
     from cdc_core.cutover.machine import abort as end
     from cdc_core.cutover.moving import cutover_lease
@@ -205,7 +195,7 @@ def complete(
     \b
       lockstep cutover complete shop
 
-    The old tables stay closed; stop PIPELINE_back, and drop them when you no longer need them.
+    The old tables stay closed. Stop PIPELINE_back, and drop them when you no longer need them.
     """
     from cdc_core.cutover.machine import complete as end
     from cdc_core.cutover.moving import cutover_lease
@@ -226,10 +216,7 @@ def back(
     \b
       lockstep cutover back shop
 
-    The way back has carried the application's writes to the old tables; this proves that they have all of them, and
-    calls cutover.switch_with with LOCKSTEP_CUTOVER_DIRECTION=back. Afterwards the pipeline carries changes to the
-    target again. Continues a cutover back that was stopped or killed. Ends and exits as `lockstep cutover run`; what it
-    leaves is that of PIPELINE_back, as in `lockstep cutover resume PIPELINE_back`.
+    Continues a cutover back that was stopped or killed. Exit codes: as `lockstep cutover run`.
     """
     from cdc_core.cutover.machine import back as lead_back
     from cdc_core.cutover.moving import cutover_lease
@@ -247,14 +234,13 @@ def status(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of a cutover, for how long writes are stopped, and whether the way back is ready.
+    """Show the state of a cutover, how long writes were stopped, and whether the way back is ready.
 
     \b
       lockstep cutover status shop
 
-    Reads the meta database, and checks that the servers that the application has left still refuse writes. Exit code 4
-    means that a person must act: a cutover is half done and no process is moving it, or tables take writes that they
-    should refuse.
+    Exit code 4: a person must act, because no process is moving the cutover, or tables take writes that they should
+    refuse.
     """
     from cdc_core.cli.status import problem_lines
     from cdc_core.cutover.status import left_alone

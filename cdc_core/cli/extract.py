@@ -46,7 +46,7 @@ def extract(
         typer.Option(
             "--accept",
             metavar="FILE:OFFSET",
-            help="Continue past the event at this position, which stops the source; may be repeated.",
+            help="Continue past the event at this position; may be repeated.",
         ),
     ] = None,
     abandon: Annotated[
@@ -54,8 +54,7 @@ def extract(
         typer.Option(
             "--abandon",
             metavar="FILE:OFFSET",
-            help="Give up what the log has from this position on, where the source stopped: continue at the log's end, "
-            "and have every table copied again.",
+            help="Give up the log from this position on, continue at its end, and copy every table again.",
         ),
     ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
@@ -64,16 +63,11 @@ def extract(
     """Read the sources' logs, stage the changes, and return.
 
     \b
-      lockstep extract shop --until now                    everything that is committed now
-      lockstep extract shop --until 2026-11-21T04:00:00Z   waits if that time is in the future
-      lockstep extract shop --follow                       until Ctrl-C
-      lockstep extract shop --accept binlog.000012:4711    once you know what the statement there changed
-      lockstep extract shop --abandon binlog.000012:4711   the log is purged, reset or damaged from there on
+      lockstep extract shop --until now
+      lockstep extract shop --accept binlog.000012:4711
 
-    Starts where the last extract ended, here or in Airflow. If several commands follow one source, one reads and the
-    others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). After an
-    interrupt (Ctrl-C, SIGTERM), it stages what it has received, up to the last whole transaction, and releases the
-    source.
+    Continues where the last extract ended. Of several extractors of a source, one reads and the others wait. Ctrl-C
+    stages what was received, up to the last whole transaction.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

@@ -23,7 +23,7 @@ PipelineArgument = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="A pipeline's YAML file, or its name NAME for NAME.yaml in the pipelines folder or here.",
+        help="A pipeline's YAML file, or the NAME of NAME.yaml in the pipelines folder or here.",
     ),
 ]
 PipelinesOption = Annotated[
@@ -35,7 +35,9 @@ PipelinesOption = Annotated[
 TargetsOption = Annotated[
     list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
 ]
-TargetOption = Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")]
+TargetOption = Annotated[
+    str | None, typer.Option("--target", metavar="NAME", help="The target; default: the only one.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
 DEFAULT_PIPELINES = Path("dags/pipelines")
 

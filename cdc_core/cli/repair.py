@@ -48,37 +48,27 @@ def repair(
             "--evidence", metavar="PATH", help="A file of evidence/ on the stage; default: the newest of each table."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show how the rows differ now; stage and change nothing.")
-    ] = False,
-    stage_only: Annotated[
-        bool, typer.Option("--stage-only", help="Stage the source's rows, and leave applying them to the next run.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how the rows differ now.")] = False,
+    stage_only: Annotated[bool, typer.Option("--stage-only", help="Leave applying the rows to the next run.")] = False,
     authoritative: Annotated[
         bool,
         typer.Option(
             "--authoritative",
-            help="Also replace rows that somebody else wrote with a newer version or a greater freshness column.",
+            help="Also replace rows that somebody else wrote with a newer version.",
         ),
     ] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Repair the rows that a verification found to differ: at the target, and on the stage.
+    """Fix the rows that a verification found to differ, at the target and on the stage.
 
     \b
-      lockstep verify shop
       lockstep repair shop --dry-run
-      lockstep repair shop
       lockstep repair shop shop.orders --finding 0f3a9c21b7d4
 
-    Takes the findings of the newest evidence about each table, looks these rows up in the source by key, stages them as
-    copied rows (a row that the source does not have as a delete), applies what is staged by an ordinary run with its
-    ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target row
-    whose version is newer than everything that is staged was written by somebody else, and stays, as does one whose
-    freshness column is greater, unless --authoritative says that the source counts. repair.max_rows_per_day limits what
-    a repair may stage. Exit code 0: the rows are equal; 4: some still differ; 75: some could not be judged yet; 3: a
-    table cannot be repaired.
+    Looks the findings up in the source by key, stages the rows, applies them by an ordinary run, and verifies them
+    again. Newer changes win. Exit codes: 0 the rows are equal; 4 some still differ; 75 some could not be judged yet; 3
+    a table cannot be repaired.
     """
     output = CliOutput(as_json)
     _path, parsed = load_pipeline(pipeline, pipelines)

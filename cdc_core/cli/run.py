@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
 UntilOption = Annotated[
     str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
 ]
-StagedOption = Annotated[bool, typer.Option("--staged", help="Apply what is already staged; do not read the sources.")]
+StagedOption = Annotated[bool, typer.Option("--staged", help="Do not read the sources.")]
 ReplayOption = Annotated[
     bool, typer.Option("--replay", help="Apply staged batches to one --target, again or for the first time.")
 ]
@@ -80,7 +80,7 @@ RequeueOption = Annotated[
 
 EveryOption = Annotated[
     str | None,
-    typer.Option("--every", metavar="AGE", help="Repeat, this long after the last beginning (10s, 5m), until stopped."),
+    typer.Option("--every", metavar="AGE", help="Repeat this often (10s, 5m) until stopped."),
 ]
 
 
@@ -98,32 +98,15 @@ def run(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the whole pipeline once, without Airflow: extract, plan, merge, filter, write, quality, commit.
+    """Run the whole pipeline without Airflow: extract, copy, plan, merge, filter, write, quality, commit.
 
     \b
-      lockstep run shop
-      lockstep run shop --target shards
       lockstep run shop --every 10s
-      lockstep run shop --staged
-      lockstep run shop --replay --target rebuilt
-      lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
-      lockstep run shop --requeue shop-cli-20261121T040000-5f0c9a1e
+      lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z
 
-    Runs the same code as the Airflow tasks, on the pipeline's spark.master if the run is large. Applies everything
-    that is staged and not applied yet, including batches that another run has not committed; that run then
-    ends without them. Prints the ledger, which must add up.
-
-    A replay applies the batches that you select, whether or not the target has applied them before. It always takes
-    whole batches. It does not read the sources and moves no consume record; the versions in the target keep older
-    changes from overwriting newer rows. If the target already has everything, nothing changes: every row of the ledger
-    is equal, stale or absent. --requeue replays a run in which a target rejected some rows (on_row_error: quarantine);
-    fix the target first.
-
-    With --every, one command keeps the targets up to date: it repeats the whole run, and keeps what it has started, so
-    that a small run takes a second or two. After an error that may pass, it tries again when the next run is due; any
-    other error ends the command. An interrupt (Ctrl-C, SIGTERM) ends the command and the current run, which the next
-    run continues. Runs that apply nothing print nothing. Other runs of the pipeline, by hand or in Airflow, may come
-    between: they take turns.
+    Applies everything that is staged and not applied yet, and prints the ledger, which must add up. --replay applies
+    batches again, without the sources, and moves no consume record. --requeue replays a run whose rows a target
+    rejected; fix the target first. --every repeats the run until Ctrl-C and retries temporary errors.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)

@@ -39,32 +39,23 @@ def snapshot(
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Only this source.")] = None,
     everything: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Every captured table, whether rows of it are missing or not; says which others it leaves."
-        ),
+        typer.Option("--all", help="Copy every captured table."),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied; copy nothing.")] = False,
-    pause: Annotated[
-        bool, typer.Option("--pause", help="Let no process read chunks any more, until --resume.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let copies continue.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Pause all copies until --resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let paused copies continue.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy tables of which rows or changes are missing, while the application keeps writing.
+    """Copy existing rows while the application keeps writing.
 
     \b
       lockstep snapshot shop --dry-run
-      lockstep snapshot shop
       lockstep snapshot shop shop.orders shop.items
 
-    Without TABLE, copies each captured table that had rows before its capture, that changed without row events, that
-    was not captured for a while, or whose rules were edited; of the latter three, rows that no longer exist are removed
-    as well. Tables are read in chunks by key, with SELECT only; one without a key in a single read (on MySQL its table
-    is locked for a moment). The rows are staged beside the changes (_cdc_op is r) and reach the targets with the next
-    run; newer changes always win. A copy that was interrupted continues after its last chunks. --pause stops the copies
-    of a source wherever they run, after the chunks that they are at; it lasts until --resume. Exit code 3: a table
-    cannot be copied; the others are. 75: rows that were read are not staged; run the command again.
+    Without TABLE, copies every captured table that lacks rows or changes. Reads with SELECT only, in chunks by key. The
+    next run applies the rows; newer changes win. An interrupted copy continues after its last chunks. Exit codes: 3 a
+    table cannot be copied, the others are; 75 rows that were read are not staged, run it again.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

@@ -34,26 +34,18 @@ MOST_COPIES = 20
 
 def status(
     pipeline: PipelineArgument,
-    every: Annotated[
-        bool, typer.Option("--all", help="Show every note and every table of the ledger, however many there are.")
-    ] = False,
+    every: Annotated[bool, typer.Option("--all", help="Show every note and every table.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a pipeline is: its sources' positions and lag, copies of existing rows, targets, latest runs.
+    """Show how far a pipeline is, problems first: sources, copies, targets, latest runs.
 
     \b
       lockstep status shop
-      lockstep status shop --all
       lockstep status shop --json
 
-    Reads only the meta database, neither source nor target. Problems come first: rows that differ, or that a target
-    rejected and lacks; the last error of an extract, a plan or a run that has not succeeded since; copies that somebody
-    has paused while tables wait for them; a source or target that is late by the schedule; a source that was never
-    extracted, or that will purge its log soon. Each is shown until its cause is gone. The exit code is the class of the
-    first of them (docs/errors.md): 0 only if nothing needs attention, 75 if something is paused or late, or was never
-    extracted. If there are many notes and tables, only some are shown, with a count of the others, unless you pass
-    --all; --json always has all.
+    Reads only the meta database. Each problem is shown until its cause is gone. Exit code: that of the first problem;
+    75 if something is paused or late, 0 if nothing needs attention.
     """
     from cdc_core.meta import Meta
     from cdc_core.operations.status import status_of

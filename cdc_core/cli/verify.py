@@ -51,33 +51,33 @@ def verify(
     sample: Annotated[
         float | None,
         typer.Option(
-            "--sample", metavar="PERCENT", min=0.001, max=100, help="Of --mode random; default: verify.sample_percent."
+            "--sample",
+            metavar="PERCENT",
+            min=0.001,
+            max=100,
+            help="Share for --mode random; default: verify.sample_percent.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="Of --mode random: repeats an earlier sample, if no row came or left since."),
+        typer.Option(
+            "--seed", help="Repeat an earlier sample of --mode random, if no rows were added or deleted since."
+        ),
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin from the start, also if a verification was interrupted.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Verify nothing; show the newest evidence and its age.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin from the start.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only show the newest evidence.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the rows of the sources with a target, while both are written.
 
     \b
-      lockstep verify shop
       lockstep verify shop shop.orders --target shards
       lockstep verify shop --mode random --sample 5
-      lockstep verify shop --show
 
-    Reads the sources in short chunks with SELECT only, stops nothing and locks nothing; it waits while a copy would
-    have to (snapshot.throttle). A change that the target has not applied yet is not a difference. For a row that
-    differs, the staged changes say whether the target is wrong, or the stage. A verification that was interrupted
-    continues after the last range. Evidence is kept on the stage. Only --mode ordered proves that the target is equal.
-    Exit code 0: nothing differs; 4: differences; 75: some rows could not be judged yet; 3: a table cannot be compared.
+    Reads with SELECT only. A change that the target has not applied yet is not a difference. An interrupted
+    verification continues after its last range. Only --mode ordered proves that the target is equal. Exit codes: 0
+    nothing differs; 4 differences; 75 some rows could not be judged yet; 3 a table cannot be compared.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

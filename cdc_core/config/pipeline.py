@@ -26,25 +26,23 @@ from cdc_core.words import counted
 class Pipeline(Model):
     """One pipeline file."""
 
-    pipeline: Name = Field(description="the pipeline's name; the DAG is cdc_<pipeline>")
+    pipeline: Name = Field(description="the pipeline's name; its DAG is cdc_<pipeline>")
     schedule: Cron = Field(
         "0 * * * *", description="cron expression (UTC); its intervals are the windows of the batches"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
     tables: CaptureRules = Field(description="which tables are captured")
-    routes: tuple[Route, ...] = Field(
-        (), description="logical tables; default: each table's logical name is `database.table`"
-    )
-    stage: StageConfig = Field(description="where staged files are stored")
-    meta: MetaConfig = Field(description="where positions and records are stored")
+    routes: tuple[Route, ...] = Field((), description="logical tables; default: `database.table`")
+    stage: StageConfig = Field(description="where staged files are kept")
+    meta: MetaConfig = Field(description="where positions and records are kept")
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
-    snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
+    snapshot: Snapshot = Field(default_factory=Snapshot, description="how existing rows are copied")
     verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
     repair: Repair = Field(default_factory=Repair, description="limits of repairs")
     reverse_query: ReverseQuery | None = Field(
-        None, description="old changes are looked up in the source before they are applied; default: they are not"
+        None, description="look old changes up in the source before they are applied; default: no"
     )
     cutover: Cutover = Field(default_factory=Cutover, description="how an application is switched to a target")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")

@@ -52,13 +52,10 @@ def extract_sources(
                     raise SystemExit  # what has come is staged first
 
             try:
-                with Extractor(
-                    opened.pipeline, name, meta=opened.meta, holder=opened.holder, environ=opened.environ,
-                    accept=accept, abandon=abandon,
-                ) as extractor:  # fmt: skip
+                with Extractor(opened, name, accept=accept, abandon=abandon) as extractor:
                     progressed(extractor.drain(until_us=until_us, budget_s=budget_s, progress=progressed))
             except Exception as error:
-                keep_failure(opened.meta, opened.name, name, error)
+                keep_failure(opened, name, error)
                 raise
             return True
 

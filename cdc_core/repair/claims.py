@@ -199,9 +199,7 @@ def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lea
     deadline_s = time.monotonic() + job.wait_s
     while True:
         extract_if_free(job.opened, source)
-        staged = stage_claims(
-            job.meta, job.opened.store, job.pipeline, source, lease, claims, capture=capture, current=tables.has
-        )
+        staged = stage_claims(job.opened, source, lease, claims, capture=capture, current=tables.has)
         if staged.waiting is None:
             return staged
         if time.monotonic() > deadline_s:

@@ -4,6 +4,9 @@ Rows that are there are staged as claims by key, keys that are not as deletes, i
 a repair's, claims.py). A run that takes the changes and the claims together writes the row that the source has, and not
 one that was replaced long ago; a replay of the stage does the same without the source.
 
+A run asks, not the extractor: only a run knows what no target has, and the log would grow while an extractor waited.
+Only runs that apply everything staged ask, because an answer is as of now and belongs to the last interval.
+
 Only what a run is about to apply is asked for: changes of batches that a target lacks, whose commit time is before a
 moment. A key whose claim is newer than its change is not asked for again, so that a run which is killed and repeated
 continues. It must keep true that nothing depends on the answer: the changes stay staged, and where the source does not
@@ -120,9 +123,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     job = Job(opened, pipeline.target(targets[0]), wait_s=config.wait_s)
     try:
         with ExitStack() as stack:
-            sources = [
-                stack.enter_context(open_source(pipeline, name, meta, opened.environ, waiting)) for name in names
-            ]
+            sources = [stack.enter_context(open_source(opened, name, waiting)) for name in names]
             asked = _askable(pipeline, sources, wanted, left_out)
             if not asked:
                 return Queried(left_out=left_out, left=left)

@@ -24,7 +24,6 @@ from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.reshard.base import require_base
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.objects import ObjectStore
 
 LEASE_S = 10.0
 
@@ -71,8 +70,8 @@ def fill(opened: OpenPipeline, spark: Spark, target: str, most_rows: int, told: 
     and count_from_the_horizon raise.
     """
     taking = _fed(opened.pipeline, target)
-    count_from_the_horizon(opened.meta, opened.store, taking, target)
     once = replace(opened, pipeline=taking)
+    count_from_the_horizon(once, target)
     for number in itertools.count(1):
         now = filled(opened.meta, taking, target)
         told(now)
@@ -98,11 +97,12 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
     return pipeline.model_copy(update={"targets": targets})
 
 
-def count_from_the_horizon(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> None:
+def count_from_the_horizon(opened: OpenPipeline, target: str) -> None:
     """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (reshard.no_base)
     where that is not so, RetryLater (meta.lease_held: a purge, sweep or compaction)."""
+    store, pipeline = opened.store, opened.pipeline
     found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):
         # A purge since the command looked may have removed what the target needs.
         has_it = partial(require_base, store, pipeline, pipeline.target(target))
-        retention.seeded(meta, store, pipeline, target, require=has_it)
+        retention.seeded(opened, target, require=has_it)

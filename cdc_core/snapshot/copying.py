@@ -73,7 +73,7 @@ def copy_pending(opened: OpenPipeline) -> dict[str, DrainResult]:
     read_isolated_again(opened, sources)
     done: list[str] = []
     for source in sources:
-        wanted = pending.copied_by_runs(opened.meta, opened.pipeline, source)
+        wanted = pending.copied_by_runs(opened, source)
         try:
             copied = copy_sources(opened, {source: wanted})
         except RetryLater as error:
@@ -107,7 +107,10 @@ def extract_before_copying(opened: OpenPipeline, sources: Sequence[str], *, know
 def read_isolated_again(opened: OpenPipeline, sources: Iterable[str]) -> None:
     """Has isolated tables captured again where the pipeline says so, and notes which cannot be read even now."""
     for source in sources:
-        if readmit(opened.meta, opened.store, opened.pipeline, source, opened.holder):
+        if readmit(
+            opened,
+            source,
+        ):
             extract_if_free(opened, source)
             for table, why in isolated(opened.store, source).items():
                 opened.progress.note(f"not copied: {table} of {source} still cannot be read: {why}")

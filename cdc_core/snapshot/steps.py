@@ -39,7 +39,7 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
             for table, one in meta.coverage(source).tables.items()
             if one.how is How.ISOLATED
         )
-    pending = (*copied_by_runs(meta, pipeline, source), *again)
+    pending = (*copied_by_runs(opened, source), *again)
     return tuple(one for one in pending if copied_table(source, one.name) not in refused)
 
 
@@ -84,7 +84,7 @@ def stage_read(opened: OpenPipeline, source: str, lease: Lease) -> Staged:
     """
     with _kept(opened, source):
         capture = Capture(opened.pipeline.tables, opened.pipeline.routes, opened.environ)
-        return stage_due(opened.meta, opened.store, opened.pipeline, source, lease, capture=capture)
+        return stage_due(opened, source, lease, capture=capture)
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _kept(opened: OpenPipeline, source: str) -> Iterator[None]:
         yield
     except Exception as error:
         if not (isinstance(error, RetryLater) and error.code in WAITS):
-            keep_failure(opened.meta, opened.name, source, error, task=COPY)
+            keep_failure(opened, source, error, task=COPY)
         raise
     opened.meta.succeeded(opened.name, COPY, source)
 

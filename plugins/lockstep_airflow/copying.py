@@ -92,7 +92,10 @@ class CopyPlanOperator(Leaving, BaseOperator):
             for source in sources:
                 if dry:
                     continue
-                readmit(ready.meta, ready.store, ready.pipeline, source, ready.holder)
+                readmit(
+                    ready,
+                    source,
+                )
                 if not extract_if_free(ready, source) and ready.meta.checkpoint(source) is None:
                     raise RetryLater(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",

@@ -137,9 +137,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
                 for line in look_up(ready, targets).notes:
                     log.info("%s", line)
         made = plan(
-            ready.meta,
-            ready.store,
-            pipeline,
+            ready,
             window=None if window.open else (window.start_us, window.end_us),
             run_id=run_name(context, pipeline),
             targets=targets,
@@ -185,13 +183,10 @@ class ReplayPlanOperator(PlanOperator):
         selection = selection_of(context, ready.pipeline, ready.meta, ready.store)
         with exported(ready.pipeline):
             made = plan(
-                ready.meta,
-                ready.store,
-                ready.pipeline,
+                ready,
                 selection,
                 run_id=run_name(context, ready.pipeline),
                 airflow_run_id=context["dag_run"].run_id,
-                environ=ready.environ,
             )
         return _planned(ready, made, str(RunWindow(made.window_start_us, made.window_end_us)))
 
@@ -199,7 +194,7 @@ class ReplayPlanOperator(PlanOperator):
         from cdc_core.apply.replay import chosen
 
         selection = selection_of(context, ready.pipeline, ready.meta, ready.store)
-        view = chosen(ready.meta, ready.pipeline, selection)
+        view = chosen(ready, selection)
         return {
             "run_id": run_name(context, ready.pipeline),
             "dry_run": True,
@@ -217,7 +212,10 @@ def _planned(ready: OpenPipeline, made: RunPlan, window: str) -> dict[str, Any]:
 
     with exported(ready.pipeline):
         require_no_loops(ready.pipeline, made, ready.environ)
-        for target, error in require_any_ready(ready.meta, ready.pipeline, made, ready.environ).items():
+        for target, error in require_any_ready(
+            ready,
+            made,
+        ).items():
             log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,
@@ -239,9 +237,7 @@ class PurgeOperator(_PipelineOperator):
             assert ready.pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
             now_us = to_us(asked_at(context))
             found = purge(
-                ready.meta,
-                ready.store,
-                ready.pipeline,
+                ready,
                 cutoff_us=now_us - age_us(ready.pipeline.retention.keep),
                 forget_us=ready.pipeline.retention.forget_us(now_us),
                 dry_run=is_dry_run(context),
@@ -261,9 +257,7 @@ class CompactOperator(_PipelineOperator):
         with as_airflow_failures("compact"), self.open_pipeline(context) as ready:
             assert ready.pipeline.retention is not None  # the renderer makes this task for such pipelines only
             found = compact(
-                ready.meta,
-                ready.store,
-                ready.pipeline,
+                ready,
                 by=By(ready.pipeline.retention.compact or By.DAY),
                 older_than_us=REMOVED_AFTER_US if ready.pipeline.retention.remove_originals else None,
                 dry_run=is_dry_run(context),
@@ -289,8 +283,8 @@ class SweepOperator(_PipelineOperator):
         from cdc_core.apply.retention import sweep, sweep_plans
 
         with as_airflow_failures("sweep"), self.open_pipeline(context) as ready:
-            found = sweep(ready.meta, ready.store, ready.pipeline, dry_run=is_dry_run(context))
-            dead = sweep_plans(ready.meta, ready.store, ready.pipeline, dry_run=is_dry_run(context))
+            found = sweep(ready, dry_run=is_dry_run(context))
+            dead = sweep_plans(ready, dry_run=is_dry_run(context))
         log.info("files of %d dead plans: %s", len(dead), ", ".join(dead) or "none")
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
@@ -338,7 +332,7 @@ class _RunOperator(_PipelineOperator):
                 plan = load(ready.meta, ready.store, run_id)
                 if not any(one.batches for one in plan.targets if self.target in ("", one.target)):
                     raise AirflowSkipException(self._nothing)
-                require_layouts(ready.meta, ready.pipeline, plan)
+                require_layouts(ready, plan)
                 reason = taken_over(ready.meta, plan, self.target)
                 if reason:
                     raise AirflowSkipException(reason)
@@ -392,11 +386,15 @@ class SparkJobOperator(_RunOperator):
             if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
-                require_target(ready.meta, ready.pipeline, plan, self.target, ready.environ)
+                require_target(
+                    ready,
+                    plan,
+                    self.target,
+                )
             if self.job == WRITE.name:
                 from cdc_core.apply.layouts import note_layouts
 
-                note_layouts(ready.meta, ready.pipeline, plan, self.target)
+                note_layouts(ready, plan, self.target)
             for job in self._jobs(plan):
                 spark.submit(job)
             if self.job == WRITE.name:
@@ -434,7 +432,11 @@ class CommitOperator(_RunOperator):
 
         doing = f"commit {self.target}"
         with self.planned(context, doing) as (ready, plan), exported(ready.pipeline):
-            summary = commit(ready.meta, ready.store, ready.pipeline, plan, self.target, environ=ready.environ)
+            summary = commit(
+                ready,
+                plan,
+                self.target,
+            )
             metrics.committed(ready.name, summary)
             positions = _positions(ready.meta, plan, self.target)
         for one in summary.tables:
@@ -446,7 +448,10 @@ class CommitOperator(_RunOperator):
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
         with as_airflow_failures(doing), self.open_pipeline(context) as ready, exported(ready.pipeline):
-            require_gates_closed(ready.meta, ready.pipeline, self.target, ready.environ)
+            require_gates_closed(
+                ready,
+                self.target,
+            )
         return summary.to_json()
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:

@@ -139,7 +139,7 @@ def test_changes_without_a_key_that_may_come_again_are_taken_with_a_copy_that_ta
 
 
 def extract(pipeline: Pipeline, meta: Meta, environ: dict[str, str]) -> None:
-    with Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
+    with Extractor(opened(pipeline, meta, environ), "shop") as extractor:
         assert extractor.drain().done
 
 

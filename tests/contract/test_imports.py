@@ -14,14 +14,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LAYERS = {
     "values": "errors model windows words remedies informing leaving account extras",
-    "formats": "binlog results config history sink connections mysql_client session tls server_errors",
+    "formats": "binlog config history sink results connections mysql_client session tls server_errors",
     "stores": "ring stage meta staged",
     "servers": "source target",
-    "operations": "operations extract snapshot apply check verify repair cutover ddl reshard init rebuild target_tables",
+    "operations": "operations extract snapshot apply check verify repair cutover ddl reshard init rebuild "
+    "target_tables",
     "faces": "cli",
 }
-"""The packages and modules of cdc_core. Each imports from its own layer and from those above it in this list, and inside
-a layer no modules import one another in a circle."""
+"""The packages and modules of cdc_core. Each imports from its own layer and from those above it in this list, and
+inside a layer no modules import one another in a circle."""
 LAYER_OF = {name: number for number, names in enumerate(LAYERS.values()) for name in names.split()}
 
 

@@ -58,7 +58,7 @@ class Line:
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
 
     def drain(self) -> None:
-        with Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ) as extractor:
+        with Extractor(opened(self.pipeline, self.meta, self.environ), "shop") as extractor:
             assert extractor.drain().done
 
     def copy(self, *tables: str) -> dict[str, Refused]:

@@ -80,7 +80,7 @@ class Verified:
     def drain(self) -> None:
         with (
             Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta,
-            Extractor(self.line.pipeline, "shop", meta=meta, environ=self.environ) as extractor,
+            Extractor(opened(self.line.pipeline, meta, self.environ), "shop") as extractor,
         ):
             extractor.drain()
 
