@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.open_pipeline import Progress
 from cdc_core.operations.status import verification_documents
 from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
@@ -220,14 +221,15 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
         **{"            meta:": f"            snapshot: {{throttle: {{query: '{busy}'}}}}\n            meta:"}
     )
     waits: list[str] = []
-    with begun(shop) as (job, _):
 
-        def say(line: str) -> None:
-            if "the query of snapshot.throttle returns 1" in line:
-                waits.append(line)
+    class Eased(Progress):
+        def note(self, text: str) -> None:
+            if "the query of snapshot.throttle returns 1" in text:
+                waits.append(text)
                 shop.source("DELETE FROM busy")
 
-        found = verify(replace(job, said=say), ["number"])
+    with begun(shop) as (job, _):
+        found = verify(replace(job, opened=replace(job.opened, progress=Eased())), ["number"])
         assert found.results[0].equal
         assert waits
         job.meta.pause_copies("shop", "me")
