@@ -415,7 +415,7 @@ def test_values_that_look_equal_to_somebody_are_told_apart(
     run.drain()
     run.target(f"CREATE TABLE sib LIKE {run.line.origin.name}.sib", *inserts(2))
     run.consumed()
-    result = run.verify("sib", progressed=lambda table, side, rows: None)["sib"]
+    result = run.verify("sib", report=lambda table, side, rows: None)["sib"]
     assert result.error is None
     differ = {number: pair for number, pair in enumerate(planted) if pair[1] != pair[2]}
     shown = {int(str(one.key["id"])): one.columns for one in result.findings}
