@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from cdc_core.meta.states import RecordState, RunState
+from cdc_core.meta.run_states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
