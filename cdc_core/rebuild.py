@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from cdc_core.apply.turn import Turn
+from cdc_core.apply.turn import require_turn, turn_at
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
-from cdc_core.extract import default_holder
 from cdc_core.meta import Meta
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.manifest import chain
@@ -18,8 +16,8 @@ def rebuild(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> 
     """How many batches were missing. Nobody adds to the chain meanwhile, or removes from it: what meta is told after
     the chain was read would be replaced by what the chain said then.
 
-    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and Meta.rebuild
-    raise.
+    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and
+    Meta.rebuild raise.
     """
     lease_s = pipeline.limits.lease_s
     taken = RetryLater(
@@ -29,14 +27,13 @@ def rebuild(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> 
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     with (
-        Turn(meta, pipeline) as turn,
+        turn_at(meta, pipeline) as turn,
         copier_lease(meta, pipeline, source),
         # A DAG tries to extract the source all the time, and a long chain takes longer to read than a lease lasts.
-        kept_lease(meta, source, pipeline.pipeline, default_holder(), lease_s, taken=taken) as lease,
+        meta.leases.held(source, lease_s, taken=taken) as lease,
     ):
         horizon = horizons.read(store, source)
         manifests = tuple(chain(store, source))
-        turn.renew()
-        lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
-        meta.release_lease(lease)  # it has another epoch than the one that the block began with
+        require_turn(meta, turn)
+        _, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
     return added

@@ -114,7 +114,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
             _merge(context, plan)
     for name, refusal in failed.items():
         log.error("run %s: target %s: %s", run_id, name, refusal)
-        context.meta.record_failure(run_id, str(refusal), target=name)
+        context.meta.runs.record_failure(run_id, str(refusal), target=name)
         errors.append(refusal)
     for one in plan.targets:
         if one.batches and one.target not in failed:
@@ -139,7 +139,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
         len({batch for one in plan.targets for batch in one.batches}),
         sum(table.rows for one in plan.merge_sets for table in one.tables),
         tuple(summaries),
-        context.meta.ledger(run_id),
+        context.meta.ledgers.find(run_id),
         tuple(lost),
         plan.by_driver(context.pipeline.spark.driver_rows),
     )
@@ -162,8 +162,8 @@ def _noted(context: RunContext, run_id: str, target: str | None = None) -> Itera
 def _keep(context: RunContext, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
     try:
         if run_id:
-            context.meta.record_failure(run_id, str(error), target=target)
-        context.meta.failed(context.pipeline.pipeline, task, run_id, error)
+            context.meta.runs.record_failure(run_id, str(error), target=target)
+        context.meta.failures.keep(task, run_id, error)
     except LockstepError as unrecorded:
         log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 

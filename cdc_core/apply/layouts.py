@@ -38,10 +38,10 @@ def require_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan) -> None:
     """Raises DataAtRisk (target.layout), and what require_planned raises."""
     for name, layouts in planned_layouts(plan).items():
         require_planned(pipeline.target(name), plan)
-        meta.require_layouts(name, layouts)
+        meta.layouts.require(name, layouts)
 
 
 def note_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan, target: str) -> None:
     """Before the first row of a run is written to a target. Raises as require_layouts."""
     require_planned(pipeline.target(target), plan)
-    meta.note_layouts(target, plan.target(target).layouts)
+    meta.layouts.note(target, plan.target(target).layouts)

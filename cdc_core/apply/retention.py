@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.apply.consumed import committed
-from cdc_core.apply.turn import Turn, turn_of
+from cdc_core.apply.turn import require_turn, turn_at, turn_of
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.meta import Meta, RunState, copier_of
+from cdc_core.meta import Lease, Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
@@ -99,12 +99,12 @@ def purge(
     before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
         found = [_look(meta, store, pipeline, source.name, cutoff_us)[0] for source in pipeline.sources]
-        batches = meta.forget_batches(_positions(found), before_us, dry_run=True)
+        batches = meta.batches.forget(_positions(found), before_us, dry_run=True)
     else:
         check_writable(store)  # if it deletes nothing, nothing must be recorded as purged
-        with Turn(meta, pipeline) as turn:
+        with turn_at(meta, pipeline) as turn:
             found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
-            batches = meta.forget_batches(_positions(found), before_us)
+            batches = meta.batches.forget(_positions(found), before_us)
         for one in found:
             if one.horizon is not None:
                 _delete_before(store, one.horizon)
@@ -114,7 +114,7 @@ def purge(
             with _saying(f"the files of {done} of {len(runs)} old runs were removed before"):
                 for path in paths:
                     store.delete(path)
-    forgotten = meta.forget_runs(pipeline.pipeline, before_us, dry_run=dry_run)
+    forgotten = meta.runs.forget(before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
 
 
@@ -139,8 +139,8 @@ def sweep(
         return clear_orphans(
             store,
             name,
-            live_epoch=meta.live_epoch(name),
-            compactor_epoch=meta.live_epoch(turn_of(pipeline)),
+            live_epoch=meta.leases.live_epoch(name),
+            compactor_epoch=meta.leases.live_epoch(turn_of(pipeline)),
             copies=_copies(meta, name),
             older_than_s=older_than_s,
             dry_run=dry_run,
@@ -148,10 +148,10 @@ def sweep(
 
     if dry_run:
         return {name: swept(name) for name in names}
-    with Turn(meta, pipeline) as turn:
+    with turn_at(meta, pipeline) as turn:
         done = {}
         for name in names:
-            turn.renew()
+            require_turn(meta, turn)
             done[name] = swept(name)
         return done
 
@@ -173,7 +173,7 @@ def sweep_plans(
     """
     if dry_run:
         return _dead_plans(meta, store, pipeline, older_than_s)
-    with Turn(meta, pipeline):
+    with turn_at(meta, pipeline):
         dead = _dead_plans(meta, store, pipeline, older_than_s)
         for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
@@ -189,7 +189,9 @@ def _dead_plans(meta: Meta, store: ObjectStore, pipeline: Pipeline, older_than_s
         folders.setdefault("/".join(info.path.split("/", 3)[:3]), []).append(info)
     latest = time.time() - older_than_s
     old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
-    staged = {batch.batch_id for source in pipeline.sources for batch in meta.batches(source.name)} if old else set()
+    staged = (
+        {batch.batch_id for source in pipeline.sources for batch in meta.batches.find(source.name)} if old else set()
+    )
     return {
         root: files
         for root, files in old.items()
@@ -207,7 +209,7 @@ def _is_dead(meta: Meta, pipeline: Pipeline, raw: bytes, staged: set[str]) -> bo
         return False
     if owner != pipeline.pipeline:
         return False
-    known = meta.run(run_id)
+    known = meta.runs.find(run_id)
     finished = replay or (known is not None and known.state is RunState.COMMITTED)
     if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
         return False  # a purge removes it
@@ -216,14 +218,14 @@ def _is_dead(meta: Meta, pipeline: Pipeline, raw: bytes, staged: set[str]) -> bo
 
 def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
     """Whether the target has not committed all of the batches."""
-    records = meta.records(target, sorted(batches))
+    records = meta.records.find(target, sorted(batches))
     return not all(record.state.consumed for record in records) or {one.batch_id for one in records} != set(batches)
 
 
 def _copies(meta: Meta, source: str) -> Copies:
-    epoch = meta.live_epoch(copier_of(source))
-    waiting = [part.path for one in meta.chunks(source) for part in one.parts]
-    decided = [part.path for one in meta.decided_copied(source) for part in one.parts]
+    epoch = meta.leases.live_epoch(copier_of(source))
+    waiting = [part.path for one in meta.copies.chunks(source) for part in one.parts]
+    decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
     return Copies(epoch, frozenset([*waiting, *decided]))
 
 
@@ -250,7 +252,7 @@ def seeded(
             code="plan.unknown_target",
             remedy=f"choose one of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
         )
-    with Turn(meta, pipeline) as turn:
+    with turn_at(meta, pipeline) as turn:
         require()
         added = 0
         for source in pipeline.sources:
@@ -258,11 +260,13 @@ def seeded(
             horizon = horizons.read(store, source.name)
             if horizon is not None:
                 purged = [
-                    one for one in meta.batches(source.name, until=horizon.position) if one.begin < horizon.position
+                    one
+                    for one in meta.batches.find(source.name, until=horizon.position)
+                    if one.begin < horizon.position
                 ]
-                added += meta.seed(target, purged)
+                added += meta.records.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
-                turn.renew()  # a purge that took the turn may have moved the horizon
+                require_turn(meta, turn)  # a purge that took the turn may have moved the horizon
                 store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
     return added
 
@@ -310,16 +314,16 @@ def _having(
     ids = {manifest.batch_id for manifest in ready}
     for target in pipeline.targets:
         had = horizon is None or target.name in horizon.targets
-        if not target.replay_only or (had and meta.first_lacking(source, target.name) not in ids):
+        if not target.replay_only or (had and meta.plans.first_lacking(source, target.name) not in ids):
             yield target.name
 
 
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
     """Leaves out what a copy that is not staged yet needs: a row that it has read may have changed since. Why the next
     batch stays then."""
-    chunks = [one.chunk for one in meta.chunks(source)]
-    chunks += [chunk for manifest in meta.decided_copied(source) for chunk in manifest.chunks]
-    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies(source) if copy.low is not None]
+    chunks = [one.chunk for one in meta.copies.chunks(source)]
+    chunks += [chunk for manifest in meta.copied.decided(source) for chunk in manifest.chunks]
+    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies.find(source) if copy.low is not None]
     since = _left_since(begins, ready)
     return "" if since is None else f"a copy that began at {since} is not staged yet"
 
@@ -353,7 +357,7 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
 
 
 def _move_horizon(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: Turn
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: Lease
 ) -> PurgedSource:
     found, ready, stay = _look(meta, store, pipeline, source, cutoff_us)
     if ready:
@@ -361,8 +365,8 @@ def _move_horizon(
         targets = [target.name for target in pipeline.scheduled_targets]
         ids = [manifest.batch_id for manifest in ready]
         copied = {one.batch_id for one in stay if one.copied}
-        meta.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
-        turn.renew()
+        meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
+        require_turn(meta, turn)
         store.put(horizon_path(source), found.horizon.to_bytes())
         log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
     return found
@@ -401,7 +405,7 @@ def _saying(done: str) -> Iterator[None]:
 
 def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int) -> dict[str, list[str]]:
     """The files of runs that were committed before the cutoff, by run."""
-    roots = {run_root(run_id): run_id for run_id in meta.finished_runs(pipeline.pipeline, cutoff_us)}
+    roots = {run_root(run_id): run_id for run_id in meta.runs.finished(cutoff_us)}
     if not roots:
         return {}
     found: dict[str, list[str]] = {}

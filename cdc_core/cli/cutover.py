@@ -80,7 +80,7 @@ def plan(
             fed = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
         findings = [one for one in findings_of(work, tables) if one.status != "ok"]
         before = known(work)
-        stop_s, stop = expected_stop(work.meta.latest_cutover(work.pipeline.pipeline))
+        stop_s, stop = expected_stop(work.meta.cutovers.latest(work.pipeline.pipeline))
     documents = [(fed[name], one.document) for name, one in before.evidence.items()]
     ended = [
         str(one["ended"]) if one is not None and Since.of_evidence(one).tables >= tables_fed else None
@@ -308,11 +308,11 @@ def status(
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        found = meta.latest_cutover(parsed.pipeline)
+        found = meta.cutovers.latest(parsed.pipeline)
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        alone = found.cutover_id in {one.cutover_id for one in meta.status(parsed.pipeline).cutovers}
+        alone = found.cutover_id in {one.cutover_id for one in meta.status.find().cutovers}
         left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
         lost = _lost(output, found)
         more = {} if left is None else {"problem": problem_document(left)}
@@ -406,7 +406,7 @@ def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | Non
         return None
     _, found = load_pipeline(str(forward), pipelines)
     with Meta.open(found.meta.url, found.pipeline) as meta:
-        known = meta.latest_cutover(found.pipeline)
+        known = meta.cutovers.latest(found.pipeline)
     return found if known is not None and known.way_back == parsed.pipeline else None
 
 
@@ -436,7 +436,7 @@ class _Hands:
         context = replace(self.context, began=lambda task: laps.begin(task.rpartition(": ")[2]))
         apply(context, run_id(context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
         names = [one.name for one in self.context.pipeline.sources]
-        view = self.context.meta.plan_view("", names, list(self.jobs), None)
+        view = self.context.meta.plans.find("", names, list(self.jobs), None)
         if any(view.pending.values()):
             raise RetryLater(
                 "Batches are left that another run has taken and not committed.",
@@ -480,7 +480,7 @@ class _Hands:
         from cdc_core.verify.modes import found_since
 
         pipeline, meta = self.context.pipeline, self.context.meta
-        known = meta.verification(pipeline.pipeline, target)
+        known = meta.verifications.find(target)
         summary = known.evidence.get("ordered") if known is not None else None
         if known is None or summary is None:
             return Evidence(None)

@@ -68,7 +68,7 @@ def rebuild(
         for name in choose([one.name for one in parsed.sources], source, "source"):
             starts.require_own(store, name, parsed.pipeline)
             added = rebuild_source(meta, store, parsed, name)
-            stored = meta.checkpoint(name)
+            stored = meta.positions.checkpoint(name)
             require_reached(store, name, newest(store, name), stored.position if stored else None)
             done.append((name, added, str(stored.position) if stored else None))
     columns = ("source", "batches restored", "position")

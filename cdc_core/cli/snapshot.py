@@ -167,7 +167,7 @@ def copy_sources(
                 refused = read_tables(
                     pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
                 )
-            retries[name] = meta.chunk_retries(name)
+            retries[name] = meta.copies.retries(name)
             left_out |= {f"{name}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):
                 continue
@@ -216,14 +216,14 @@ def _note_refused(output: CliOutput, copied: Copied) -> None:
 
 def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str], *, pause: bool) -> None:
     """Pauses the copies of these sources, or resumes them."""
-    from cdc_core.extract.extractor import default_holder
+    from cdc_core.meta import default_holder
 
     lines = []
     for name in names:
         if pause:
-            meta.pause_copies(name, default_holder())
+            meta.copies.pause(name, default_holder())
             lines.append(f"Copies of {name} are paused: no chunk is read until `lockstep snapshot --resume`.")
-        elif meta.resume_copies(name):
+        elif meta.copies.resume(name):
             lines.append(f"Copies of {name} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
             lines.append(f"Copies of {name} were not paused.")
@@ -233,7 +233,7 @@ def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str],
 def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: CliOutput, *, needed: bool) -> None:
     """Which tables there are, and what they lack, the extractor knows; where another one is running, it is waited for
     later. needed: False if what was extracted before will do."""
-    fresh = [name for name in names if meta.checkpoint(name) is None]
+    fresh = [name for name in names if meta.positions.checkpoint(name) is None]
     if fresh:
         extract_sources(pipeline, fresh, None, output)
     if needed:
@@ -244,7 +244,7 @@ def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: Cli
 
 def _read_again(pipeline: Pipeline, meta: Meta, sources: list[str], output: CliOutput) -> None:
     """Has isolated tables captured again where the pipeline says so, and says which cannot be read even now."""
-    from cdc_core.extract.extractor import default_holder
+    from cdc_core.meta import default_holder
     from cdc_core.snapshot.readmission import readmit
     from cdc_core.stage.isolated import isolated
 
@@ -323,7 +323,7 @@ def _show_plan(
                 "?" if seconds is None else f"~{duration(seconds)}", why,
             ))  # fmt: skip
     total_s = sum(one["seconds_estimated"] or 0 for one in found)
-    paused = [source for source in sorted(wanted) if meta.copies_paused(source) is not None]
+    paused = [source for source in sorted(wanted) if meta.copies.paused(source) is not None]
     document = {
         "pipeline": pipeline.pipeline,
         "tables": found,

@@ -244,7 +244,6 @@ def isolated(
     from the position shown up to now are not staged: then copy the table (`lockstep snapshot`). With `resync`,
     `lockstep run` does both.
     """
-    from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
     from cdc_core.stage import isolated as left_out
     from cdc_core.stage import start as starts
@@ -262,10 +261,9 @@ def isolated(
                 code="cli.usage",
                 remedy="add --source NAME",
             )
-        limit_s = parsed.limits.lease_s
         with (
             Meta.open(parsed.meta.url, parsed.pipeline) as meta,
-            meta.holding(names[0], parsed.pipeline, default_holder(), limit_s),
+            meta.leases.held(names[0], parsed.limits.lease_s),
         ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
@@ -585,7 +583,7 @@ def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
     position = parse_position(text)
     found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        found.require_staged({source.name: meta.checkpoint(source.name) for source in pipeline.sources})
+        found.require_staged({source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources})
     return found
 
 

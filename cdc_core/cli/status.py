@@ -62,7 +62,7 @@ def status(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        found = meta.status(parsed.pipeline, [target.name for target in parsed.scheduled_targets])
+        found = meta.status.find([target.name for target in parsed.scheduled_targets])
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]
     answer = status_document(found, waiting) | {"ledgers": [ledger_document(one.entry) for one in found.ledgers]}

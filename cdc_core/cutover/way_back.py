@@ -63,19 +63,19 @@ class ExistingWayBack:
             if after is not None:
                 raise
             return Disturbed(f"the log of the old tables cannot be read to its end: {error}", None)
-        led, store = self.meta.latest_cutover(self.pipeline.pipeline), open_stage(self.pipeline.stage)
+        led, store = self.meta.cutovers.latest(self.pipeline.pipeline), open_stage(self.pipeline.stage)
         reached = led.details.get("reached", {}) if led is not None else {}
         places = {source: Position.from_text(text) for source, text in reached.items()} if after is None else after
         seen: dict[str, Position] = {}
         for source, place in places.items():
-            later = [one for one in self.meta.batches(source) if one.end > place and not one.copied]
+            later = [one for one in self.meta.batches.find(source) if one.end > place and not one.copied]
             seen[source] = max((one.end for one in later), default=place)
         why = StagedTables(self.pipeline, self.pipeline.targets, self.meta).missed(places, store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
     def written(self, after: Mapping[str, Position]) -> Written:
         self.extract()
-        batches = [one for source, place in after.items() for one in self.meta.batches(source) if one.end > place]
+        batches = [one for source, place in after.items() for one in self.meta.batches.find(source) if one.end > place]
         return written_in(self.meta, open_stage(self.pipeline.stage), [one for one in batches if not one.copied])
 
     def preview(self) -> Pipeline:
@@ -153,7 +153,7 @@ class NewWayBack:
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
         meta = self._job.meta.of(self.name)
-        if all(meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        if all(meta.positions.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
         self.keep_out()  # a cutover that an earlier version began has not

@@ -31,10 +31,8 @@ from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined, of_all
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
-from cdc_core.meta.ddl import OPEN
-from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.meta.rollouts import OPEN
 from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, translated, translating
@@ -138,7 +136,7 @@ def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
         code="ddl.running",
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
-    return kept_lease(work.meta, name, work.pipeline.pipeline, default_holder(), lease_s, taken=taken)
+    return work.meta.leases.held(name, lease_s, taken=taken)
 
 
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:
@@ -155,7 +153,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
             code="ddl.no_section",
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
-    former = work.meta.latest_rollout(work.pipeline.pipeline, work.target.name)
+    former = work.meta.rollouts.latest(work.target.name)
     problems: list[LockstepError] = []
     same = former is not None and (former.script, former.direction) == (text, direction)
     if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
@@ -188,7 +186,7 @@ def _open(former: Rollout, target: Target) -> Refused:
 def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
     """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
     begun: dict[str, set[int]] = {}
-    for one in work.meta.rollout_shards(rollout.rollout_id):
+    for one in work.meta.rollouts.shards(rollout.rollout_id):
         begun.setdefault(one.logical, set()).add(one.shard)
     for logical, former in begun.items():
         now = {one.shard for one in shard_tables(work.target, logical)}
@@ -319,7 +317,7 @@ def _held_columns(work: Work, table: DecidedTable) -> list[LockstepError]:
         if held:
             problems.append(_held(table.logical, held, f"{origin.schema.name} of the source has it"))
     sources = [one.name for one in work.pipeline.sources]
-    view = work.meta.plan_view("", sources, [work.target.name], None)
+    view = work.meta.plans.find("", sources, [work.target.name], None)
     pending = view.pending[work.target.name]
     schemas = schemas_of(view, open_stage(work.pipeline.stage))
     for batch in sorted(pending):
@@ -358,14 +356,14 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
-    noted = {(one.logical, one.shard): one for one in work.meta.rollout_shards(rollout.rollout_id)}
+    noted = {(one.logical, one.shard): one for one in work.meta.rollouts.shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
         if table.copied:
             _in_waves(waves, partial(_start_copy, work, lease, table, options))
         _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
-    work.meta.finish_rollout(lease, rollout.rollout_id)
+    work.meta.rollouts.finish(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
 
 
@@ -400,13 +398,13 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
         for table in decided.tables
         for shard in table.shards
     ]
-    return work.meta.begin_rollout(lease, rollout, known_ones)
+    return work.meta.rollouts.begin(lease, rollout, known_ones)
 
 
 def _require_right(work: Work, lease: Lease) -> None:
     """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
     back looks as if nothing had happened. Raises RetryLater (meta.lease_lost)."""
-    work.meta.renew_lease(lease, work.pipeline.limits.lease_s)
+    work.meta.leases.renew(lease, work.pipeline.limits.lease_s)
 
 
 def _start_copy(work: Work, lease: Lease, table: DecidedTable, options: Options, place: ShardTable) -> None:
@@ -439,7 +437,7 @@ def _bring(
             if behind is None:
                 raise _drifted(table, Shard(place, server, found))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
-                progress = work.meta.move_shard(lease, rollout.rollout_id, progress, behind)
+                progress = work.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
                 options.moved(place.name, progress)
             if behind == len(table.statements):
                 return
@@ -452,7 +450,7 @@ def _bring(
                 else:
                     _execute(connection, place, statement, way, options.patience_s)
             except LockstepError as error:
-                work.meta.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
+                work.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
                 raise
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(Shard(place, server, after)) != behind + 1:

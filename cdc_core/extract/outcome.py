@@ -6,7 +6,7 @@ import logging
 
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta
-from cdc_core.meta.failures import EXTRACT
+from cdc_core.meta.task_failures import EXTRACT
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,6 @@ def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, ta
     if failed.code in ANOTHER_HAS_IT:
         return
     try:
-        meta.failed(pipeline, task, source, failed)
+        meta.failures.keep(task, source, failed)
     except LockstepError as unkept:
         log.warning("%s: this failure could not be kept in meta: %s", source, unkept)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from sqlalchemy import Row, and_, func, insert, or_, select
 
@@ -29,7 +28,6 @@ from cdc_core.model.coverage import NO_SURVEY, TableCoverage, settled
 from cdc_core.model.position import Position
 
 _batch, _file = meta_schema.batch, meta_schema.batch_file
-_NO_COVERAGE: Mapping[str, TableCoverage] = MappingProxyType({})
 
 IN_ORDER = (_batch.c.begin_seq, _batch.c.end_seq, _batch.c.chunk)
 """The order of the chain: copied rows before the batch of the log that begins at the same place."""
@@ -74,16 +72,8 @@ class Batches(Repository):
             self._insert(manifest)
 
     @writes
-    def rebuild(
-        self, lease: Lease, manifests: Sequence[Manifest], purged: Mapping[str, TableCoverage] = _NO_COVERAGE
-    ) -> int:
-        """Restores a source's batches and position from its chain of manifests, given from the first one on; how many
-        were missing.
-
-        lease: under an epoch above all of the chain's (Leases.raise_epoch).
-        purged: the coverage that the horizon kept of manifests before them.
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
-        """
+    def rebuild(self, lease: Lease, manifests: Sequence[Manifest], purged: Mapping[str, TableCoverage]) -> int:
+        """See Meta.rebuild; how many were missing. lease: under an epoch above all of the chain's."""
         Leases(self.connection).require_held(lease)
         stored = SourcePositions(self.connection).checkpoint(lease.source)
         previous: Manifest | None = None

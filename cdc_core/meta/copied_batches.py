@@ -29,8 +29,8 @@ class CopiedBatches(Repository):
     def decide(self, lease: Lease, manifest: Manifest, done: Sequence[str], *, exact: bool = False) -> None:
         """These chunks go into this manifest. done: their tables, whose copies end with it.
 
-        exact: some are what a table without a key has at the manifest's place. A target counts such rows batch by batch:
-        no run may take a later batch before this one, so until it is recorded, plans end at the place (held_seq).
+        exact: some are what a table without a key has at the manifest's place. A target counts such rows batch by
+        batch: no run may take a later batch before this one, so until it is recorded, plans end there (held_seq).
 
         Raises RetryLater (meta.lease_lost, snapshot.moved).
         """

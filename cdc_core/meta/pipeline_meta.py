@@ -7,7 +7,7 @@ Keeps true: a call that raises has moved nothing; frozen values go in and come o
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 from sqlalchemy import Connection
@@ -22,6 +22,7 @@ from cdc_core.meta.cutovers import Cutovers
 from cdc_core.meta.database import Database, absent, now_us, parse, require_file
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.ledgers import Ledgers
+from cdc_core.meta.meta_rows import Lease
 from cdc_core.meta.overviews import Overviews
 from cdc_core.meta.plan_views import PlanViews
 from cdc_core.meta.positions import SourcePositions
@@ -34,6 +35,8 @@ from cdc_core.meta.table_copies import TableCopies
 from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.meta.task_failures import TaskFailures
 from cdc_core.meta.verifications import Verifications
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +121,20 @@ class Meta:
     def close(self) -> None:
         self.leases.give_back()
         self._database.close()
+
+    def rebuild(
+        self, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage] | None = None
+    ) -> tuple[Lease, int]:
+        """Restores a source's batches and position from its chain of manifests, given from the first one on.
+
+        purged: the coverage that the horizon kept of manifests before them.
+
+        Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
+        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
+        """
+        chain = tuple(manifests)
+        raised = self.leases.raise_epoch(lease, max((one.epoch for one in chain), default=0))
+        return raised, self.batches.rebuild(raised, chain, purged or {})
 
     def now_us(self) -> int:
         """The database's clock, µs UTC."""

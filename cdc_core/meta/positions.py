@@ -40,8 +40,8 @@ class SourcePositions(Repository):
 
     @writes
     def advance_watermark(self, lease: Lease, seen: Checkpoint) -> None:
-        """The source has nothing more up to the watermark of `seen`, at an unchanged position. The watermark never falls
-        unless it was withdrawn. The first call sets the position.
+        """The source has nothing more up to the watermark of `seen`, at an unchanged position. The watermark never
+        falls unless it was withdrawn. The first call sets the position.
 
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) if the position is another one.
         """

@@ -35,7 +35,8 @@ class ShardLayouts(Repository):
             if former != layout:
                 raise DataAtRisk(
                     f"The rows of {table!r} were written to the shards by {former}, and the pipeline now says "
-                    f"{layout}: rows that belong to another shard would stay where they are, beside their newer versions.",
+                    f"{layout}: rows that belong to another shard would stay where they are, beside their newer "
+                    "versions.",
                     where=f"targets.{target}.tables.{table}.sharding",
                     code="target.layout",
                     remedy="restore the former sharding; or give the target a new name and new tables, so that "

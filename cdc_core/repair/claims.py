@@ -119,7 +119,7 @@ class Made:
 
 def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str) -> None:
     """Stages what a killed process had decided. Raises RetryLater (snapshot.running)."""
-    if meta.decided_copied(source):
+    if meta.copied.decided(source):
         with copier_lease(meta, pipeline, source) as lease:
             finish_decided(meta, store, source, lease)
 
@@ -288,7 +288,7 @@ def _durable(
             "`lockstep snapshot PIPELINE TABLE`",
         )
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
-    number = job.meta.next_chunk(lease, one.source.name)
+    number = job.meta.copies.next_chunk(lease, one.source.name)
     file = ChunkFile(
         job.store, one.source.capture, one.schema, source=one.source.name, number=number, epoch=lease.epoch,
         low=one.read.low, ts_us=one.watermark_us, level=job.pipeline.stage.compression_level, scratch=scratch,

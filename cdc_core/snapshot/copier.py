@@ -24,10 +24,8 @@ import pymysql
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
-from cdc_core.extract.extractor import default_holder
 from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
@@ -80,11 +78,9 @@ class CopyContext:
     scratch: Path
 
 
-def copier_lease(
-    meta: Meta, pipeline: Pipeline, source: str, holder: str | None = None
-) -> AbstractContextManager[Lease]:
+def copier_lease(meta: Meta, pipeline: Pipeline, source: str, holder: str = "") -> AbstractContextManager[Lease]:
     """The right to copy tables of a source and to stage claims of its rows, renewed until the block ends. A killed
-    process keeps it for `limits.lease_s`. holder: this process if None.
+    process keeps it for `limits.lease_s`. holder: this process if it is empty.
 
     Raises RetryLater (snapshot.running): another copier has it.
     """
@@ -96,7 +92,7 @@ def copier_lease(
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
         "continues after its last chunk",
     )
-    return kept_lease(meta, copier_of(source), pipeline.pipeline, holder or default_holder(), lease_s, taken=taken)
+    return meta.leases.held(copier_of(source), lease_s, holder=holder, taken=taken)
 
 
 def copy_tables(
@@ -120,7 +116,7 @@ def copy_tables(
     with ExitStack() as opened:
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
-        replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
+        replica = server_id.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
         _require_same(staged, server, source)
@@ -301,7 +297,7 @@ class _Reader:
         """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
         context = self._context
         while not self._work.stopped.is_set():
-            pause = context.meta.copies_paused(context.source)
+            pause = context.meta.copies.paused(context.source)
             if pause is not None:
                 raise paused(context.source, pause)
             why = self._throttle.why(self._sessions.tables.control)
@@ -416,7 +412,7 @@ def paused(source: str, pause: CopyPause) -> RetryLater:
 
 
 def _staged(meta: Meta, source: str) -> Checkpoint:
-    staged = meta.checkpoint(source)
+    staged = meta.positions.checkpoint(source)
     if staged is None:
         raise Refused(
             f"Nothing of the source {source!r} was extracted yet, so that no copy could be placed in its log.",

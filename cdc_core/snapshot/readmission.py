@@ -25,7 +25,7 @@ def readmit(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, hol
     if not found:
         return {}
     try:
-        with meta.holding(source, pipeline.pipeline, holder, pipeline.limits.lease_s):
+        with meta.leases.held(source, pipeline.limits.lease_s, holder=holder):
             found = isolated(store, source)  # another process may have readmitted them, and extracted since
             for table in found:
                 clear(store, source, table)

@@ -16,7 +16,7 @@ from cdc_core.errors import Refused, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.extract.outcome import ANOTHER_HAS_IT, keep_failure
 from cdc_core.meta import Lease, Meta
-from cdc_core.meta.failures import COPY, COPY_TABLE, copied_table
+from cdc_core.meta.task_failures import COPY, COPY_TABLE, copied_table
 from cdc_core.model.coverage import How, lacks
 from cdc_core.sink import Capture
 from cdc_core.snapshot.copier import Progressed, copy_tables
@@ -35,12 +35,12 @@ WAITS = frozenset({"snapshot.running", "snapshot.paused"})
 def due(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
     """What a copy would be started for: the tables that runs copy, but not those that the last one could not copy; and
     isolated ones that the pipeline file has read again."""
-    refused = {one.subject for one in meta.failures(pipeline.pipeline) if one.task == COPY_TABLE}
+    refused = {one.subject for one in meta.failures.find() if one.task == COPY_TABLE}
     again: tuple[PendingTable, ...] = ()
     if pipeline.tables.on_unreadable == "resync":
         again = tuple(
             PendingTable(table, lacks(table, source, one), one.rows, one.how)
-            for table, one in meta.coverage(source).tables.items()
+            for table, one in meta.coverages.find(source).tables.items()
             if one.how is How.ISOLATED
         )
     found = (*copied_by_runs(meta, pipeline, source), *again)
@@ -50,7 +50,7 @@ def due(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]
 def copied_since(meta: Meta, store: ObjectStore, source: str, moment_us: int) -> frozenset[str]:
     """Source tables whose copies were staged at or after a moment, by the clock of whoever staged them."""
     found: set[str] = set()
-    for batch in meta.batches(source):
+    for batch in meta.batches.find(source):
         if batch.created_us >= moment_us and batch.copied:
             path = batch_path(batch.batch_id)
             chunks = manifests.parse(store.get(path), path, store.uri).chunks
@@ -100,9 +100,9 @@ def read_tables(
     for one in tables:
         subject = copied_table(source, one.name)
         if one.name in refused:
-            meta.failed(name, COPY_TABLE, subject, refused[one.name])
+            meta.failures.keep(COPY_TABLE, subject, refused[one.name])
         else:
-            meta.succeeded(name, COPY_TABLE, subject)
+            meta.failures.clear(COPY_TABLE, subject)
     return refused
 
 
@@ -127,7 +127,7 @@ def _kept(meta: Meta, pipeline: str, source: str) -> Iterator[None]:
         if not (isinstance(error, RetryLater) and error.code in WAITS):
             keep_failure(meta, pipeline, source, error, task=COPY)
         raise
-    meta.succeeded(pipeline, COPY, source)
+    meta.failures.clear(COPY, source)
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -6,9 +6,7 @@ import hashlib
 from contextlib import AbstractContextManager
 
 from cdc_core.errors import RetryLater
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta
-from cdc_core.meta.kept_lease import kept_lease
 
 LEASE_S = 60.0
 
@@ -22,4 +20,4 @@ def verifier_lease(meta: Meta, pipeline: str, target: str) -> AbstractContextMan
         code="verify.running",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire",
     )
-    return kept_lease(meta, name, pipeline, default_holder(), LEASE_S, taken=taken)
+    return meta.leases.held(name, LEASE_S, taken=taken)

@@ -114,7 +114,7 @@ class CopyPlanOperator(Leaving, BaseOperator):
                     continue
                 readmit(meta, store, pipeline, source, holder_name(context))
                 extracted = extract_to_now(pipeline, source, meta, holder=holder_name(context))
-                if not extracted and meta.checkpoint(source) is None:
+                if not extracted and meta.positions.checkpoint(source) is None:
                     raise RetryLater(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
                         where=source,
@@ -220,10 +220,10 @@ class CopySensor(_CopySensor):
                 log.info("%s: extracting first: %s", self.source, error)
                 extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
-        for copy in meta.copies(self.source):
+        for copy in meta.copies.find(self.source):
             if copy.complete:
                 log.info("%s: %s", self.source, progress_line(copy.table, figures_of(copy)))
-        for table, tried in meta.chunk_retries(self.source).items():
+        for table, tried in meta.copies.retries(self.source).items():
             log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
@@ -250,8 +250,8 @@ class StageCopySensor(_CopySensor):
         from cdc_core.snapshot.copier import copier_lease
         from cdc_core.snapshot.steps import extract_to_now, stage_read
 
-        read = [one.table for one in meta.copies(self.source) if one.complete]
-        if not read and not meta.decided_copied(self.source):
+        read = [one.table for one in meta.copies.find(self.source) if one.complete]
+        if not read and not meta.copied.decided(self.source):
             self._require_copied(context, pipeline, meta, store)
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
         holder = holder_name(context)
@@ -273,7 +273,7 @@ class StageCopySensor(_CopySensor):
     def _require_copied(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> None:
         """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
         airflow.not_copied where that task has not run."""
-        from cdc_core.meta.failures import COPY_TABLE, copied_table
+        from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 
         ti = context["ti"]
         read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
@@ -285,7 +285,7 @@ class StageCopySensor(_CopySensor):
         elif read.get("refused"):
             refused = [
                 Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
-                for one in meta.failures(pipeline.pipeline)
+                for one in meta.failures.find()
                 if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
             ]
             if refused:  # else another copy has read them since

@@ -124,13 +124,13 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         window = window_of(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
         sources = [source.name for source in pipeline.sources]
-        view = meta.plan_view(run_name(context, pipeline), sources, targets, bounds)
+        view = meta.plans.find(run_name(context, pipeline), sources, targets, bounds)
         return {target: len(view.pending[target]) for target in view.closed}
 
     def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
         """Records why nothing could be planned, until a plan succeeds."""
         try:
-            meta.failed(pipeline, "plan", "", error)
+            meta.failures.keep("plan", "", error)
         except LockstepError as unkept:
             log.warning("plan: this failure could not be kept in meta: %s", unkept)
 
@@ -169,7 +169,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         window, targets = window_of(context, pipeline), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
-        view = meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)
+        view = meta.plans.find(run_id, [source.name for source in pipeline.sources], targets, bounds)
         return {
             "run_id": run_id,
             "window": str(window),
@@ -319,7 +319,7 @@ class ReadmitOperator(_PipelineOperator):
 
         with as_airflow_failures("readmit"), self.open_pipeline() as (pipeline, meta, store):
             source, table = isolated_of(context)
-            with meta.holding(source, pipeline.pipeline, holder_name(context), pipeline.limits.lease_s):
+            with meta.leases.held(source, pipeline.limits.lease_s, holder=holder_name(context)):
                 isolated.clear(store, source, table)
         log.info("%s is captured again, from the position where %s continues", table, source)
 
@@ -365,8 +365,8 @@ class _RunOperator(_PipelineOperator):
 
     def _record(self, meta: Meta, pipeline: str, run_id: str, error: LockstepError) -> None:
         try:
-            meta.record_failure(run_id, str(error), target=self.target or None)
-            meta.failed(pipeline, "run", run_id, error)
+            meta.runs.record_failure(run_id, str(error), target=self.target or None)
+            meta.failures.keep("run", run_id, error)
         except LockstepError as unrecorded:
             log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
@@ -491,7 +491,7 @@ def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
         ends[source] = (ends.get(source, (batch_id, ""))[0], batch_id)
     found = {}
     for source, (first, last) in ends.items():
-        begins, ends_ = meta.batch(first), meta.batch(last)
+        begins, ends_ = meta.batches.by_id(first), meta.batches.by_id(last)
         if begins is not None and ends_ is not None:
             found[source] = [str(begins.begin), str(ends_.end)]
     return found

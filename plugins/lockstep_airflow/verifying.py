@@ -94,7 +94,7 @@ class VerifySensor(_TargetSensor):
         if self.target not in asked.targets:
             raise AirflowSkipException(f"The run is not for {self.target}.")
         with verifier_lease(meta, pipeline.pipeline, self.target) as lease:
-            known = meta.verification(pipeline.pipeline, self.target)
+            known = meta.verifications.find(self.target)
             begun = Progress.from_text(known.progress) if known is not None and known.progress else None
             # What this run itself has begun, it continues.
             restart = asked.restart and begun is not None and begun.started_us < to_us(asked_at(context))

@@ -153,5 +153,5 @@ def read(pipeline: Pipeline, meta: Meta, store: Any, environ: dict[str, str], *,
             pipeline, "shop", pending(meta, "shop"), meta=meta, store=store, lease=lease, environ=environ,
             progressed=progressed,
         )  # fmt: skip
-    (copy,) = meta.copies("shop")
+    (copy,) = meta.copies.find("shop")
     assert copy.rows == ROWS if whole else 0 < copy.rows < ROWS

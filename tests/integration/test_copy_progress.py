@@ -43,7 +43,7 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     told: list[tuple[int, int | None]] = []
 
     def progressed(copy: TableCopy) -> None:
-        (found,) = (one for source in meta.status("shop").sources for one in source.copies)
+        (found,) = (one for source in meta.status.find().sources for one in source.copies)
         told.append((found.rows, found.rows_estimated))
         raise ValueError("nobody listens")
 
@@ -55,7 +55,7 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
             line.pipeline, "shop", [(line.origin.name, "t")], meta=meta, store=line.store, lease=lease,
             environ={"SOURCE": line.origin.sql.url}, progressed=progressed,
         )  # fmt: skip
-        (copy,) = meta.copies("shop")
+        (copy,) = meta.copies.find("shop")
         assert (copy.complete, copy.rows) == (True, 3)
         assert {all_ for rows, all_ in told if rows < 3} <= {7}
         assert told[-1] == (3, 3)

@@ -80,13 +80,13 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     run.drain()
     assert queried(run).keys == 1
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
-        before = {one.batch_id for one in meta.batches("shop")}
+        assert meta.copied.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
+        before = {one.batch_id for one in meta.batches.find("shop")}
     (run.line.folder / "meta.db").unlink()
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        lease, _ = meta.rebuild(meta.acquire_lease("shop", "shop", "me", 60), run.line.chain)
-        meta.release_lease(lease)
-        assert ({one.batch_id for one in meta.batches("shop")}, meta.repaired("shop", 1e6)) == (before, 0)
+        lease, _ = meta.rebuild(meta.leases.acquire("shop", "me", 60), run.line.chain)
+        meta.leases.release(lease)
+        assert ({one.batch_id for one in meta.batches.find("shop")}, meta.copied.repaired("shop", 1e6)) == (before, 0)
     assert manifests.verify(run.line.store, "shop", deep=True) == []
 
 
@@ -275,10 +275,10 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
         with copier_lease(meta, run.line.pipeline, "shop", "me"):
             found = queried(run)
         assert getattr(found.error, "code", "") == "snapshot.running"
-        meta.pause_copies("shop", "me")
+        meta.copies.pause("shop", "me")
         found = queried(run)
         assert getattr(found.error, "code", "") == "verify.paused"
-        meta.resume_copies("shop")
+        meta.copies.resume("shop")
     done = queried(run)
     assert (done.keys, done.rows, done.left, done.error) == (3, 3, 2, None)
     assert set(done.left_out) == {"masked", "bare"}
@@ -318,7 +318,7 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
     queried(run)
     queried(run)
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.decided_copied("shop") == ()
+        assert meta.copied.decided("shop") == ()
     assert claimed(run) == [3]
     assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
     assert manifests.verify(run.line.store, "shop", deep=True) == []
