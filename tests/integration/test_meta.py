@@ -244,7 +244,7 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
             writing.result(60)
         assert caught.value.code == "meta.unreachable"
         one.close()
-        assert refusal(lambda: two.commit_batch(lease, manifest(0))).code == "meta.lease_lost"
+        assert refusal(lambda: two.batches.commit(lease, manifest(0))).code == "meta.lease_lost"
 
 
 def test_a_released_lease_moves_nothing(meta: Meta, database_url: str) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.meta import Meta
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.repair.reverse_query import Queried, look_up
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.steps import copied_since
@@ -287,17 +289,17 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
 
 
 @pytest.mark.parametrize(
-    ("name", "when"),
+    ("owner", "name", "when"),
     [
-        pytest.param("decide_copied", "before", marks=pytest.mark.matrix),
-        ("decide_copied", "after"),
-        pytest.param("record_copied", "before", marks=pytest.mark.matrix),
-        pytest.param("record_copied", "after", marks=pytest.mark.matrix),
+        pytest.param(CopiedBatches, "decide", "before", marks=pytest.mark.matrix),
+        (CopiedBatches, "decide", "after"),
+        pytest.param(Batches, "record_copied", "before", marks=pytest.mark.matrix),
+        pytest.param(Batches, "record_copied", "after", marks=pytest.mark.matrix),
     ],
 )
 @FIRST_MARIADB
 def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
-    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, name: str, when: str
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, when: str
 ) -> None:
     run = configured(verified())
     numbers(run, 5)
@@ -305,14 +307,14 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
     run.drain()
     run.unlogged("UPDATE number SET v = 'silent' WHERE id = 1")
     with monkeypatch.context() as patch:
-        step = getattr(Meta, name)
+        step = getattr(owner, name)
 
         def killed(*arguments: Any, **named: Any) -> None:
             if when == "after":
                 step(*arguments, **named)
             raise KeyboardInterrupt
 
-        patch.setattr(Meta, name, killed)
+        patch.setattr(owner, name, killed)
         with pytest.raises(KeyboardInterrupt):
             queried(run)
     queried(run)

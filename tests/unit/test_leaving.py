@@ -160,7 +160,7 @@ from cdc_core.meta import Meta
 leaving.leave_on_signals()
 leaving.GRACE_S = 0.2
 with Meta.open(sys.argv[1], "shop") as meta:
-    meta.acquire_lease("shop", "shop", "me", 600.0)
+    meta.leases.acquire("shop", "me", 600.0)
     print("waits", flush=True)
     try:
         threading.Event().wait()
