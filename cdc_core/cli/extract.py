@@ -23,6 +23,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
 from cdc_core.errors import RetryLater, UsageError
+from cdc_core.model.documents import plain
 from cdc_core.windows import to_us
 from cdc_core.words import counted, some_of
 
@@ -174,7 +175,7 @@ def describe(name: str, result: DrainResult) -> dict[str, Any]:
         "position": result.position.to_json(),
         "complete_to": moment(result.watermark_us),
         "lag_s": None if lag_s is None else round(lag_s, 3),
-        "partial": {table: one.to_json() for table, one in result.partial.items()},
+        "partial": {table: plain(one) for table, one in result.partial.items()},
     }
 
 

@@ -24,6 +24,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, moment, size, table
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
+from cdc_core.model.documents import plain
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, to_us
@@ -191,7 +192,7 @@ def show(
          "schema_id": part.schema_id}
         for part in manifest.parts
     ]  # fmt: skip
-    schemas = {key: schema.to_json() for key, schema in manifest.schemas.items()}
+    schemas = {key: plain(schema) for key, schema in manifest.schemas.items()}
     document = _batch(manifest, checked.ranges) | {
         "parts": parts,
         "left_out": dict(manifest.left_out),

@@ -12,6 +12,7 @@ from rich.text import Text
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
 from cdc_core.cli.performable import performable
+from cdc_core.model.documents import plain
 from cdc_core.windows import parse_moment, to_us
 from cdc_core.words import counted
 
@@ -229,7 +230,7 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "size_bytes": one.size_bytes,
         "notes": list(one.notes),
         "retention_s": one.retention_s,
-        "partial": {table: covered.to_json() for table, covered in one.partial.items()},
+        "partial": {table: plain(covered) for table, covered in one.partial.items()},
         "copier": one.copier,
         "copies_paused": moment(one.copies_paused_us),
         "copies_paused_by": one.copies_paused_by,

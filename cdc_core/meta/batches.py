@@ -7,7 +7,6 @@ position is where the batch begins.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -25,9 +24,11 @@ from cdc_core.meta.schemas import SchemaVersions
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import NO_SURVEY, TableCoverage, settled
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.position import Position
 
 _batch, _file = meta_schema.batch, meta_schema.batch_file
+_Notes = tuple[str, ...]
 
 IN_ORDER = (_batch.c.begin_seq, _batch.c.end_seq, _batch.c.chunk)
 """The order of the chain: copied rows before the batch of the log that begins at the same place."""
@@ -216,7 +217,7 @@ class Batches(Repository):
                 transaction_count=manifest.transactions,
                 size_bytes=manifest.size_bytes,
                 manifest=manifest.path,
-                notes=json.dumps(list(manifest.notes), ensure_ascii=False),
+                notes=text_of(manifest.notes, _Notes),
                 created_us=manifest.created_us,
                 chunk=manifest.chunks[0].number if manifest.chunks else 0,
             )
@@ -261,7 +262,7 @@ def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:
         transactions=row.transaction_count,
         size_bytes=row.size_bytes,
         manifest=row.manifest,
-        notes=tuple(json.loads(row.notes)),
+        notes=parsed(_Notes, row.notes),
         created_us=row.created_us,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from sqlalchemy import delete, insert, select, update
@@ -13,6 +12,7 @@ from cdc_core.meta.meta_schema import ack_position as _ack
 from cdc_core.meta.meta_schema import table_coverage as _coverage
 from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage, settled
+from cdc_core.model.documents import parsed, text_of
 
 
 class Coverages(Repository):
@@ -21,7 +21,7 @@ class Coverages(Repository):
         """Whether the source's tables are staged with every row."""
         mine = select(_coverage).where(_coverage.c.source == source).order_by(_coverage.c.source_table)
         rows = self.execute(mine).all()
-        found = {row.source_table: TableCoverage.from_json(json.loads(row.coverage)) for row in rows}
+        found = {row.source_table: parsed(TableCoverage, row.coverage) for row in rows}
         survey = select(_ack.c.surveyed_seq, _ack.c.surveyed_captured).where(_ack.c.source == source)
         row = self.execute(survey).one_or_none()
         surveyed = NO_SURVEY if row is None else Surveyed(row.surveyed_seq, row.surveyed_captured or "")
@@ -50,7 +50,7 @@ class Coverages(Repository):
                 continue
             mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
             self.execute(delete(_coverage).where(mine))
-            text = json.dumps(one.to_json(), ensure_ascii=False)
+            text = text_of(one)
             self.execute(insert(_coverage).values(source=source, source_table=table, coverage=text, staged=staged))
         if surveyed.captured:
             newer = (_ack.c.source == source) & (_ack.c.surveyed_seq <= surveyed.seq)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
 from sqlalchemy import Row, insert, select, update
 
 from cdc_core.meta.meta_rows import LedgerRow, SetAside
 from cdc_core.meta.meta_schema import apply_ledger as _ledger
 from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
+Counts = tuple[WriteCounts, ...]
+Spans = dict[str, tuple[str, str]]
+"""By source, the first and the last batch."""
 _FIGURES = ("staged_rows", "key_changes", "winners", "superseded", "written", "stale", "absent")
 
 
@@ -65,9 +67,9 @@ class Ledgers(Repository):
                         "target": target,
                         "table_name": entry.table,
                         **{figure: getattr(entry, figure) for figure in _FIGURES},
-                        "shards": json.dumps([asdict(one) for one in shards if one.table == entry.table]),
+                        "shards": text_of(tuple(one for one in shards if one.table == entry.table), Counts),
                         "closed_us": now,
-                        "spans": json.dumps(spans.get(entry.table, {})),
+                        "spans": text_of(spans.get(entry.table, {}), Spans),
                         "set_aside": sum(one.quarantined for one in shards if one.table == entry.table),
                     }
                     for entry in entries
@@ -79,7 +81,7 @@ class Ledgers(Repository):
         """Rows set aside from batches that this run has taken again: its own ledger says which are lacking now."""
         query = select(_ledger).where(_ledger.c.target == target, _ledger.c.set_aside > 0, _ledger.c.run_id != run_id)
         for row in self.execute(query).all():
-            taken, former = spans.get(row.table_name, {}), json.loads(row.spans or "{}")
+            taken, former = spans.get(row.table_name, {}), parsed(Spans, row.spans)
             whole = [taken[one] for one in former if one in taken]
             if len(whole) == len(former) and all(
                 first <= begin and end <= last
@@ -90,7 +92,7 @@ class Ledgers(Repository):
 
 def ledger_of(row: Row[tuple[object, ...]]) -> LedgerRow:
     figures = {figure: getattr(row, figure) for figure in _FIGURES}
-    shards = tuple(WriteCounts(**one) for one in json.loads(row.shards))
+    shards = parsed(Counts, row.shards)
     figures |= {name: sum(getattr(one, name) for one in shards) for name in ("equal", "quarantined")}
     entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures)
     return LedgerRow(entry, shards, row.closed_us)

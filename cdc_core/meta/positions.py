@@ -5,7 +5,6 @@ Keeps true: a position moves from the place where it is stored, and no other, by
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Row, exists, insert, select, update
@@ -16,6 +15,7 @@ from cdc_core.meta.meta_rows import Lease
 from cdc_core.meta.meta_schema import ack_position as _ack
 from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.meta.task_failures import EXTRACT, TaskFailures
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 
 
@@ -71,7 +71,7 @@ class SourcePositions(Repository):
             "floor_us": to.floor_us,
             "epoch": lease.epoch,
             "updated_us": self.now_us(),
-            "fingerprint": None if to.fingerprint is None else json.dumps(to.fingerprint.to_json()),
+            "fingerprint": None if to.fingerprint is None else text_of(to.fingerprint),
         }
         TaskFailures(self.connection).clear(EXTRACT, lease.source)
         if stored is None:
@@ -122,6 +122,6 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
         gtid_set=row.gtid_set,
         server=row.server,
         watermark_us=row.watermark_us,
-        fingerprint=None if row.fingerprint is None else Fingerprint.from_json(json.loads(row.fingerprint)),
+        fingerprint=None if row.fingerprint is None else parsed(Fingerprint, row.fingerprint),
         floor_us=row.floor_us,
     )

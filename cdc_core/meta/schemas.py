@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +11,7 @@ from cdc_core.meta.meta_schema import schema_version as _schema
 from cdc_core.meta.meta_schema import table_definition as _definition
 from cdc_core.meta.repository import Repository, reads, slices
 from cdc_core.model.batch import Manifest
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 
 
@@ -23,7 +23,7 @@ class SchemaVersions(Repository):
         for some in slices(schema_ids):
             chosen = _schema.c.schema_id.in_(some)
             for row in self.execute(select(_schema.c.schema_id, _schema.c.definition).where(chosen)):
-                found[row.schema_id] = TableSchema.from_json(json.loads(row.definition))
+                found[row.schema_id] = parsed(TableSchema, row.definition)
         return found
 
     @reads
@@ -31,7 +31,7 @@ class SchemaVersions(Repository):
         """What the source's tables were, where its log does not say it, in the order of the log."""
         rows = select(_definition.c.definition).where(_definition.c.source == source)
         found = self.execute(rows.order_by(_definition.c.since_seq))
-        return tuple(DefinedSince.from_json(json.loads(row.definition)) for row in found)
+        return tuple(parsed(DefinedSince, row.definition) for row in found)
 
     def record(self, manifest: Manifest) -> None:
         """The definitions that a batch brings."""
@@ -58,7 +58,7 @@ class SchemaVersions(Repository):
             taken = any(seq == first_seq for seq, _ in earlier)  # by copied rows: readers find theirs in the manifest
             if not taken and (not earlier or max(earlier)[1] != schema_id):
                 known[schema.name].append((first_seq, schema_id))
-                definition = json.dumps(schema.to_json(), ensure_ascii=False)
+                definition = text_of(schema)
                 new.append(
                     {"source": manifest.source, "source_table": schema.name, "first_seq": first_seq,
                      "schema_id": schema_id, "definition": definition}
@@ -80,7 +80,7 @@ class SchemaVersions(Repository):
             key = (one.schema.name, one.seq)
             if key not in known:
                 known.add(key)
-                text = json.dumps(one.to_json(), ensure_ascii=False)
+                text = text_of(one)
                 new.append(
                     {"source": manifest.source, "source_table": key[0], "since_seq": one.seq, "definition": text}
                 )

@@ -13,7 +13,6 @@ Every change happens under the copier's lease.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +26,13 @@ from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.batch import CopiedChunk, Part
 from cdc_core.model.coverage import How, TableCoverage, lacks
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk = meta_schema.ack_position, meta_schema.table_copy, meta_schema.copied_chunk
 _pause = meta_schema.copy_pause
+_Key = tuple[str, ...]
 
 PLANNED, READING, READ = "planned", "reading", "read"
 """States of a chunk."""
@@ -106,22 +107,6 @@ class ReadChunk:
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def to_json(self) -> str:
-        parts = [
-            {**{name: getattr(part, name) for name in Part.__slots__}, "ops": dict(part.ops)} for part in self.parts
-        ]
-        schemas = [one.to_json() for one in self.schemas]
-        return json.dumps({"chunk": self.chunk.to_json(), "parts": parts, "schemas": schemas}, ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> ReadChunk:
-        data = json.loads(text)
-        return cls(
-            CopiedChunk.from_json(data["chunk"]),
-            tuple(Part(**part) for part in data["parts"]),
-            tuple(TableSchema.from_json(one) for one in data["schemas"]),
-        )
-
 
 class TableCopies(Repository):
     @reads
@@ -176,17 +161,17 @@ class TableCopies(Repository):
             insert(_copy).values(
                 source=copy.source,
                 source_table=copy.table,
-                definition=json.dumps(copy.schema.to_json(), ensure_ascii=False),
-                key_limit=_json(copy.limit),
+                definition=text_of(copy.schema),
+                key_limit=text_of(copy.limit, _Key),
                 planned=None,
-                low=None if copy.low is None else json.dumps(copy.low.to_json()),
+                low=None if copy.low is None else text_of(copy.low),
                 complete=False,
                 rows_read=0,
                 bytes_read=0,
                 rows_estimated=copy.rows_estimated,
                 started_us=now,
                 updated_us=now,
-                pace=copy_pace.to_text([copy_pace.Moment(now, 0, 0)]),
+                pace=text_of((copy_pace.Moment(now, 0, 0),), copy_pace.Moments),
                 rules=copy.rules or None,
             )
         )
@@ -224,8 +209,8 @@ class TableCopies(Repository):
         """
         number = self.next_chunk(lease, source)
         mine = (_copy.c.source == source) & (_copy.c.source_table == table)
-        before = _copy.c.planned.is_(None) if above is None else _copy.c.planned == _json(above)
-        if self.execute(update(_copy).where(mine & before).values(planned=_json(through))).rowcount != 1:
+        before = _copy.c.planned.is_(None) if above is None else _copy.c.planned == text_of(above, _Key)
+        if self.execute(update(_copy).where(mine & before).values(planned=text_of(through, _Key))).rowcount != 1:
             raise moved_meanwhile(f"The copy of {table} was dropped, or begun again, meanwhile.", source)
         self.execute(
             insert(_chunk).values(
@@ -235,8 +220,8 @@ class TableCopies(Repository):
                 state=READING,
                 epoch=lease.epoch,
                 attempts=1,
-                above=_json(above or ()),
-                through=_json(through),
+                above=text_of(above or (), _Key),
+                through=text_of(through, _Key),
             )
         )
         return PlannedChunk(number, table, above or (), through)
@@ -256,9 +241,7 @@ class TableCopies(Repository):
         )
         if taken.rowcount != 1:
             return None
-        return PlannedChunk(
-            row.chunk, table, tuple(json.loads(row.above)), tuple(json.loads(row.through)), row.attempts + 1
-        )
+        return PlannedChunk(row.chunk, table, parsed(_Key, row.above), parsed(_Key, row.through), row.attempts + 1)
 
     @writes
     def leave_chunk(self, lease: Lease, source: str, number: int, error: str) -> None:
@@ -282,7 +265,7 @@ class TableCopies(Repository):
         taken = self.execute(
             update(_chunk)
             .where(_reading(lease, source, one.chunk.number))
-            .values(state=READ, error=None, claim=one.to_json())
+            .values(state=READ, error=None, claim=text_of(one))
         )
         if taken.rowcount != 1:
             return False
@@ -302,7 +285,7 @@ class TableCopies(Repository):
                 rows_read=_copy.c.rows_read + one.chunk.rows,
                 bytes_read=_copy.c.bytes_read + size_bytes,
                 updated_us=now,
-                pace=copy_pace.to_text(copy_pace.noted(copy_pace.from_text(copy.pace), reached)),
+                pace=text_of(copy_pace.noted(parsed(copy_pace.Moments, copy.pace), reached), copy_pace.Moments),
             )
         )
         return True
@@ -312,7 +295,7 @@ class TableCopies(Repository):
         """Those that are read and in no manifest, by number."""
         mine = (_chunk.c.source == source) & (_chunk.c.state == READ)
         rows = self.execute(select(_chunk.c.claim).where(mine).order_by(_chunk.c.chunk))
-        return tuple(ReadChunk.from_json(row.claim) for row in rows)
+        return tuple(parsed(ReadChunk, row.claim) for row in rows)
 
     @writes
     def pause(self, source: str, holder: str) -> None:
@@ -338,7 +321,7 @@ class TableCopies(Repository):
 
 def _status_of(row: Row[tuple[object, ...]], now: int, tried: ChunkRetries) -> CopyStatus:
     rows = row.rows_read if row.complete else max(row.rows_estimated, row.rows_read)
-    rate = None if row.complete else copy_pace.rate_of(copy_pace.from_text(row.pace), now)
+    rate = None if row.complete else copy_pace.rate_of(parsed(copy_pace.Moments, row.pace), now)
     left_s = size_bytes = None
     if row.rows_read:
         size_bytes = round(rows * row.bytes_read / row.rows_read)
@@ -376,20 +359,16 @@ def moved_meanwhile(what: str, where: str) -> RetryLater:
     )
 
 
-def _json(key: Sequence[str]) -> str:
-    return json.dumps(key, ensure_ascii=False)
-
-
 def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
     return TableCopy(
         row.source,
-        TableSchema.from_json(json.loads(row.definition)),
-        tuple(json.loads(row.key_limit)),
-        None if row.planned is None else tuple(json.loads(row.planned)),
+        parsed(TableSchema, row.definition),
+        parsed(_Key, row.key_limit),
+        None if row.planned is None else parsed(_Key, row.planned),
         bool(row.complete),
         row.rows_read,
         row.rows_estimated,
         row.bytes_read,
-        low=None if row.low is None else Position.from_json(json.loads(row.low)),
+        low=None if row.low is None else parsed(Position, row.low),
         rules=row.rules or "",
     )

@@ -7,18 +7,21 @@ Keeps true: an entry is replaced only by a later transaction, or where `renewed`
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from cdc_core.meta.ledgers import Counts, Spans
 from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, LastWrites, Renewal, Renewals
 from cdc_core.meta.meta_schema import apply_ledger as _ledger
 from cdc_core.meta.meta_schema import last_write as _last
 from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.model.documents import parsed, text_of
 from cdc_core.model.run import WriteCounts
+
+_Shards = dict[str, LastWrite]
 
 
 class TargetWrites(Repository):
@@ -26,10 +29,7 @@ class TargetWrites(Repository):
     def last(self, target: str) -> LastWrites:
         """What the target must have: the last transactions that closed ledgers count."""
         query = select(_last).where(_last.c.target == target).order_by(_last.c.table_name)
-        return {
-            row.table_name: {shard: LastWrite(*one) for shard, one in json.loads(row.shards).items()}
-            for row in self.execute(query)
-        }
+        return {row.table_name: parsed(_Shards, row.shards) for row in self.execute(query)}
 
     @reads
     def closed(self, target: str, table: str) -> tuple[ClosedWrite, ...]:
@@ -41,12 +41,10 @@ class TargetWrites(Repository):
         )
         found = []
         for run_id, shards, spans in self.execute(query):
-            counts = [WriteCounts(**one) for one in json.loads(shards)]
+            counts = parsed(Counts, shards)
             numbers = {one.shard: one.number for one in counts if one.number}
             rows = {one.shard: one.written for one in counts}
-            found.append(
-                ClosedWrite(run_id, numbers, rows, {s: (a, b) for s, (a, b) in json.loads(spans or "{}").items()})
-            )
+            found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
         return tuple(found)
 
     def keep(
@@ -91,10 +89,10 @@ class TargetWrites(Repository):
             with suppress(IntegrityError), self.connection.begin_nested():  # another run may insert it at this moment
                 self.execute(insert(_last).values(target=target, table_name=table, shards="{}", updated_us=0))
             known = self.execute(chosen).scalar_one()
-        return {shard: LastWrite(*one) for shard, one in json.loads(known).items()}
+        return parsed(_Shards, known)
 
     def _store(self, target: str, table: str, entries: Mapping[str, LastWrite]) -> None:
-        text = json.dumps({shard: [one.run_id, one.number] for shard, one in sorted(entries.items())})
+        text = text_of(dict(sorted(entries.items())), _Shards)
         self.execute(
             update(_last)
             .where(_last.c.target == target, _last.c.table_name == table)

@@ -32,12 +32,12 @@ from cdc_core.meta import (
     Renewal,
     RingDepth,
     RunState,
-    batches,
     database,
+    meta_schema,
     migrate,
     scope,
-    tables,
 )
+from cdc_core.meta.batches import Batches
 from cdc_core.meta.database import parse
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run import LedgerEntry, WriteCounts
@@ -106,7 +106,7 @@ def meta(database_url: str) -> Iterator[Meta]:
 def empty(url: str) -> None:
     engine = create_engine(parse("env:U", {"U": url}))
     with engine.begin() as connection:
-        for table in reversed(tables.metadata.sorted_tables):
+        for table in reversed(meta_schema.metadata.sorted_tables):
             connection.execute(table.delete())
     engine.dispose()
 
@@ -117,7 +117,7 @@ def dump(url: str) -> dict[str, list[Any]]:
     with engine.connect() as connection:
         found = {
             table.name: sorted(map(tuple, connection.execute(table.select())), key=repr)
-            for table in tables.metadata.sorted_tables
+            for table in meta_schema.metadata.sorted_tables
         }
     engine.dispose()
     return found
@@ -225,10 +225,10 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
     begun, resumed = threading.Event(), threading.Event()
 
     def paused(connection: Connection) -> None:
-        connection.execute(tables.lease.update().values(ring_items=1))
+        connection.execute(meta_schema.lease.update().values(ring_items=1))
         begun.set()
         assert resumed.wait(60)
-        connection.execute(tables.lease.update().values(ring_items=2))
+        connection.execute(meta_schema.lease.update().values(ring_items=2))
 
     with opened(url) as two, ThreadPoolExecutor(1) as pool:
         lease = lease_of(two, ttl_s=0)
@@ -420,13 +420,13 @@ def test_a_chain_that_does_not_fit_rebuilds_nothing(meta: Meta, database_url: st
 
 
 def _die_in_the_middle(url: str) -> None:
-    real = batches._insert
+    real = Batches._insert
 
     def dying(connection: Any, one: Any) -> None:
         real(connection, one)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    batches._insert = dying  # after the position, the batch, its files and definitions; before the commit
+    Batches._insert = dying  # type: ignore[method-assign]  # after the position, the batch, its files and definitions; before the commit
     with opened(url) as meta:
         meta.batches.commit(Lease("shop", "line", "one", 1, 0), manifest(1))
 
@@ -754,9 +754,9 @@ def seen(meta: Meta) -> list[Any]:
 
 
 def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(meta: Meta, database_url: str) -> None:
-    shared = {one.name for one in tables.metadata.sorted_tables if scope.SHARED in one.info}
+    shared = {one.name for one in meta_schema.metadata.sorted_tables if scope.SHARED in one.info}
     assert shared == {"lease", "cutover"}
-    keyed = [one for one in tables.metadata.sorted_tables if one.name not in shared]
+    keyed = [one for one in meta_schema.metadata.sorted_tables if one.name not in shared]
     assert {next(iter(one.primary_key)).name for one in keyed} == {"pipeline"}
     mine = lived(meta, "line")
     before = seen(mine)
@@ -768,7 +768,7 @@ def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(m
     other.forget_batches({"shop": position(1)}, 2**62)
     other.forget_runs("second", 2**62)
     other.take("t", {"shop.orders": IDS})
-    other.accept_layouts("t", {"orders": "two tables"})
+    other.layouts.accept("t", {"orders": "two tables"})
     other.accept_writes("t", {"orders": {"d.orders": Renewal(LastWrite("of second", 1), None)}})
     other.resume_copies("shop")
     other.succeeded("second", "extract", "shop")
@@ -782,16 +782,16 @@ def rows_of(pipeline: str, url: str) -> list[Any]:
 
 
 def test_migrated_equals_fresh(database_url: str) -> None:
-    """Column by column, key by key: what the migrations make is what tables.py says."""
+    """Column by column, key by key: what the migrations make is what meta_schema.py says."""
     engine = create_engine(parse("env:U", {"U": database_url}))
     with engine.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": "lockstep_version", "compare_type": True}
         )
-        assert compare_metadata(context, tables.metadata) == []
+        assert compare_metadata(context, meta_schema.metadata) == []
         found = inspect(connection)
-        assert set(found.get_table_names()) == {*tables.metadata.tables, "lockstep_version"}
-        for table in tables.metadata.sorted_tables:
+        assert set(found.get_table_names()) == {*meta_schema.metadata.tables, "lockstep_version"}
+        for table in meta_schema.metadata.sorted_tables:
             primary = found.get_pk_constraint(table.name)["constrained_columns"]
             assert primary == [column.name for column in table.primary_key.columns]
             unique = {one["name"] for one in found.get_unique_constraints(table.name)}
@@ -802,7 +802,7 @@ def test_migrated_equals_fresh(database_url: str) -> None:
 
 
 def test_a_new_sqlite_database_is_what_the_migrations_make(tmp_path: Path) -> None:
-    """It gets its tables from tables.py, without Alembic."""
+    """It gets its tables from meta_schema.py, without Alembic."""
     opened(f"sqlite:///{tmp_path}/made.db").close()
     engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
     with engine.begin() as connection:

@@ -476,7 +476,7 @@ def test_a_sweep_removes_plans_that_nothing_needs_any_more_and_no_others(line: L
 
 
 def test_a_sweep_leaves_plans_of_other_pipelines_and_files_that_are_no_plans(line: Line) -> None:
-    other = line.plan("other").to_bytes().replace(b'"pipeline": "line"', b'"pipeline": "another"')
+    other = line.plan("other").to_bytes().replace(b'"pipeline":"line"', b'"pipeline":"another"')
     line.store.put("runs/other/0/plan.json", other)
     line.store.put("runs/note/1/plan.json", b"[]")
     line.store.put("runs/lost/2/merged/x.parquet", b"x")
