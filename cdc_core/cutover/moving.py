@@ -105,8 +105,8 @@ def open_cutover(work: Work) -> Cutover:
 
 def require_its_target(work: Work, cutover: Cutover) -> None:
     """What a cutover has made is at its own target alone. Raises UsageError (cutover.other_target)."""
-    led_to = cutover.details.get("target")  # an earlier version has not noted it
-    if led_to is not None and led_to != [one.name for one in work.targets]:
+    led_to = cutover.details["target"]
+    if led_to != [one.name for one in work.targets]:
         raise UsageError(
             f"The last cutover of {work.pipeline.pipeline!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",

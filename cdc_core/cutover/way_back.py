@@ -156,7 +156,6 @@ class NewWayBack:
         if all(meta.positions.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
-        self.keep_out()  # a cutover that an earlier version began has not
         return (
             f"{self._file.name} stays: it was run meanwhile. Pause its runs: they are refused (target.fenced) until a "
             "cutover has switched the application, which will use it"

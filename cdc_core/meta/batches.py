@@ -73,18 +73,21 @@ class Batches(Repository):
             self._insert(manifest)
 
     @writes
-    def rebuild(self, lease: Lease, manifests: Sequence[Manifest], purged: Mapping[str, TableCoverage]) -> int:
-        """See Meta.rebuild; how many were missing. lease: under an epoch above all of the chain's."""
+    def rebuild(
+        self, lease: Lease, manifests: Sequence[Manifest], purged: Mapping[str, TableCoverage]
+    ) -> tuple[Lease, int]:
+        """See Meta.rebuild."""
         Leases(self.connection).require_held(lease)
         stored = SourcePositions(self.connection).checkpoint(lease.source)
         previous: Manifest | None = None
-        added, reached = 0, stored is None
+        added, highest, reached = 0, 0, stored is None
         coverage, surveyed, chunks = dict(purged), NO_SURVEY, 0
         for manifest in manifests:
             _belongs(lease, manifest, any_epoch=True)
             if previous is not None and previous.end.position != manifest.begin.position:
                 raise _broken(manifest, f"the manifest before it ends at {previous.end.position}")
             reached = reached or stored is None or stored.position in (manifest.begin.position, manifest.end.position)
+            highest = max(highest, manifest.epoch)
             if not self._is_recorded(manifest):
                 self._insert(manifest)
                 added += 1
@@ -96,7 +99,7 @@ class Batches(Repository):
                 surveyed = manifest.surveyed
             previous = manifest
         if previous is None:
-            return 0
+            return lease, 0
         if not reached or (stored is not None and stored.position > previous.end.position):
             place = stored.position if stored is not None else None
             raise _broken(previous, f"the stored position {place} is not on the chain, which ends with this manifest")
@@ -104,7 +107,7 @@ class Batches(Repository):
             SourcePositions(self.connection).move(lease, stored, previous.end)
         Coverages(self.connection).cover(lease.source, coverage, surveyed, settling=False)
         TableCopies(self.connection).give_out_above(lease.source, chunks)
-        return added
+        return Leases(self.connection).raise_epoch(lease, highest), added
 
     @reads
     def find(

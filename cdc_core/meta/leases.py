@@ -126,11 +126,9 @@ class Leases(Repository):
         self._database.write(lambda connection: self.within(connection)._release(lease, ring))
         self._holds.pop((lease.pipeline, lease.source), None)
 
-    def raise_epoch(self, lease: Lease, above: int) -> Lease:
-        """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
-        raised = self._database.write(lambda connection: self.within(connection)._raise_epoch(lease, above))
-        self._holds[lease.pipeline, lease.source] = raised
-        return raised
+    def note_raised(self, lease: Lease) -> None:
+        """A lease of this process has this epoch now."""
+        self._holds[lease.pipeline, lease.source] = lease
 
     def give_back(self) -> None:
         """Leases that are still held, because a signal came when they were taken."""
@@ -207,7 +205,8 @@ class Leases(Repository):
         """As `release`; nothing if it is lost."""
         self.execute(_mine(lease).values(holder="", expires_us=0))
 
-    def _raise_epoch(self, lease: Lease, above: int) -> Lease:
+    def raise_epoch(self, lease: Lease, above: int) -> Lease:
+        """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
         self.require_held(lease)
         epoch = max(lease.epoch, above + 1)
         self.execute(_mine(lease).values(epoch=epoch))

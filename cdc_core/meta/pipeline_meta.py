@@ -132,9 +132,9 @@ class Meta:
         Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
         """
-        chain = tuple(manifests)
-        raised = self.leases.raise_epoch(lease, max((one.epoch for one in chain), default=0))
-        return raised, self.batches.rebuild(raised, chain, purged or {})
+        raised, added = self.batches.rebuild(lease, tuple(manifests), purged or {})
+        self.leases.note_raised(raised)
+        return raised, added
 
     def now_us(self) -> int:
         """The database's clock, µs UTC."""

@@ -496,7 +496,7 @@ def test_what_is_forgotten_takes_its_files_records_and_ledgers_with_it(meta: Met
     after = START_US + 2 * HOUR_US
     told = (meta.batches.forget(horizons, after, dry_run=True), meta.runs.forget(1 << 60, dry_run=True))
     assert (told, dump(database_url)) == ((1, 1), before)
-    assert (meta.batches.forget(horizons, START_US), meta.runs.forget(1 << 60)) == (0, 0)
+    assert (meta.batches.forget(horizons, START_US), meta.of("other").runs.forget(1 << 60)) == (0, 0)
     assert dump(database_url) == before
     assert (meta.batches.forget(horizons, after), meta.runs.forget(1 << 60)) == (1, 1)
     left = dump(database_url)
@@ -764,14 +764,14 @@ def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(m
     other = lived(meta, "second")
     assert seen(mine) == before
     rows = rows_of("line", database_url)
-    other.purge("shop", position(1), IDS[:1], targets=["t"], copied=())
-    other.forget_batches({"shop": position(1)}, 2**62)
-    other.forget_runs("second", 2**62)
-    other.take("t", {"shop.orders": IDS})
+    other.records.purge("shop", position(1), IDS[:1], targets=["t"], copied=())
+    other.batches.forget({"shop": position(1)}, 2**62)
+    other.runs.forget(2**62)
+    other.records.take("t", {"shop.orders": IDS})
     other.layouts.accept("t", {"orders": "two tables"})
-    other.accept_writes("t", {"orders": {"d.orders": Renewal(LastWrite("of second", 1), None)}})
-    other.resume_copies("shop")
-    other.succeeded("second", "extract", "shop")
+    other.writes.accept("t", {"orders": {"d.orders": Renewal(LastWrite("of second", 1), None)}})
+    other.copies.resume("shop")
+    other.failures.clear("extract", "shop")
     assert seen(mine) == before
     assert rows_of("line", database_url) == rows
     assert seen(other) != seen(mine)

@@ -59,7 +59,7 @@ def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_wat
         "source.purged", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
     )  # fmt: skip
     assert one.first_us <= one.failed_us
-    line.meta.failures.keep("extract", "shop", error())
+    line.meta.of("other").failures.keep("extract", "shop", error())
     assert seen(line) == [("failed", "source.purged")]
     reached = line.meta.positions.checkpoint("shop")
     assert reached is not None
