@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 _LEASE_S = 60.0
 
@@ -17,15 +18,15 @@ def turn_of(pipeline: Pipeline) -> str:
     return f"purge:{pipeline.pipeline}"
 
 
-def turn_at(meta: Meta, pipeline: Pipeline) -> AbstractContextManager[Lease]:
+def turn_at(opened: OpenPipeline) -> AbstractContextManager[Lease]:
     """The turn, until the block ends; its epoch grows with each. Raises RetryLater (meta.lease_held)."""
     taken = RetryLater(
-        f"Another process purges, compacts, sweeps or rebuilds what is staged of {pipeline.pipeline!r}.",
-        where=pipeline.pipeline,
+        f"Another process purges, compacts, sweeps or rebuilds what is staged of {opened.name!r}.",
+        where=opened.name,
         code="meta.lease_held",
         remedy=f"wait until it has ended or, if it is dead, {_LEASE_S:g} s for its lease to expire",
     )
-    return meta.leases.held(turn_of(pipeline), _LEASE_S, taken=taken)
+    return opened.meta.leases.held(turn_of(opened.pipeline), opened.holder, _LEASE_S, taken=taken)
 
 
 def require_turn(meta: Meta, turn: Lease) -> None:

@@ -33,6 +33,7 @@ from cdc_core.ddl.script import Script, Statement, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.rollouts import OPEN
+from cdc_core.operations.open_pipeline import default_holder
 from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, translated, translating
@@ -136,7 +137,7 @@ def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
         code="ddl.running",
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
-    return work.meta.leases.held(name, lease_s, taken=taken)
+    return work.meta.leases.held(name, default_holder(), lease_s, taken=taken)
 
 
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:

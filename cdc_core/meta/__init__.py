@@ -5,7 +5,6 @@ ledgers live only here. `Meta` has a repository for each of these, whose methods
 """
 
 from cdc_core.meta.cutovers import Cutover
-from cdc_core.meta.leases import default_holder
 from cdc_core.meta.meta_rows import (
     BatchRow,
     ChunkRetries,
@@ -80,5 +79,4 @@ __all__ = [
     "Verification",
     "WindowSums",
     "copier_of",
-    "default_holder",
 ]

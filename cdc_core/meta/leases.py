@@ -12,9 +12,7 @@ took may still move: expiry only lets another take it. Times come from the datab
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -35,11 +33,6 @@ log = logging.getLogger(__name__)
 _NO_RING = RingDepth()
 
 
-def default_holder() -> str:
-    """`host:pid`: the holder of a lease, for the message to another that wants it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 class Leases(Repository):
     def __init__(self, at: Database | Connection, holds: dict[tuple[str, str], Lease] | None = None) -> None:
         super().__init__(at)
@@ -54,23 +47,22 @@ class Leases(Repository):
     def held(
         self,
         source: str,
+        holder: str,
         ttl_s: float,
         *,
-        holder: str = "",
         taken: RetryLater | None = None,
         ring: Callable[[], RingDepth] = RingDepth,
         lost: Callable[[LockstepError], None] | None = None,
     ) -> Iterator[Lease]:
         """The lease, renewed until the block ends.
 
-        ttl_s: how long a killed holder keeps it. holder: this process if it is empty. ring: of an extractor, for
-        `status`. lost: receives the error by which the lease cannot be renewed; without it, whatever needs the lease
-        will say so.
+        ttl_s: how long a killed holder keeps it. ring: of an extractor, for `status`. lost: receives the error by which
+        the lease cannot be renewed; without it, whatever needs the lease will say so.
 
         Raises `taken`, or else RetryLater (meta.lease_held), if another process has it.
         """
         try:
-            lease = self.acquire(source, holder or default_holder(), ttl_s)
+            lease = self.acquire(source, holder, ttl_s)
         except RetryLater as error:
             if taken is None or error.code != "meta.lease_held":
                 raise

@@ -48,7 +48,7 @@ def keep(job: Job, found: Verified) -> str:
     at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     suffix = "" if job.mode in ROW_MODES else _COUNTED
     path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
-    job.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    job.opened.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
     if job.lease is not None:
         summary = _summary(found, path, document["ended"])
         summary["differing"] = _differing(job, found.results)
@@ -66,7 +66,7 @@ def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
     sample = {"seed": found.seed, "sample_percent": job.share * 100} if job.mode is Mode.RANDOM else {}
     return {
         "version": VERSION,
-        "pipeline": job.pipeline.pipeline,
+        "pipeline": job.opened.name,
         "target": job.target.name,
         "mode": job.mode,
         **sample,

@@ -35,6 +35,7 @@ from cdc_core.target.load import LoadFile, open_session
 from cdc_core.target.versions import versions_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
+from tests.opened import opened
 from tests.target_rows import record_batch, shop
 
 GIVE_UP_S = 120
@@ -104,7 +105,7 @@ def run_extract(place: Place, environ: dict[str, str], start: str) -> list[Locks
     pipeline = place.pipeline(start)
     with (
         Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
-        Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor,
+        Extractor(opened(pipeline, meta, environ), "shop") as extractor,
     ):
         extractor.drain()
     return []
@@ -176,7 +177,7 @@ def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[Locks
     store = open_stage(place.pipeline(start).stage)
     with hostile_meta(place, environ) as meta:
         source = f"s{uuid.uuid4().hex}"
-        with suppress(UsageError), meta.leases.held(source, 60):
+        with suppress(UsageError), meta.leases.held(source, "test", 60):
             isolated.clear(store, source, "shop.none")
         meta.failures.keep("readmit", "", UsageError("what", code="stage.not_isolated", remedy="do it"))
         meta.runs.record_failure("run", "why")
