@@ -4,7 +4,6 @@ The stage's manifests are the truth about batches (Batches.rebuild restores them
 ledgers live only here. `Meta` has a repository for each of these, whose methods are one transaction each.
 """
 
-from cdc_core.meta.cutovers import Cutover
 from cdc_core.meta.meta_rows import (
     BatchRow,
     ChunkRetries,
@@ -12,6 +11,7 @@ from cdc_core.meta.meta_rows import (
     ClosedWrite,
     CopyState,
     CopyStatus,
+    Cutover,
     Failure,
     FileRow,
     LastWrite,

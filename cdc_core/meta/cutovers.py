@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,36 +17,11 @@ from sqlalchemy import Row, insert, select, update
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta.leases import Leases
-from cdc_core.meta.meta_rows import Lease
+from cdc_core.meta.meta_rows import Cutover, Lease
 from cdc_core.meta.meta_schema import cutover as _cutover
 from cdc_core.meta.repository import Repository, reads, writes
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-@dataclass(frozen=True, slots=True)
-class Cutover:
-    """pipeline: whose sources the application leaves. way_back: the pipeline in the other direction. steps: the states
-    that it went through, each with the time, µs UTC. details: what its steps have to know of each other, JSON."""
-
-    cutover_id: str
-    pipeline: str
-    way_back: str
-    state: str
-    steps: tuple[tuple[str, int], ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    created_us: int = 0
-    updated_us: int = 0
-
-    @property
-    def switched(self) -> bool:
-        """Whether it has led the application to the new tables; another one may have led it back since."""
-        return self.state in ("SWITCHED", "WATCH", "COMPLETE")
-
-    def at_us(self, state: str) -> int | None:
-        """When it last came to a state."""
-        return next((at for name, at in reversed(self.steps) if name == state), None)
 
 
 def lease_of(pipeline: str, way_back: str) -> tuple[str, str]:

@@ -55,7 +55,7 @@ class TableCopy:
     waiting:          why no chunk is read at the moment; not kept.
     low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
               came from there on. None for a table without a key, which has no limit.
-    rules:    of the pipeline, under which its rows are read (Capture.rules_of).
+    rules:    of the pipeline, under which its rows are read (Capture.rules_of); "" where nobody says them.
     """
 
     source: str

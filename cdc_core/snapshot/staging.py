@@ -95,7 +95,7 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
         known = coverage.get(copy.table)
         captured = capture.captures(copy.schema.database, copy.schema.table)
         why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
-        if not why and captured and copy.rules != capture.rules_of(copy.schema):
+        if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
             why = "the pipeline's rules for the table have changed since it was begun"
         if why:
             drop(copy.table, why)

@@ -17,14 +17,14 @@ from cdc_core.apply import replay, retention
 from cdc_core.apply.compaction import By, Compacted, compact
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.turn import turn_of
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
-from cdc_core.meta import Lease, Meta
+from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.run import files_to_read
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction, manifest
 from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.layout import compaction_path, originals_removed_path
@@ -308,8 +308,8 @@ def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, mo
     staged.line.done("all")
     before = staged.seen()
 
-    def expired(meta: Meta, pipeline: Pipeline) -> nullcontext[Lease]:
-        return nullcontext(meta.leases.acquire(turn_of(pipeline), "we", -1.0))
+    def expired(opened: OpenPipeline) -> nullcontext[Lease]:
+        return nullcontext(opened.meta.leases.acquire(turn_of(opened.pipeline), "we", -1.0))
 
     monkeypatch.setattr("cdc_core.apply.compaction.turn_at", expired)
     monkeypatch.setattr("cdc_core.apply.compaction.require_turn", lambda *_: None)
