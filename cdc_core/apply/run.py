@@ -23,7 +23,7 @@ from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.check.loops import require_no_loops
 from cdc_core.errors import LockstepError, RetryLater
-from cdc_core.extract.extractor import DrainResult
+from cdc_core.extract.drained import DrainResult
 from cdc_core.extract.partial import note_partial
 from cdc_core.extract.sources import extract_sources
 from cdc_core.meta import LedgerRow

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -26,6 +26,7 @@ from cdc_core.config import StartConfig
 from cdc_core.errors import LockstepError, RetryLater, defect
 from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
+from cdc_core.extract.drained import DrainResult, DrainStats
 from cdc_core.extract.process_memory import limit_memory
 from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
 from cdc_core.leaving import uninterrupted
@@ -71,35 +72,6 @@ POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
 ANSWER_POLL_S = 0.005
 """How often it looks whether the stream has answered, once nothing is missing up to the fence."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainStats:
-    """Waits and losses of a drain.
-
-    put_waits, take_waits: of the ring. A reader that waits is faster than staging, a stager that waits faster than
-    the source.
-    losses:                connections to the source that were lost and opened again.
-    """
-
-    put_waits: int = 0
-    take_waits: int = 0
-    losses: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DrainResult:
-    """What a drain has reached. `done`: everything requested is staged; otherwise call again.
-
-    Counts are totals since the extractor was opened. partial: captured source tables of which rows are missing.
-    """
-
-    done: bool
-    staged: StagingTotals
-    position: Position
-    watermark_us: int
-    stats: DrainStats = DrainStats()
-    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
 
 
 class Extractor:

@@ -196,7 +196,7 @@ class CopySensor(_CopySensor):
         with copier_lease(ready, self.source) as lease:
             tables = self._tables(context, ready)  # the last holder may have copied some
             try:
-                with ready.progress.copying(tables) as report:
+                with ready.progress.copying({one.name: one.rows for one in tables}) as report:
                     refused = read_tables(ready, self.source, tables, lease, report)
             except RetryLater as error:
                 if error.code != "snapshot.other_server":
