@@ -32,18 +32,18 @@ from cdc_core.source.cascades import Cascades, logs_cascades, require_seen_casca
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import NEVER_CAPTURED, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, now_us, query
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
 from cdc_core.source.later_statements import LogAhead, Stretch
-from cdc_core.source.merge_tables import may_unite_tables, united_tables
+from cdc_core.source.merge_tables import united_table, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.start import Search, require_available
+from cdc_core.source.statement_reach import StatementReach
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
@@ -109,13 +109,13 @@ class SourceStream:
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         read_ahead = LogAhead(self._statements_after, ahead, keep_ahead)
-        self._effects = Effects(captures, self._asked, read_ahead, self._end_of_log)
         self._cascades = Cascades(
             captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
             self._require_seen_cascades,
         )  # fmt: skip
         self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults, excludes)
-        self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
+        self._tables = tables = TableRegistry(captures, self._known, isolated, self._history)
+        self._reach = StatementReach(tables, self._asked, read_ahead, self._end_of_log)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -142,11 +142,17 @@ class SourceStream:
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
-        self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
+        self._assembler.lower_case = self._reach.lower_case = self._history.lower_case = lower_case
         self._cascades.open(logged=logs_cascades(self._asked()), lower_case=lower_case)
-        self._tables.merge_tables.learn(united_tables(self._asked()))
+        self._leave_out_united()
         self._begin_history()
         return self
+
+    def _leave_out_united(self) -> None:
+        for merge, united in united_tables(self._asked()).items():
+            for name in united:
+                if self._tables.captures(*name):
+                    self._assembler.leave_out(name, united_table(name, merge, self._source.name))
 
     def _begin_history(self) -> None:
         control, history = self._asked(), self._history
@@ -331,7 +337,7 @@ class SourceStream:
         # What is past was judged when it was first read.
         policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
         return TransactionAssembler(
-            self._source.name, begin, tables, policy, effects=self._effects.of,
+            self._source.name, begin, tables, policy, reach=self._reach.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
             accepted=None if past else self._accepted, cascades=None if past else self._cascades,
         )  # fmt: skip
@@ -357,9 +363,6 @@ class SourceStream:
                 raise
             return None
 
-    def _may_unite(self, database: str, table: str) -> bool:
-        return may_unite_tables(self._asked(), database, table)
-
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
 
@@ -379,7 +382,7 @@ class SourceStream:
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
             begin,
-            TableRegistry(self._captures, self._known, self._may_unite, self._tables.isolated, self._history),
+            TableRegistry(self._captures, self._known, self._tables.isolated, self._history),
             past=True,
         )
         past.mariadb = self._assembler.mariadb

@@ -26,7 +26,6 @@ from cdc_core.binlog.events import (
     EventType,
     crc_of,
     folded,
-    parse_format_description,
     parse_rotate,
     parse_xa_prepare,
     type_name,
@@ -50,7 +49,6 @@ from cdc_core.source.block_builder import (
 )
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades
-from cdc_core.source.effects import Effect
 from cdc_core.source.history import LogPoint
 from cdc_core.source.logged_statement import NO_STATEMENT, QUERIES, LoggedStatement, read_statement
 from cdc_core.source.open_group import OpenGroup
@@ -64,6 +62,7 @@ from cdc_core.source.pending_changes import (
 )
 from cdc_core.source.spill import SpillableChanges, SpillFiles
 from cdc_core.source.statement_judge import EventPlace, StatementJudge
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import Action, Statement
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Meaning, Step
@@ -91,7 +90,7 @@ _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 class TransactionAssembler:
     """Feed it events in order; each returns the blocks that it completes.
 
-    effects:     which captured tables a statement may change (effects.Effects.of).
+    reach:       which captured tables a statement may change (statement_reach.StatementReach.of).
     accepted:    positions that would stop the stream, which an operator accepts.
     prepared:    XA transactions that were prepared but not ended before this stream began, by xid; asked at most once.
                  None: this assembler searches the past for just those and reads nothing of other transactions.
@@ -108,7 +107,7 @@ class TransactionAssembler:
         tables: TableRegistry,
         policy: CapturePolicy,
         *,
-        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
+        reach: Callable[[Statement, frozenset[str] | None, Position], Reach],
         prepared: Callable[[], Mapping[str, SpillableChanges]] | None,
         block_bytes: int,
         cascades: Cascades | None = None,
@@ -131,7 +130,7 @@ class TransactionAssembler:
         self._past = prepared is None
         self.cascades = cascades or Cascades(tables.captures, tuple, lambda: begin, lambda: 0, lambda: None)
         self.judge = StatementJudge(
-            source, tables, policy, effects, self._accepted, cascades=self.cascades, past=self._past
+            source, tables, policy, reach, self._accepted, cascades=self.cascades, past=self._past
         )
         self._prepared_cascades: dict[str, list[Name]] = {}
         """By xid: the tables that foreign keys change once it is committed."""
@@ -268,7 +267,7 @@ class TransactionAssembler:
         }
         for types, handler in (
             (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
-            (_ASIDE, self._aside), (_FILE_EVENTS, self._of_file),
+            (_ASIDE, self._aside), (_FILE_EVENTS, lambda event: self._advance(event, Mark.OF_FILE)),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
@@ -302,9 +301,8 @@ class TransactionAssembler:
             Step.KEEP_PREPARED: self._keep_prepared,
             Step.SET_SAVEPOINT: self._set_savepoint,
             Step.UNDO_TO_SAVEPOINT: self._undo_to_savepoint,
-            Step.JUDGE_DATA: self._judge_data,
             Step.JUDGE_DEFINITION: self._judge_definition,
-            Step.JUDGE_UNKNOWN: self._judge_unknown,
+            Step.JUDGE_ROWS: self._judge_rows,
         }
 
     def _next(self, event: Event, seen: Meaning) -> tuple[GroupState, Step]:
@@ -348,11 +346,6 @@ class TransactionAssembler:
         return self._group
 
     # The file
-
-    def _of_file(self, event: Event) -> Iterable[Block]:
-        if event.header.type == EventType.FORMAT_DESCRIPTION and parse_format_description(event).created:
-            self.judge.server_started()
-        return self._advance(event, Mark.OF_FILE)
 
     def _switch(self, event: Event) -> Blocks:
         """The next events are in another file. Without a ROTATE before it the server stopped or crashed there."""
@@ -530,8 +523,6 @@ class TransactionAssembler:
             raise faults.inside_transaction(event, self._where(event)) from None
         if not self._past:
             self.cascades.heed(int.from_bytes(event.body[6:8], "little"))
-        if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
-            self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
         if table is None:
             group.cascaded(self._cascaded(event))
             group.left_out[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
@@ -582,8 +573,6 @@ class TransactionAssembler:
 
     def _query(self, event: Event) -> Iterable[Block]:
         logged = read_statement(event, lower_case=self.lower_case, mariadb=self.mariadb)
-        if logged.statement.temporaries:
-            self.judge.follow_temporary(logged)
         return self._advance(event, logged.statement.action, logged)
 
     def _judge_definition(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
@@ -595,12 +584,8 @@ class TransactionAssembler:
         group.ordinal += 1
         return self._hold(group, pending)
 
-    def _judge_data(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
-        self.judge.judge_data(self._present, logged, self._at(event))
-        return ()
-
-    def _judge_unknown(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
-        self.judge.judge_unknown(self._present, logged, self._at(event))
+    def _judge_rows(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        self.judge.judge_rows(self._present, logged, self._at(event))
         return ()
 
     # XA
