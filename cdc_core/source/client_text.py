@@ -13,7 +13,7 @@ from functools import cache
 from cdc_core.binlog.text import BINARY, UTF8, collations, single_byte
 from cdc_core.binlog.wide import FORMS, wide
 
-_UNKNOWN_CHARACTER = "\udcff"
+UNKNOWN_CHARACTER = "\udcff"
 _SWE7 = "swe7"
 """Its letters have the codes of ASCII's brackets and braces. Servers read these as letters of a name, and convert a
 quoted name, but not an unquoted one: t[] is a table of that name, and `t[]` is tÄÅ."""
@@ -94,8 +94,8 @@ def _decode_wide(sql: bytes, charset: str) -> str | None:
         else:
             two = first[0] <= sql[at] <= first[1] and at + 1 < len(sql)
             length = 2 if two and any(low <= sql[at + 1] <= high for low, high in seconds) else 1
-            text = _UNKNOWN_CHARACTER * length
-        found.append(text if not text.isascii() else _UNKNOWN_CHARACTER)
+            text = UNKNOWN_CHARACTER * length
+        found.append(text if not text.isascii() else UNKNOWN_CHARACTER)
         at += length
     return "".join(found)
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from cdc_core.model.schema import Column
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
-from cdc_core.source.client_text import decode, is_known, lower_cased
+from cdc_core.source.client_text import UNKNOWN_CHARACTER, decode, is_known, lower_cased
 from cdc_core.source.modified_columns import STRICT
 from cdc_core.source.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
 
@@ -120,7 +120,7 @@ def classify(
     """
     text = decode(sql, client_collation)
     if text is None:
-        return Statement(Action.UNKNOWN, "(unreadable)", tables=None)
+        return Statement(Action.UNKNOWN, "A statement", tables=None, names=frozenset([("", UNKNOWN_CHARACTER)]))
     text = _GENERATED_DROP.sub(r"\1\2", text)
 
     def read(*, mariadb_code: bool) -> Statement:

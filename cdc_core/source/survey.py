@@ -144,8 +144,8 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
             schema, problem = None, f"a {kind}, which has no row events"
         elif schema is not None:
             problem = problem or _unusable(schema)
-            if merge := united.get(one.name):
-                problem = problem or f"united by the MERGE table {'.'.join(merge)}: what is written through that is lost"
+        if merge := united.get(one.name):
+            schema, problem = None, f"united by the MERGE table {'.'.join(merge)}: what is written through that is lost"
         found.append(FoundTable(*one.name, kind, one.engine, schema, problem, one.rows))
     return tuple(found)
 
