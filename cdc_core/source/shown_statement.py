@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from cdc_core.source.client_text import decode
-from cdc_core.source.sql_tokens import MARIADB_CODE, Token, TokenKind, tokens
+from cdc_core.source.sql_tokens import MARIADB_CODE, TokenKind, tokens
 from cdc_core.source.statements import Action, Statement
 
 

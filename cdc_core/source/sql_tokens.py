@@ -79,13 +79,9 @@ def tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> list[To
     return [token for token, _ in placed_tokens(sql, sql_mode, mariadb_code=mariadb_code)]
 
 
-def placed_tokens(
-    sql: str, sql_mode: int = 0, *, mariadb_code: bool = True
-) -> list[tuple[Token, tuple[int, int]]]:
+def placed_tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> list[tuple[Token, tuple[int, int]]]:
     """The tokens, each with the places where it begins and ends in the text."""
-    pattern = _pattern(
-        ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES)
-    )
+    pattern = _pattern(ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES))
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
     found: list[tuple[Token, tuple[int, int]]] = []

@@ -147,7 +147,9 @@ class StatementJudge:
         # Whether a statement that nobody knows tells its databases is not known either.
         reach = self._reach(statement, None if unknown else logged.databases, at.after)
         if reach.tables:
-            why = "Lockstep does not know the statement" if unknown else "it was logged as a statement, without its rows"
+            why = (
+                "Lockstep does not know the statement" if unknown else "it was logged as a statement, without its rows"
+            )
             self._changed(group, logged, reach.tables, f"{why}; {reach.why}" if reach.why else why, at, partial=True)
             if unknown:
                 self._tables.redefined(None, point, Change())
@@ -159,7 +161,14 @@ class StatementJudge:
             group.left_out[STATEMENT_LEFT_OUT] += 1
 
     def _changed(
-        self, group: OpenGroup, logged: LoggedStatement, tables: Iterable[str], why: str, at: EventPlace, *, partial: bool
+        self,
+        group: OpenGroup,
+        logged: LoggedStatement,
+        tables: Iterable[str],
+        why: str,
+        at: EventPlace,
+        *,
+        partial: bool,
     ) -> None:
         """Rows of tables changed unlogged; all tables, where none is given. partial: their coverage ends here."""
         tables = [table for table in tables if table != ANY_TABLE]

@@ -184,7 +184,9 @@ class StatementReach:
         for database, name in names:
             if database not in _SYSTEM:
                 listed.setdefault(database, []).append(name)
-        present = {self._name(one, "")[0] for one, in self._ask("SELECT SCHEMA_NAME FROM INFORMATION_SCHEMA.SCHEMATA")}
+        present = {
+            self._name(one, "")[0] for (one,) in self._ask("SELECT SCHEMA_NAME FROM INFORMATION_SCHEMA.SCHEMATA")
+        }
         return {
             self._name(database, name): kind
             for database in sorted(present & listed.keys())

@@ -13,8 +13,7 @@ from enum import Enum
 from itertools import pairwise
 
 from cdc_core.model.schema import Column
-from cdc_core.source.alter import unlogged_by_alter
-from cdc_core.source.alter_columns import ColumnChanges, column_changes
+from cdc_core.source.alter import AlterClauses, alter_clauses
 from cdc_core.source.client_text import UNKNOWN_CHARACTER, decode, is_known, lower_cased
 from cdc_core.source.modified_columns import STRICT
 from cdc_core.source.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
@@ -71,7 +70,7 @@ class Statement:
     guarded: bool = False
     vacates: tuple[Table, ...] = ()
     passed: tuple[Table, ...] = ()
-    columns: ColumnChanges | None = None
+    columns: AlterClauses | None = None
     names: frozenset[Table] = frozenset()
     queries: bool = False
     drops_constraint: bool = False
@@ -173,7 +172,7 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
         while not read.done and not read.take("FOR"):
             read.next()
         return replace(_classify(read.found[read.at :], database), modified=())  # its sql_mode may be another
-    if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
+    if verb in _DEFINITIONS:
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
         statement = replace(
             _DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning,
@@ -432,20 +431,20 @@ def _alter(read: Reader, database: str) -> Statement:
         table = read.table(database)
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
-        columns = column_changes(Reader(read.found[read.at :]))
         union = _union(read, database)
-        drops_constraint = any(
-            one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
-        )
-        reason, others, modified = unlogged_by_alter(read, database)
+        clauses = alter_clauses(read, database)
+        reason = "; ".join(dict.fromkeys(clauses.reasons))
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
+        others = tuple(one for one in clauses.others if one is not None)
         return Statement(
-            Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
-            unlogged=reason, modified=() if ignore else modified, drops_constraint=drops_constraint,
-            vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
-            columns=columns, union=union,
+            Action.DEFINITION, "ALTER TABLE",
+            tables=None if known is None or None in clauses.others else known + others,
+            unlogged=reason, modified=() if ignore else clauses.kept_columns,
+            drops_constraint=clauses.drops_constraint,
+            vacates=known if clauses.moved and known is not None and known[0] not in others else (),
+            columns=clauses, union=union,
         )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
         return Statement(Action.HARMLESS, f"ALTER {kind}", tables=_objects(kind, read, database))
@@ -517,17 +516,8 @@ def _repair(read: Reader, database: str) -> Statement:
     )  # fmt: skip
 
 
-def _import(read: Reader, _database: str) -> Statement:
-    """`IMPORT TABLE FROM 'file'`: creates tables with rows; only the file has their names."""
-    return Statement(
-        Action.DEFINITION if read.take("TABLE") else Action.UNKNOWN, "IMPORT TABLE", tables=None,
-        unlogged="tables were imported from files, with their rows",
-    )  # fmt: skip
-
-
 _DEFINITIONS = {
     "CREATE": _create, "DROP": _drop, "ALTER": _alter, "RENAME": _rename, "TRUNCATE": _truncate, "REPAIR": _repair,
-    "IMPORT": _import,
 }  # fmt: skip
 
 

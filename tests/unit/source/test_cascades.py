@@ -10,10 +10,10 @@ from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades
-from cdc_core.source.statement_reach import Reach
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import ForeignKey
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import classify
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler

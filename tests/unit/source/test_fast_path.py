@@ -19,9 +19,9 @@ from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source import fast_path
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.statement_reach import Reach
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.fast_path import FastPath
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 from tests.unit.binlog.reading import raw_events

@@ -16,8 +16,8 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source.block_builder import ISOLATED, NOT_INCLUDED
-from cdc_core.source.statement_reach import Reach
 from cdc_core.source.spill import SpillableChanges
+from cdc_core.source.statement_reach import Reach
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
