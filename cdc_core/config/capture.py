@@ -60,8 +60,9 @@ class CaptureRules(Model):
     columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
     on_unlogged_change: Literal["stop", "record", "resync"] = Field(
         "stop",
-        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
-        "dropped and is created again, rows that a foreign key changes at a server that does not log them): stop; "
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, DML in statement format, a column "
+        "or a table that was dropped and is created again, rows that a foreign key changes at a server that does not "
+        "log them): stop; "
         "record 'needs re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies "
         "the table again",
     )

@@ -2,7 +2,7 @@
 
     the statement is                                                   then
     transaction control, or known to change no row of a table:         the source continues
-      accounts, views, routines, triggers, upkeep, temporary tables
+      accounts, views, routines, triggers, maintenance, temporary tables
     a definition of tables that are not captured                       the source continues
     a definition of captured tables that leaves every value in its     the definition is followed
       row, and every row in its table (`statements`, `alter`,
@@ -148,7 +148,7 @@ class StatementJudge:
         reach = self._reach(statement, None if unknown else logged.databases, at.after)
         if reach.tables:
             why = (
-                "Lockstep does not know the statement" if unknown else "it was logged as a statement, without its rows"
+                "Lockstep does not know the statement" if unknown else "the log has the statement, not its rows"
             )
             self._changed(group, logged, reach.tables, f"{why}; {reach.why}" if reach.why else why, at, partial=True)
             if unknown:

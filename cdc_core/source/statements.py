@@ -52,8 +52,8 @@ class Statement:
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
     passed: names that a table had only on its way, such as the third one where two tables change their names.
-    names: for DATA, UNKNOWN, and a definition that runs a query (`queries`): every name in its text that may be a table,
-    view or routine, `b` in the default database and each `a.b`: perhaps too many, never too few.
+    names: for DATA, UNKNOWN, and a definition that runs a query (`queries`): every name in its text that may be a
+    table, view or routine, `b` in the default database and each `a.b`: perhaps too many, never too few.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     versioning: a definition that adds system versioning to a table, or drops it.
