@@ -147,9 +147,7 @@ class StatementJudge:
         # Whether a statement that nobody knows tells its databases is not known either.
         reach = self._reach(statement, None if unknown else logged.databases, at.after)
         if reach.tables:
-            why = (
-                "Lockstep does not know the statement" if unknown else "the log has the statement, not its rows"
-            )
+            why = "Lockstep does not know the statement" if unknown else "the log has the statement, not its rows"
             self._changed(group, logged, reach.tables, f"{why}; {reach.why}" if reach.why else why, at, partial=True)
             if unknown:
                 self._tables.redefined(None, point, Change())
