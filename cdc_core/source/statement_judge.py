@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import EntryKind
@@ -42,6 +42,7 @@ from cdc_core.source.logged_statement import LoggedStatement
 from cdc_core.source.merge_tables import united_table
 from cdc_core.source.open_group import OpenGroup
 from cdc_core.source.pending_changes import Name
+from cdc_core.source.reading_place import EventPlace
 from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import Action, Statement
 from cdc_core.source.tables import TableRegistry
@@ -53,21 +54,6 @@ STATEMENT_LEFT_OUT = "statement on a table not included"
 _PERHAPS_TEMPORARY = (
     "all rows were removed, unless the session had a temporary table of that name, which the log does not show"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EventPlace:
-    """The position of an event: the file and offset that an operator can name (those of the compressed transaction, for
-    an event inside one), and the position after it."""
-
-    source: str
-    file: str
-    offset: int
-    after: Position
-
-    @property
-    def where(self) -> str:
-        return f"{self.source}, {self.file}:{self.offset}"
 
 
 class StatementJudge:

@@ -285,7 +285,7 @@ def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source
         with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
             for sql in BESIDE:
                 cursor.execute(sql.format(**names))
-        for _ in range(8):
+        for _ in range(6):
             with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
                 cursor.execute(f"SET SESSION binlog_format = {chance.choice(['ROW', 'STATEMENT', 'STATEMENT'])}")
                 for _ in range(chance.randint(1, 3)):

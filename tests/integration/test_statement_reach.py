@@ -188,7 +188,7 @@ def test_the_log_is_read_ahead_through_several_files(origin: Origin, other: str)
 
     def stretches(after: Position) -> Generator[Stretch]:
         read.append(after)
-        return origin.stream(begin)._statements_after(after)
+        return origin.stream(begin)._glance.statements_after(after)
 
     def verbs() -> list[str]:
         ahead = LaterStatements(LogAhead(stretches, kept[-1], kept.append), _statement)
