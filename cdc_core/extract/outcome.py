@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from cdc_core.errors import InternalError, LockstepError
-from cdc_core.meta import Meta
 from cdc_core.meta.failures import EXTRACT
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 log = logging.getLogger(__name__)
 
@@ -14,7 +14,7 @@ ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain
 """Codes for another extractor that is reading the source, which is not a failure of the pipeline."""
 
 
-def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, task: str = EXTRACT) -> None:
+def keep_failure(opened: OpenPipeline, source: str, error: Exception, *, task: str = EXTRACT) -> None:
     """Keeps an error of an extract until the source's position or watermark moves, or of another task of the source.
 
     Never raises.
@@ -31,6 +31,6 @@ def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, ta
     if failed.code in ANOTHER_HAS_IT:
         return
     try:
-        meta.failed(pipeline, task, source, failed)
+        opened.meta.failed(opened.name, task, source, failed)
     except LockstepError as unkept:
         log.warning("%s: this failure could not be kept in meta: %s", source, unkept)
