@@ -209,7 +209,7 @@ def test_a_way_back_is_ready_only_while_its_evidence_counts_and_everything_is_ap
     with shop(lockstep, mariadb, mysql9) as made, Meta.open(made.meta_url, made.name) as meta:
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
-        switched = meta.latest_cutover(made.name)
+        switched = meta.cutovers.latest(made.name)
         assert switched is not None
         there = f"{made.name}_0.orders_0"
         execute(mysql9, f"INSERT INTO {there} (id, n) VALUES (4, 4)")

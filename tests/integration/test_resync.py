@@ -14,6 +14,9 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
+from cdc_core.meta.copied_batches import CopiedBatches
+from cdc_core.meta.leases import Leases
+from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
 from cdc_core.snapshot import pace
 from cdc_core.snapshot.chunk_file import ChunkFile
@@ -343,7 +346,7 @@ def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_
     if change == "into an empty table":
         line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1")
     line.drain()
-    begin = Meta.begin_copy
+    begin = TableCopies.begin
 
     def then(*arguments: Any) -> None:
         begin(*arguments)
@@ -354,7 +357,7 @@ def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_
         line.drain()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Meta, "begin_copy", then)
+        patch.setattr(TableCopies, "begin", then)
         read(line, ["t"])
     line.drain()
     stage(line)
@@ -387,7 +390,7 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
     read(line)
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a batch for each table; all marks come first
     line.pipeline = line.pipeline.model_copy(update={"limits": limits})
-    owner, step = (ChunkFile, "finish") if moment == HALF else (Meta, "decide_copied")
+    owner, step = (ChunkFile, "finish") if moment == HALF else (CopiedBatches, "decide")
     done, calls_left = getattr(owner, step), [1 if moment == SECOND else 0]
 
     def struck(*arguments: Any, **named: Any) -> Any:
@@ -485,16 +488,16 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
-    known = Meta.holding
+    known = Leases.held
 
-    def holding(meta: Meta, *arguments: Any) -> Any:
-        monkeypatch.setattr(Meta, "holding", known)
+    def held(leases: Leases, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Leases, "held", known)
         heal(line)
         line.origin.execute("INSERT INTO t VALUES (6, 6, 'f')")
         line.drain()
-        return known(meta, *arguments)
+        return known(leases, *arguments, **options)
 
-    monkeypatch.setattr(Meta, "holding", holding)
+    monkeypatch.setattr(Leases, "held", held)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         assert (
             readmit(
