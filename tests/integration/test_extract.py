@@ -20,6 +20,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
 from cdc_core.source import faults, server, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
@@ -494,8 +495,8 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     assert line.chain[-1].isolated == {}
 
 
-def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_line, source_database):
-    line = make_line(more_tables=", on_unreadable: isolate")
+def test_a_statement_without_its_rows_makes_its_table_partial_and_the_others_go_on(make_line, source_database):
+    line = make_line(more_tables=", on_unlogged_change: resync")
     line.execute(TABLE, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1, 1)")
     server = source_database.server
     with server.connect(source_database.name, autocommit=True) as connection, connection.cursor() as cursor:
@@ -504,7 +505,11 @@ def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_li
     line.execute("INSERT INTO u VALUES (2)", "INSERT INTO t VALUES (2, 1)")
     line.drain()
     assert line.ids() == [1, 2]
-    assert "source.statement_dml" in line.chain[-1].isolated[f"{source_database.name}.u"]
+    assert changes(line.store, line.chain, "u")["id"].to_pylist() == [2]
+    coverage = line.meta.coverage("shop").tables
+    assert {name: coverage[f"{source_database.name}.{name}"].how for name in "tu"} == {
+        "t": How.CREATED, "u": How.UNLOGGED,
+    }  # fmt: skip
 
 
 def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tmp_path):
