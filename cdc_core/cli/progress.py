@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,8 @@ from cdc_core.words import counted
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from cdc_core.extract import DrainResult
+    from cdc_core.extract.drained import DrainResult
     from cdc_core.meta import TableCopy
-    from cdc_core.snapshot.pending import PendingTable
 
 NOTE_S = 10.0
 """Between two reports of a copy's progress without a terminal."""
@@ -81,7 +80,7 @@ class TerminalProgress(TerminalNotes):
             yield update
 
     @contextmanager
-    def copying(self, tables: Sequence[PendingTable]) -> Iterator[Callable[[TableCopy], None]]:
+    def copying(self, rows: Mapping[str, int | None]) -> Iterator[Callable[[TableCopy], None]]:
         """A bar for each table that is being read; without a terminal, a line every NOTE_S."""
         progress = CopyProgress()
         if not self._output.animated:

@@ -106,9 +106,9 @@ def _switch(output: CliOutput, ready: OpenPipeline, sources: list[str], *, pause
     lines = []
     for source in sources:
         if pause:
-            ready.meta.pause_copies(source, ready.holder)
+            ready.meta.copies.pause(source, ready.holder)
             lines.append(f"Copies of {source} are paused: no chunk is read until `lockstep snapshot --resume`.")
-        elif ready.meta.resume_copies(source):
+        elif ready.meta.copies.resume(source):
             lines.append(f"Copies of {source} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
             lines.append(f"Copies of {source} were not paused.")
@@ -152,7 +152,7 @@ def _show_plan(
             )
             stored = "?" if known is None else f"~{size(known.size_bytes)}"
             shown.append((source, one.name, "?" if rows is None else f"~{rows:,}", stored, why))
-    paused = [source for source in sorted(wanted) if ready.meta.copies_paused(source) is not None]
+    paused = [source for source in sorted(wanted) if ready.meta.copies.paused(source) is not None]
     document = {
         "pipeline": ready.name,
         "tables": found,

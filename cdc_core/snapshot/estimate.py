@@ -36,8 +36,8 @@ def estimate(
     pipeline: Pipeline, source: str, tables: Sequence[str], meta: Meta, environ: Mapping[str, str]
 ) -> dict[str, TableEstimate]:
     """Of each table that is there. Raises what connecting and reading raise."""
-    replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
-    _, control, server = hosts.connect(pipeline.source(source), meta.checkpoint(source), environ, replica)
+    replica = server_id.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
+    _, control, server = hosts.connect(pipeline.source(source), meta.positions.checkpoint(source), environ, replica)
     with closing(control):
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
         found: dict[str, TableEstimate] = {}

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.operations.open_pipeline import OpenPipeline
 
 LEASE_S = 60.0
@@ -22,4 +21,4 @@ def verifier_lease(opened: OpenPipeline, target: str) -> AbstractContextManager[
         code="verify.running",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire",
     )
-    return kept_lease(opened.meta, name, opened.name, opened.holder, LEASE_S, taken=taken)
+    return opened.meta.leases.held(name, opened.holder, LEASE_S, taken=taken)

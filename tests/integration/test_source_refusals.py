@@ -235,7 +235,7 @@ def test_a_statement_instead_of_rows_stops_with_its_verb_table_and_place(origin:
     start = origin.end()
     with origin.session() as run:
         run("SET SESSION binlog_format = STATEMENT", sql)
-    error = error_of(DataAtRisk, "source.statement_dml", lambda: origin.drain(start))
+    error = error_of(DataAtRisk, "source.unlogged_change", lambda: origin.drain(start))
     assert f"{sql.split()[0]} {origin.name}.t" in error.what
     assert "'x'" not in error.what
     assert "'y'" not in error.what
@@ -250,7 +250,7 @@ def test_whole_transactions_before_what_stops_the_stream_are_handed_on(origin: O
         run("SET SESSION binlog_format = STATEMENT", "INSERT INTO t VALUES (2, 'b')")
     got = []
     with origin.stream(start) as stream:
-        error_of(DataAtRisk, "source.statement_dml", lambda: [got.append(b) for b in stream.blocks(lambda: False)])
+        error_of(DataAtRisk, "source.unlogged_change", lambda: [got.append(b) for b in stream.blocks(lambda: False)])
         assert stream.position == good
     assert [row["id"] for b in got for part in b.tables for row in part.rows.to_pylist()] == [1]
 
@@ -268,7 +268,7 @@ def test_a_statement_on_tables_that_are_not_captured_passes_but_not_through_a_tr
     start = origin.end()
     with origin.session() as run:
         run("SET SESSION binlog_format = STATEMENT", "INSERT INTO quiet (id) VALUES (2)")
-    error_of(DataAtRisk, "source.statement_dml", lambda: origin.drain(start, include=include))
+    error_of(DataAtRisk, "source.unlogged_change", lambda: origin.drain(start, include=include))
 
 
 def test_an_incident_in_the_log_stops(origin: Origin) -> None:

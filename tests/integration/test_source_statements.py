@@ -21,10 +21,7 @@ from cdc_core.model.block import Block
 from tests.integration.source_origin import Origin, fresh_name
 
 CORPUS = Path(__file__).with_name("statements.yaml")
-CODES = {
-    "dml": "source.statement_dml", "unlogged": "source.unlogged_change", "unknown": "source.unknown_statement",
-    "versioned": "source.system_versioned",
-}  # fmt: skip
+CODES = {"unlogged": "source.unlogged_change", "versioned": "source.system_versioned"}
 NUMBERS = count(1000)
 
 SETUP = (

@@ -16,8 +16,8 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source.block_builder import ISOLATED, NOT_INCLUDED
-from cdc_core.source.effects import Effect
 from cdc_core.source.spill import SpillableChanges
+from cdc_core.source.statement_reach import Reach
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
@@ -176,7 +176,7 @@ def test_an_xa_transaction_that_is_rolled_back_leaves_nothing() -> None:
     log.prepare(b"x")
     log.gtid(XA_COMPLETED, b"x")
     log.query(f"XA ROLLBACK {XID}")
-    assert log.assembler.prepared == {}
+    assert log.assembler.prepared.changes == {}
     assert log.ids() == []
 
 
@@ -420,8 +420,8 @@ def test_many_small_prepared_transactions_do_not_fill_the_memory() -> None:
         log.gtid(XA_PREPARED, b"%d" % number)
         log.rows(*range(10))
         log.prepare(b"%d" % number)
-    assert sum(pile.memory_bytes for pile in log.assembler.prepared.values()) < 2000
-    assert len(log.assembler.prepared) == 40
+    assert sum(pile.memory_bytes for pile in log.assembler.prepared.changes.values()) < 2000
+    assert len(log.assembler.prepared.changes) == 40
 
 
 def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
@@ -440,7 +440,7 @@ def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
     log.gtid(XA_COMPLETED, b"z")
     log.query("XA COMMIT X'7a',X'',1")
     assert log.ids() == []
-    assert {xid: len(pile) for xid, pile in log.assembler.prepared.items()} == {XID: 1}
+    assert {xid: len(pile) for xid, pile in log.assembler.prepared.changes.items()} == {XID: 1}
 
 
 def test_where_there_is_no_room_for_what_must_wait_the_task_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -521,7 +521,7 @@ def test_a_transaction_within_a_transaction_stops() -> None:
 def test_dml_as_a_statement_on_a_captured_table_stops_with_the_statement() -> None:
     log = Log()
     log.gtid()
-    error = refused("source.statement_dml", log, lambda: log.query("UPDATE t SET a = 'very'"))
+    error = refused("source.unlogged_change", log, lambda: log.query("UPDATE t SET a = 'very'"))
     assert "UPDATE db.t …" in error.what
 
 
@@ -529,7 +529,7 @@ def test_dml_as_a_statement_on_a_captured_table_stops_with_the_statement() -> No
 def test_dml_as_a_statement_whose_tables_cannot_be_told_stops(sql: str) -> None:
     log = Log()
     log.gtid()
-    refused("source.statement_dml", log, lambda: log.query(sql))
+    refused("source.unlogged_change", log, lambda: log.query(sql))
 
 
 def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_may_change_others() -> None:
@@ -539,9 +539,9 @@ def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_
     log.commit()
     (block,) = log.blocks()
     assert (kinds([block]), block.left_out) == ([EntryKind.UNCAPTURED], {"statement on a table not included": 1})
-    log = Log(effects=lambda *_: Effect((("db", "t"),)))
+    log = Log(reach=lambda *_: Reach(("db.t",)))
     log.gtid()
-    refused("source.statement_dml", log, lambda: log.query("UPDATE other.x SET a = 1"))
+    refused("source.unlogged_change", log, lambda: log.query("UPDATE other.x SET a = 1"))
 
 
 def test_load_data_as_a_statement_stops() -> None:
@@ -549,13 +549,13 @@ def test_load_data_as_a_statement_stops() -> None:
     log.gtid()
     sql = b"LOAD DATA INFILE 'x' INTO TABLE `t` (a)"
     body = b"\1\0\0\0\0\0\0\0\2\0\0\0\0" + b"\0" * 13 + b"db\0" + sql
-    refused("source.statement_dml", log, lambda: log.event(EventType.EXECUTE_LOAD_QUERY, body))
+    refused("source.unlogged_change", log, lambda: log.event(EventType.EXECUTE_LOAD_QUERY, body))
 
 
 def test_an_unknown_statement_stops() -> None:
     log = Log()
     log.gtid()
-    refused("source.unknown_statement", log, lambda: log.query("FROBNICATE TABLE t"))
+    refused("source.unlogged_change", log, lambda: log.query("FROBNICATE TABLE t"))
 
 
 def test_ddl_of_a_captured_table_is_an_entry_that_ends_its_block() -> None:
