@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_core.apply.turn import Turn
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld
 from cdc_core.extract import default_holder
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
@@ -18,14 +18,13 @@ def rebuild(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> 
     """How many batches were missing. Nobody adds to the chain meanwhile, or removes from it: what meta is told after
     the chain was read would be replaced by what the chain said then.
 
-    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and Meta.rebuild
+    Raises RetryLater (lease.held, lease.lost), and what reading the chain and Meta.rebuild
     raise.
     """
     lease_s = pipeline.limits.lease_s
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"The source {source!r} is being extracted.",
         where=source,
-        code="meta.lease_held",
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     with (

@@ -129,7 +129,7 @@ def explained(
         remedy = _REMEDIES.get(number, own)
         return Refused(f"{who} refused the account: {said}.", where=where, code="connection.denied", remedy=remedy)
     if kind is Kind.STATE:
-        return Refused(f"{who} refuses: {said}.", where=where, code="connection.state", remedy=_REMEDIES[number])
+        return Refused(f"{who} refuses: {said}.", where=where, code="connection.statement", remedy=_REMEDIES[number])
     return Refused(
         f"{who} refused a statement: {said}.",
         where=where,

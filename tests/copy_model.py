@@ -240,7 +240,7 @@ class Reader:
             self._session.require()
             rows = self._session.select(f"SELECT {', '.join(names)} {tail}")
         except pymysql.err.OperationalError as error:
-            code = "results.definition_changed" if error.args[0] == 1412 else "source.connection_lost"
+            code = "table.redefined" if error.args[0] == 1412 else "connection.unreachable"
             raise RetryLater(str(error), where="", code=code, remedy="") from None
         fields = [*[staged_schema(self._schema).field(name) for name in names], _LITERAL_FIELD]
         for at in range(0, len(rows), 2):
@@ -248,7 +248,7 @@ class Reader:
             yield pa.RecordBatch.from_pylist(some, schema=pa.schema(fields))
             world.move()
             if self._session._server.dead:
-                raise RetryLater("lost", where="", code="source.connection_lost", remedy="")
+                raise RetryLater("lost", where="", code="connection.unreachable", remedy="")
 
 
 @dataclass

@@ -19,7 +19,7 @@ from cdc_core.stage.objects import ObjectStore, find
 
 
 def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
-    """Raises Refused (plan.overlap)."""
+    """Raises Refused (stage.partial)."""
     keyless: dict[str, list[tuple[str, PlannedFile]]] = defaultdict(list)
     for one in plan.merge_sets:
         for table in one.tables:
@@ -51,7 +51,7 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
                         f"{bridge.end}, where reading continued on another server; the table has no key by which to "
                         "find such repeats.",
                         where=plan.run_id,
-                        code="plan.overlap",
+                        code="stage.partial",
                         remedy="copy the source tables that lead to it again (`lockstep snapshot PIPELINE TABLE`), and "
                         "let a run take these batches together with the copy",
                     )

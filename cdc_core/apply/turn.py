@@ -18,7 +18,7 @@ def turn_of(pipeline: Pipeline) -> str:
 
 
 class Turn:
-    """Raises RetryLater (meta.lease_held) where another process has the turn."""
+    """Raises RetryLater (lease.held) where another process has the turn."""
 
     def __init__(self, meta: Meta, pipeline: Pipeline) -> None:
         self._meta = meta
@@ -32,7 +32,7 @@ class Turn:
         return self
 
     def renew(self) -> None:
-        """Raises RetryLater (meta.lease_lost) for a purge that was paused too long."""
+        """Raises RetryLater (lease.lost) for a purge that was paused too long."""
         assert self._lease is not None
         self._lease = self._meta.renew_lease(self._lease, _LEASE_S)
 

@@ -57,7 +57,7 @@ def payload_events(event: Event) -> Iterator[Event]:
         raise DataAtRisk(
             f"{event.name} is compressed with codec {codec}, which Lockstep does not know.",
             where=event.where,
-            code="binlog.compression",
+            code="source.log_lost",
             remedy=f"SET GLOBAL binlog_transaction_compression = OFF on the source, and {GIVE_UP}",
         )
     zstd = codec == _COMPRESSION_ZSTD

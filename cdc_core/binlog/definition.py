@@ -62,7 +62,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
 
     known:   the definition in INFORMATION_SCHEMA, as close to this position as available; None if unread.
     mariadb: the log is MariaDB's, whose temporals of the old codes may have a fraction that it does not log.
-    Raises Refused `binlog.schema_mismatch` when they contradict, `binlog.row_metadata` when they are not sufficient.
+    Raises Refused `source.incomplete_rows` when they contradict, `source.incomplete_rows` when they are not sufficient.
     """
     if table_map.names is None:
         return _checked(table_map, known, mariadb=mariadb)
@@ -78,7 +78,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
         if found is None and mariadb and table_map.types[i] in _OLD_TEMPORAL:
             raise Refused(
                 f"The log has column {table_map.name}.{name} in an old temporal form without its fractional digits.",
-                code="binlog.row_metadata",
+                code="source.incomplete_rows",
                 remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
             )
         kind = found.type if found is not None else _own(_logged_type(table_map, i), mariadb=mariadb)
@@ -104,7 +104,7 @@ def _checked(table_map: TableMap, known: TableSchema | None, *, mariadb: bool) -
     if known is None:
         raise Refused(
             f"The log does not name the columns of {table_map.name}, and the source no longer has the table.",
-            code="binlog.row_metadata",
+            code="source.incomplete_rows",
             remedy=SCHEMA_REMEDY + "; or exclude the table (tables.exclude)",
         )
     own = len(known.columns)
@@ -129,7 +129,7 @@ def _checked(table_map: TableMap, known: TableSchema | None, *, mariadb: bool) -
 def _mismatch(table_map: TableMap, what: str) -> Refused:
     return Refused(
         f"{table_map.name} had another definition when these rows were logged: {what}.",
-        code="binlog.schema_mismatch",
+        code="source.incomplete_rows",
         remedy=SCHEMA_REMEDY,
     )
 
@@ -149,7 +149,7 @@ def _charset(table_map: TableMap, i: int) -> tuple[str, str] | None:
     if found is None:
         raise Refused(
             f"{table_map.name} has a column with collation {ids[i]}, which Lockstep does not know.",
-            code="binlog.charset",
+            code="source.unsupported_table",
             remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table",
         )
     collation, charset = found
@@ -191,7 +191,7 @@ def _logged_members(table_map: TableMap, i: int) -> ColumnType:
             raise Refused(
                 f"Member {raw!r} of column {i} of {table_map.name} is in character set {charset!r}, which Lockstep "
                 "does not convert exactly.",
-                code="binlog.charset",
+                code="source.unsupported_table",
                 remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table",
             )
         labels.append(label)
@@ -205,7 +205,7 @@ def _logged_string(table_map: TableMap, i: int) -> ColumnType:
     if found is None and code in (*_STRING_NAMES, *_BLOBS, TypeCode.BLOB_COMPRESSED):
         raise Refused(
             f"The log does not give the character set of a column of {table_map.name}.",
-            code="binlog.row_metadata",
+            code="source.incomplete_rows",
             remedy=SCHEMA_REMEDY,
         )
     charset, collation = found or (charsets.BINARY, "")

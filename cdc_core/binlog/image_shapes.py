@@ -85,7 +85,7 @@ class ImageShape:
         return absent_text([column.name for column in after], [column.name for column in before])
 
     def require_identity(self, schema: TableSchema, where: str) -> None:
-        """Raises Refused (binlog.row_image) if an image does not identify its row."""
+        """Raises Refused (source.incomplete_rows) if an image does not identify its row."""
         if self.kind == INSERT:
             needed, there = set(schema.key), self.known(schema)
         else:
@@ -97,7 +97,7 @@ class ImageShape:
                 f"Row images of {schema.name} lack {', '.join(lacking)}, which is needed to identify the row that "
                 "changed.",
                 where=where,
-                code="binlog.row_image",
+                code="source.incomplete_rows",
                 remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
                 f"reconnect), or give the table a primary key; and {RESYNC}",
             )
@@ -211,14 +211,14 @@ def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | Non
     """Rows in each event, without decoding a value, for images with any columns.
 
     `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
-    Raises DataAtRisk `binlog.malformed`.
+    Raises DataAtRisk `source.log_damaged`.
     """
     require_columns(table_map, images)
     return _count(table_map, images, schema, _shapes(images, table_map))
 
 
 def require_columns(table_map: TableMap, images: RowImages) -> None:
-    """Raises DataAtRisk `binlog.malformed` where the events have another number of columns than their table map."""
+    """Raises DataAtRisk `source.log_damaged` where the events have another number of columns than their table map."""
     if len(images) and images.columns != table_map.columns:
         raise malformed(
             f"Rows of {images.columns} columns after a table map of {table_map.name} with {table_map.columns}",
@@ -276,7 +276,6 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
         raise InternalError(
             f"Two passes over the row images of {table_map.name} gave different results.",
             where=images.where(0),
-            code="binlog.walk",
             remedy="report this as a defect; nothing was staged from these events",
         )
     return places
@@ -322,7 +321,7 @@ def _ask_defaults(
         raise Refused(
             f"Row images of {schema.name} lack {', '.join(names)}, and the columns' defaults are unknown.",
             where=images.where(0),
-            code="binlog.row_image",
+            code="source.incomplete_rows",
             remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
             "sync of the table",
         )

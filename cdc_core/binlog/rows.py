@@ -65,9 +65,10 @@ def decode_rows(
     """All rows of `images`, with the types of `schema` (from `schema_of` for this table map).
 
     defaults: asked only where an INSERT's image lacks columns.
-    Raises Refused `binlog.row_image` when an image lacks the key, or the default of a column is unknown,
-    DataAtRisk `binlog.partial_update` for a difference of JSON from a value that is missing, DataAtRisk
-    `binlog.malformed` for bytes of another shape, Refused `binlog.charset` for a character set that no server has.
+    Raises Refused `source.incomplete_rows` when an image lacks the key, or the default of a column is unknown,
+    DataAtRisk `source.incomplete_rows` for a difference of JSON from a value that is missing, DataAtRisk
+    `source.log_damaged` for bytes of another shape, Refused `source.unsupported_table` for a character set that no
+    server has.
     """
     _check(schema, table_map, images)
     buffer = images.for_kernels().buffer
@@ -128,7 +129,7 @@ def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
         raise Refused(
             f"{table_map.name} has {len(schema.columns)} columns by definition, but the log has {table_map.columns}.",
             where=images.where(0) if len(images) else "",
-            code="binlog.schema_mismatch",
+            code="source.incomplete_rows",
             remedy=SCHEMA_REMEDY,
         )
     # The kernels read as many bytes as the type has: a pair that schema_of would refuse must not reach them.
@@ -137,7 +138,6 @@ def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
             raise InternalError(
                 f"Column {table_map.name}.{column.name} has type {column.type}, but the log has type code "
                 f"{table_map.types[i]} with metadata {table_map.metadata[i]}.",
-                code="binlog.types",
                 remedy="report this as a defect: schema_of should have refused the pair; nothing was staged",
             )
     require_columns(table_map, images)
@@ -162,7 +162,7 @@ def _patched(
             raise DataAtRisk(
                 f"Column {column.name!r} was logged as a difference from a value that its before image lacks.",
                 where=where(update),
-                code="binlog.partial_update",
+                code="source.incomplete_rows",
                 remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
                 f"sessions that set them), and {RESYNC}",
             )

@@ -210,7 +210,7 @@ def resume(
         raise UsageError(
             "An unknown answer answers nothing.",
             where="--answer",
-            code="cli.usage",
+            code="usage.argument",
             remedy="find out where the application writes; then give switched or not-switched",
         )
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -441,7 +441,7 @@ class _Hands:
             raise RetryLater(
                 "Batches are left that another run has taken and not committed.",
                 where=self.context.pipeline.pipeline,
-                code="cutover.moving",
+                code="run.taken_over",
                 remedy="pause the pipeline's DAG, and wait for its runs to end",
             )
         staged = sum(result.staged.rows for _, result in results)

@@ -22,7 +22,7 @@ from cdc_core.cli.options import (
     moment_us,
 )
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
-from cdc_core.errors import RetryLater, UsageError
+from cdc_core.errors import AnotherProcess, UsageError
 from cdc_core.windows import to_us
 from cdc_core.words import counted, some_of
 
@@ -98,7 +98,7 @@ def extract(
             raise UsageError(
                 "--follow reads until it is interrupted; --until says where to end.",
                 where="lockstep extract",
-                code="cli.usage",
+                code="usage.argument",
                 remedy="give one of the two",
             )
         until_us = FOREVER_US
@@ -154,7 +154,7 @@ def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str,
         raise UsageError(
             f"{option} names a position in the log of one source, but there are {len(names)} sources.",
             where="lockstep extract",
-            code="cli.usage",
+            code="usage.argument",
             remedy="add --source NAME",
         )
     return tuple(parse_place(text, where=option) for text in texts)
@@ -268,13 +268,9 @@ def _drain(
 
 def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bool:
     """Drain; False, after a pause, if another extractor has the source, or has taken it over."""
-    from cdc_core.extract.outcome import ANOTHER_HAS_IT
-
     try:
         return drain()
-    except RetryLater as error:
-        if error.code not in ANOTHER_HAS_IT:
-            raise
+    except AnotherProcess as error:
         log.info("%s: waiting: %s", name, error)
     return stop.wait(STAND_BY_S)
 

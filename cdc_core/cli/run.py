@@ -144,7 +144,7 @@ def run(
         raise UsageError(
             "The pipeline has no targets.",
             where=str(path),
-            code="cli.no_targets",
+            code="usage.argument",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     if every is not None:
@@ -249,7 +249,7 @@ def run_context(pipeline: Pipeline, output: CliOutput, *, ahead: bool = False) -
 
 @contextmanager
 def driver(pipeline: Pipeline, store: ObjectStore, master: str) -> Iterator[Driver]:
-    """What Spark prints goes to a file that is kept if the block fails. Raises UsageError (install.missing_extra)."""
+    """What Spark prints goes to a file that is kept if the block fails. Raises UsageError (install.missing)."""
     from cdc_core.apply.jobs import is_remote
     from spark_jobs.driver import Driver
 
@@ -355,7 +355,7 @@ def _selection(
     *,
     replay: bool,
 ) -> Selection | None:
-    """The selection of --replay and its options; None without it. Raises UsageError (cli.usage, replay.position)."""
+    """The selection of --replay and its options; None without it. Raises UsageError (usage.argument)."""
     from cdc_core.apply.replay import Selection, places
 
     if not replay:
@@ -381,7 +381,7 @@ def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
 
 
 def _usage(what: str, remedy: str) -> UsageError:
-    return UsageError(what, where="lockstep run", code="cli.usage", remedy=remedy)
+    return UsageError(what, where="lockstep run", code="usage.argument", remedy=remedy)
 
 
 @contextmanager

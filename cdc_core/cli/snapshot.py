@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,7 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, duration, error_document, size, table
-from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, combined
+from cdc_core.errors import AnotherProcess, LeaseHeld, LockstepError, Paused, Refused, RetryLater, UsageError, combined
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
@@ -90,14 +90,14 @@ def snapshot(
         raise UsageError(
             f"The pipeline has {len(names)} sources, and TABLE is a table of one of them.",
             where="lockstep snapshot",
-            code="cli.usage",
+            code="usage.argument",
             remedy=f"add --source, one of: {', '.join(names)}",
         )
     if sum((bool(tables), everything, pause, resume)) > 1 or (dry_run and (pause or resume)):
         raise UsageError(
             "TABLE, --all, --pause and --resume exclude each other, and --dry-run is about a copy.",
             where="lockstep snapshot",
-            code="cli.usage",
+            code="usage.argument",
             remedy="give one of them",
         )
     from cdc_core.meta import Meta
@@ -189,7 +189,6 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     """Copies what is pending of every source that has been extracted; how far each copied source is extracted then."""
     from cdc_core.meta import Meta
     from cdc_core.snapshot.pending import copied_by_runs
-    from cdc_core.snapshot.steps import WAITS
 
     done: list[str] = []
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
@@ -198,9 +197,7 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
             wanted = copied_by_runs(meta, pipeline, source.name)
             try:
                 copied = copy_sources(pipeline, meta, {source.name: wanted}, output)
-            except RetryLater as error:
-                if error.code not in WAITS:
-                    raise
+            except (LeaseHeld, Paused) as error:
                 output.note(f"not copied here: {error.what}")
                 continue
             _note_refused(output, copied)
@@ -278,13 +275,8 @@ def _note_left_out(output: CliOutput, left: Mapping[str, Mapping[str, str]]) -> 
 
 def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
     """Extracts up to now, unless another extractor is at it."""
-    from cdc_core.extract.outcome import ANOTHER_HAS_IT
-
-    try:
+    with suppress(AnotherProcess):
         extract_sources(pipeline, [source], None, output)
-    except RetryLater as error:
-        if error.code not in ANOTHER_HAS_IT:
-            raise
 
 
 def _show_plan(

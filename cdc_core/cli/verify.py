@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, duration, error_document, table
 from cdc_core.cli.performable import performable
-from cdc_core.errors import RetryLater, UsageError
+from cdc_core.errors import AnotherProcess, UsageError
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify.modes import Mode, outcome
 from cdc_core.words import counted
@@ -117,13 +117,8 @@ def verify(
 
 def extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
     """Extracts up to now, unless another extractor is at it."""
-    from cdc_core.extract.outcome import ANOTHER_HAS_IT
-
-    try:
+    with suppress(AnotherProcess):
         extract_sources(pipeline, [source], None, output)
-    except RetryLater as error:
-        if error.code not in ANOTHER_HAS_IT:
-            raise
 
 
 def one_target(pipeline: Pipeline, wanted: str | None, command: str = "verify") -> str:
@@ -132,7 +127,7 @@ def one_target(pipeline: Pipeline, wanted: str | None, command: str = "verify") 
         raise UsageError(
             f"The pipeline has {counted(len(names), 'target')}.",
             where=f"lockstep {command}",
-            code="cli.usage",
+            code="usage.argument",
             remedy=f"add --target, one of: {', '.join(names)}" if names else "add a target to the pipeline file",
         )
     return names[0]

@@ -50,7 +50,7 @@ class Locks:
     def take(self) -> str | None:
         """Locks all tables, or none: an application may wait for a table of one server with a transaction that another
         one waits for. Returns the server whose tables could not be locked within LOCK_WAIT_S. Raises RetryLater
-        (cutover.over_budget) if they were released meanwhile."""
+        (cutover.too_slow) if they were released meanwhile."""
         for reference, tables in self._places.items():
             statement = "LOCK TABLES " + ", ".join(f"{quote(*table)} READ" for table in tables)
             try:
@@ -74,7 +74,7 @@ class Locks:
         raise RetryLater(
             "Writes were stopped for longer than cutover.budget_s while transactions under way were waited for.",
             where="locking the tables",
-            code="cutover.over_budget",
+            code="cutover.too_slow",
             remedy="end long transactions, and prepared ones (XA RECOVER), or raise the budget",
         )
 
@@ -116,7 +116,7 @@ def locked(
     process that says nothing. taking: receives what releases them, before the first is taken.
     ending: ends transactions at a server, once, when they were waited for in vain; whether it has ended any.
 
-    Raises RetryLater (cutover.not_locked), and what connections.connect raises.
+    Raises RetryLater (cutover.locked), and what connections.connect raises.
     """
     end_s = time.monotonic() + patience_s
     locks = Locks(places)
@@ -134,7 +134,7 @@ def locked(
                     f"The tables could not be locked within {patience_s:g} s: transactions that have written to them "
                     "are still open.",
                     where=busy,
-                    code="cutover.not_locked",
+                    code="cutover.locked",
                     remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), give them "
                     "more time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
                     "cutover.prepared_transactions); then begin again",

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from cdc_core.cutover import hooks
-from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
+from cdc_core.cutover.chase import chase
 from cdc_core.cutover.clock import Clock
 from cdc_core.cutover.evictions import evict_left_prepared
 from cdc_core.cutover.hold import held
@@ -44,7 +44,7 @@ from cdc_core.cutover.undoing import (
     unless_it_fails,
 )
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, NotCaughtUp, Refused, RetryLater, RolledBack, UsageError
 from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
@@ -114,14 +114,13 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                     raise
                 work.told(f"rolled back, attempt {attempt + 1} of {work.options.attempts}: {error}")
                 failed = error
-                if error.code == NOT_CAUGHT_UP:
+                if isinstance(error, NotCaughtUp):
                     break
     moving.to(State.ROLLED_BACK, error=str(failed))
     _tidy(moving)
-    raise RetryLater(
+    raise RolledBack(
         f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
         where=work.pipeline.pipeline,
-        code="cutover.rolled_back",
         remedy=f"{failed.remedy}; then begin again",
     )
 
@@ -169,7 +168,7 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
 
 def back(work: Work, lease: Lease) -> Cutover:
     """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
-    last thing that was done. Raises UsageError (cutover.not_switched_yet), and as `run`."""
+    last thing that was done. Raises UsageError (usage.nothing_open), and as `run`."""
     known, led = (work.meta.latest_cutover(name) for name in (work.pipeline.pipeline, work.way_back.name))
     if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
         return run(work, lease)
@@ -182,14 +181,14 @@ def back(work: Work, lease: Lease) -> Cutover:
         if completed
         else f"The application was not switched by a cutover of {work.way_back.name!r}.",
         where=work.way_back.name,
-        code="cutover.not_switched_yet",
+        code="usage.nothing_open",
         remedy="see `lockstep cutover status PIPELINE`"
         + ("; another pipeline, which copies the new tables, may lead the application elsewhere" if completed else ""),
     )
 
 
 def _switched(moving: Moving) -> Cutover:
-    """Raises RetryLater (cutover.not_switched), DataAtRisk (cutover.unknown), Refused (cutover.hook)."""
+    """Raises RetryLater (cutover.not_switched), DataAtRisk (cutover.unknown), Refused (hook.missing)."""
     work = moving.work
     command = work.options.switch_with
     assert command is not None
@@ -314,7 +313,7 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
-    knows of the hook. Raises UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    knows of the hook. Raises UsageError (usage.nothing_open, usage.argument), and as `run`."""
     left = work.meta.latest_cutover(work.pipeline.pipeline)
     over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
@@ -326,7 +325,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         raise UsageError(
             f"The cutover is {known.state}: nobody asks what the hook has done.",
             where=work.pipeline.pipeline,
-            code="cutover.no_question",
+            code="usage.argument",
             remedy="leave --answer out",
         )
     if answer is Answer.NOT_SWITCHED and known.details.get("answer") == Answer.SWITCHED:
@@ -334,7 +333,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         raise UsageError(
             "The command has said that it has switched the application.",
             where=f"cutover {known.cutover_id}",
-            code="cutover.answered",
+            code="usage.argument",
             remedy="leave --answer out, which ends this cutover as switched; then `lockstep cutover back` leads the "
             "application back, and no write is lost",
         )
@@ -361,7 +360,7 @@ def _switched_by_word(moving: Moving) -> Cutover:
 
 
 def abort(work: Work, lease: Lease) -> Cutover:
-    """Ends the cutover that is open; nothing has happened then. Raises UsageError (cutover.nothing_open), Refused
+    """Ends the cutover that is open; nothing has happened then. Raises UsageError (usage.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state == State.ROLLED_BACK:
@@ -385,8 +384,8 @@ def abort(work: Work, lease: Lease) -> Cutover:
 
 
 def complete(work: Work, lease: Lease) -> Cutover:
-    """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
-    cutover.not_switched_yet), DataAtRisk (cutover.gates_gone)."""
+    """Ends the time in which the application can go back. Raises UsageError (usage.nothing_open), DataAtRisk
+    (cutover.gates_gone)."""
     require_no_other(work)
     moving = Moving(work, lease, open_cutover(work))
     if moving.state is State.SWITCHED:
@@ -395,7 +394,7 @@ def complete(work: Work, lease: Lease) -> Cutover:
         raise UsageError(
             f"The cutover is {moving.state}: the application was not switched.",
             where=work.pipeline.pipeline,
-            code="cutover.not_switched_yet",
+            code="usage.nothing_open",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
     lost = unless_it_fails(

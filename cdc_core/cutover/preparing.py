@@ -20,12 +20,12 @@ from cdc_core.windows import parse_moment, to_us
 
 
 def require_hooks(work: Work) -> None:
-    """Raises UsageError (cutover.no_hook), Refused (cutover.hook) for what cannot be called."""
+    """Raises UsageError (config.invalid), Refused (hook.missing) for what cannot be called."""
     if work.options.switch_with is None:
         raise UsageError(
             "Nothing says how the application is switched.",
             where=f"{work.pipeline.pipeline}: cutover.switch_with",
-            code="cutover.no_hook",
+            code="config.invalid",
             remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
             "docs/move.md says what it is told, and what it answers",
         )
@@ -80,7 +80,7 @@ def _not_outdated(work: Work, target: Target) -> Evidence:
 def prepare(work: Work) -> Prepared:
     """What each target is proven to have, verified now if the evidence is missing or old.
 
-    Raises Refused (cutover.not_captured, cutover.copy_due), DataAtRisk (cutover.not_equal), and what verifying raises.
+    Raises Refused (table.not_captured, cutover.copy_due), DataAtRisk (verify.differs), and what verifying raises.
     """
     for error in unproven(work):
         raise error
@@ -145,7 +145,7 @@ def verified(work: Work, target: Target) -> Since:
         raise DataAtRisk(
             f"The full verification of {target.name!r} has not found all tables equal.",
             where=target.name,
-            code="cutover.not_equal",
+            code="verify.differs",
             remedy="see `lockstep verify --show`; repair what differs (`lockstep repair`), then begin again",
         )
     return Since.of_evidence(evidence)

@@ -91,7 +91,7 @@ class Prover:
                     f"Rows of {name} cannot be compared one by one: the table has no key, or one of a type by which "
                     "rows are not looked up.",
                     where=name,
-                    code="cutover.not_provable",
+                    code="verify.not_comparable",
                     remedy="leave the table out of the pipeline that is switched, or give it another key",
                 )
 
@@ -99,8 +99,8 @@ class Prover:
         """Compares every key that changed since. still: nothing is written, and everything is applied: no key may be
         moving, and numbers of rows and greatest keys are compared as well.
 
-        Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again, cutover.not_captured), RetryLater
-        (cutover.moving), and what verifying raises.
+        Raises DataAtRisk (verify.differs), Refused (cutover.verify_again, table.not_captured), RetryLater
+        (run.taken_over), and what verifying raises.
         """
         staged = {source: self._batches(source, since) for source in since.places}
         batches = {source: self._consumed(source, found) for source, found in staged.items()}
@@ -121,7 +121,7 @@ class Prover:
     def _require_all_staged(self, since: Since) -> None:
         """Once the batches that are compared are known: what extractors note of them is known, too.
 
-        Raises Refused (cutover.not_captured, cutover.verify_again)."""
+        Raises Refused (table.not_captured, cutover.verify_again)."""
         for error in self._staged.not_captured():
             raise error
         why = self._staged.missed(since.places, self._job.store)
@@ -135,7 +135,7 @@ class Prover:
 
     def _require_counts(self) -> list[str]:
         """While nothing is written, and everything is applied; the tables that were counted. Raises DataAtRisk
-        (cutover.differs)."""
+        (verify.differs)."""
         unless = "though no row that changed since the last full verification differs"
         for name, table in self._tables.items():
             if table.ends_alike() is False:
@@ -192,7 +192,7 @@ class Prover:
             raise RetryLater(
                 f"{unclear} rows are not applied yet, though nothing was written any more.",
                 where=self._job.target.name,
-                code="cutover.moving",
+                code="run.taken_over",
                 remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
             )
 
@@ -200,7 +200,7 @@ class Prover:
         return DataAtRisk(
             what,
             where=self._job.target.name,
-            code="cutover.differs",
+            code="verify.differs",
             remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
         )
 

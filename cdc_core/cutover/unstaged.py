@@ -59,7 +59,7 @@ class StagedTables:
                         f"Changes of {table} are not staged, and no comparison would find them: "
                         f"{lacks(table, source.name, one)}.",
                         where=f"source {source.name}",
-                        code="cutover.not_captured",
+                        code="table.not_captured",
                         remedy="nothing was switched. Fix the cause. If the table is isolated, clear it: "
                         f"`lockstep stage isolated --source {source.name} --clear {table}`. Then `lockstep run`; if "
                         "that does not copy the table, `lockstep snapshot` does. Then begin again, which verifies "

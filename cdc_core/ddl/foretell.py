@@ -16,7 +16,7 @@ import pymysql
 from cdc_core.connections import quote
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.script import Statement
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, TableMissing
 from cdc_core.server_errors import number_of
 from cdc_core.target.faults import denied, translated
 from cdc_core.target.server_words import reason
@@ -51,7 +51,7 @@ def foretell(
 ) -> Foretold:
     """copies: a statement that copies the table is accepted, if it is the only one.
 
-    Raises Refused (ddl.no_table, ddl.unlike, ddl.copies, ddl.refused, ddl.no_effect), and target.faults' errors."""
+    Raises Refused (target.table, ddl.copies, ddl.refused), and target.faults' errors."""
     before = fingerprint(connection, shard.database, shard.table)
     if before is None:
         raise no_table(shard)
@@ -71,7 +71,7 @@ def foretell(
                     f"What the statements make of {shard.name} cannot be foretold: an empty copy of it is not defined "
                     "as it is.",
                     where=shard.name,
-                    code="ddl.unlike",
+                    code="ddl.copies",
                     remedy="a table with foreign keys or a DATA DIRECTORY is altered by hand",
                 )
             prints, ways = [before.digest], []
@@ -82,7 +82,7 @@ def foretell(
                     raise Refused(
                         f"The statement leaves the definition of {shard.name} as it was, or as it was once before.",
                         where=f"line {statement.line}",
-                        code="ddl.no_effect",
+                        code="ddl.refused",
                         remedy="a step has to be seen in the definition: leave the statement out, or divide the file",
                     )
                 prints.append(after.digest)
@@ -124,10 +124,9 @@ def refused(error: pymysql.err.MySQLError, shard: ShardTable, statement: Stateme
 
 
 def no_table(shard: ShardTable) -> Refused:
-    return Refused(
+    return TableMissing(
         f"{shard.name} does not exist.",
         where=shard.name,
-        code="ddl.no_table",
         remedy="`lockstep target create` makes the tables of all shards",
     )
 
@@ -137,7 +136,7 @@ def _trial_refused(error: pymysql.err.MySQLError, shard: ShardTable) -> Exceptio
         return Refused(
             f"The account may not make and drop an empty copy of {shard.name}: {reason(error)}.",
             where=shard.name,
-            code="ddl.grant",
+            code="connection.grant",
             remedy=f"GRANT CREATE, INSERT, ALTER, DROP, SELECT ON {quote(shard.database)}.* TO the account",
         )
     return translated(error, where=shard.name)

@@ -30,7 +30,7 @@ from cdc_core.ddl import copy_hook
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined, of_all
+from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
@@ -129,13 +129,12 @@ class Work:
 
 
 def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
-    """The right to alter the shards of a target. Raises RetryLater (ddl.running)."""
+    """The right to alter the shards of a target. Raises RetryLater (lease.held)."""
     lease_s = work.pipeline.limits.lease_s
     name = "ddl:" + hashlib.sha256(f"{work.pipeline.pipeline}/{work.target.name}".encode()).hexdigest()[:16]
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process alters the shards of {work.target.name!r}.",
         where=work.target.name,
-        code="ddl.running",
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     return kept_lease(work.meta, name, work.pipeline.pipeline, default_holder(), lease_s, taken=taken)
@@ -144,7 +143,7 @@ def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:
     """What the script means now. Alters nothing but an empty copy of a table, on each kind of server.
 
-    Raises UsageError (ddl.script), Refused (ddl.no_section), what connecting raises, and target.faults' errors.
+    Raises UsageError (ddl.script), Refused (ddl.script), what connecting raises, and target.faults' errors.
     """
     script = parse(text, name)
     statements = script.up if direction == "up" else script.down
@@ -152,7 +151,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
         raise Refused(
             f"{name} has no statements to go {direction}.",
             where=name,
-            code="ddl.no_section",
+            code="ddl.script",
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
     former = work.meta.latest_rollout(work.pipeline.pipeline, work.target.name)
@@ -197,7 +196,7 @@ def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
                 f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}, "
                 f"and the pipeline file now names {len(now):,}.",
                 where=f"targets.{work.target.name}.tables.{logical}.sharding",
-                code="ddl.layout",
+                code="ddl.open",
                 remedy="restore the former sharding, and end what was begun: `lockstep ddl resume`, or `lockstep ddl "
                 "down` with the same file",
             )
@@ -212,7 +211,7 @@ def _decided(
         raise Refused(
             f"{logical!r} has no shard {options.canary}.",
             where="--canary",
-            code="ddl.no_shard",
+            code="usage.unknown_name",
             remedy=f"give a number from 0 to {len(places) - 1}",
         )
     ordered = sorted(places, key=lambda one: (one.shard != options.canary, one.shard))
@@ -354,7 +353,7 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
         raise UsageError(
             f"{decided.script.name} copies a table, and no command is given that makes the copies.",
             where="--copy-with",
-            code="cli.usage",
+            code="usage.argument",
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
@@ -405,7 +404,7 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
 
 def _require_right(work: Work, lease: Lease) -> None:
     """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
-    back looks as if nothing had happened. Raises RetryLater (meta.lease_lost)."""
+    back looks as if nothing had happened. Raises RetryLater (lease.lost)."""
     work.meta.renew_lease(lease, work.pipeline.limits.lease_s)
 
 

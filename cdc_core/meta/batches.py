@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, Row, and_, delete, exists, insert, select, update
 
-from cdc_core.errors import DataAtRisk, RetryLater, defect
+from cdc_core.errors import DataAtRisk, LeaseLost, defect
 from cdc_core.meta import copies, failures, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
@@ -58,7 +58,7 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
 def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
     """Records a batch and moves the position to its end; a batch that is recorded already changes nothing.
 
-    Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
+    Raises RetryLater (lease.lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
     """
     leases.require_held(connection, lease)
     _belongs(lease, manifest, any_epoch=manifest.copied)  # that of the copier's lease, not of this one
@@ -85,7 +85,7 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
 def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) -> None:
     """Records that the source has nothing more up to the watermark of `seen`, at an unchanged position.
 
-    Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) if the position is another one.
+    Raises RetryLater (lease.lost), DataAtRisk (meta.gap) if the position is another one.
     """
     leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
@@ -232,21 +232,18 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
             f"A batch of {manifest.pipeline}/{manifest.source} cannot be recorded under a lease of {lease.pipeline}/"
             f"{lease.source}.",
             where=manifest.path,
-            code="meta.wrong_lease",
             first="if two pipelines share one stage directory, give each its own; otherwise",
         )
     if not (manifest.copied or manifest.begin.position < manifest.end.position):
         raise defect(
             f"A batch must move forward, not from {manifest.begin.position} to {manifest.end.position}.",
             where=manifest.path,
-            code="meta.empty_range",
         )
     # A batch of copied rows has the epoch of its copier's lease, which says nothing about this one.
     if not (any_epoch or manifest.copied) and manifest.epoch > lease.epoch:
-        raise RetryLater(
+        raise LeaseLost(
             f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} has epoch {lease.epoch}.",
             where=manifest.path,
-            code="meta.lease_lost",
             remedy="start the extractor again. If no other one runs, meta is older than the stage: "
             "`lockstep meta rebuild`",
         )
@@ -265,7 +262,7 @@ def _recorded(connection: Connection, manifest: Manifest) -> bool:
         f"Meta knows the batch {manifest.batch_id} with other contents: up to {batch_of(row).end}, {len(known)} files; "
         f"the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
         where=manifest.path,
-        code="meta.batch_differs",
+        code="stage.chain",
         remedy="nothing has moved. A manifest was changed or replaced after it was written: compare the stage with "
         "its backup before you continue",
     )
@@ -275,7 +272,7 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
     return DataAtRisk(
         f"The manifests of source {manifest.source!r} do not form one chain with meta: {why}.",
         where=manifest.path,
-        code="meta.chain",
+        code="stage.chain",
         remedy="nothing has moved. A manifest is missing or meta belongs to another stage: restore the missing "
         "manifest from a backup, or start the source under a new name: its tables are copied again",
     )
@@ -318,7 +315,6 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         raise defect(
             f"The position of source {lease.source!r} moved under a held lease.",
             where=lease.source,
-            code="meta.fence",
             first="nothing of this call has moved",
         )
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseLost, RetryLater
 from cdc_core.meta import copy_pace, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.failures import COPY_TABLE, copied_table
@@ -245,7 +245,7 @@ def plan_chunk(
 ) -> PlannedChunk:
     """The next chunk of a copy; its caller is to read it. above: up to where chunks were planned before.
 
-    Raises RetryLater (meta.lease_lost), and snapshot.moved if the copy was begun again or dropped meanwhile.
+    Raises RetryLater (lease.lost), and lease.lost if the copy was begun again or dropped meanwhile.
     """
     number = next_chunk(connection, lease, source)
     mine = (_copy.c.source == source) & (_copy.c.source_table == table)
@@ -440,7 +440,7 @@ def mark_purged(connection: Connection, source: str, end: Position, staged: Coll
     A copied row must be followed in the stage by all that happened since it was read. `decide` asks whether that is
     purged, this asks whether such rows are on their way, and each holds the lock of the ack position meanwhile.
 
-    Raises RetryLater (snapshot.moved).
+    Raises RetryLater (lease.lost).
     """
     connection.execute(select(_ack.c.seq).where(_ack.c.source == source).with_for_update())
     waiting = [one.chunk for one in chunks(connection, source)]
@@ -473,10 +473,9 @@ def _forget(connection: Connection, source: str, table: str) -> None:
 
 
 def _moved(what: str, where: str) -> RetryLater:
-    return RetryLater(
+    return LeaseLost(
         what,
         where=where,
-        code="snapshot.moved",
         remedy="nothing is lost; the next attempt continues with what is there",
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Overtaken, RetryLater
 from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease
@@ -82,7 +82,7 @@ def tokens(connection: Connection, states: Collection[str]) -> frozenset[str]:
 def begin(connection: Connection, lease: Lease, cutover: Cutover, over: Collection[str]) -> Cutover:
     """A new one. over: the states in which a former one is over.
 
-    Raises RetryLater (meta.lease_lost, cutover.moved).
+    Raises RetryLater (lease.lost).
     """
     leases.require_held(connection, lease)
     former = latest(connection, cutover.pipeline)
@@ -102,7 +102,7 @@ def begin(connection: Connection, lease: Lease, cutover: Cutover, over: Collecti
 def move(
     connection: Connection, lease: Lease, former: Cutover, state: str, details: Mapping[str, Any], error: str
 ) -> Cutover:
-    """To a state, or to the same one with other details. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+    """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     now = now_us(connection)
     steps = former.steps if state == former.state else (*former.steps, (state, now))
@@ -120,10 +120,10 @@ def move(
 
 
 def _moved(pipeline: str, state: str) -> RetryLater:
-    return RetryLater(
+    return Overtaken(
         f"Another process has moved the cutover of {pipeline!r}, which was {state}.",
         where=pipeline,
-        code="cutover.moved",
+        code="lease.lost",
         remedy="see `lockstep cutover status PIPELINE`",
     )
 

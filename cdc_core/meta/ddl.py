@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Overtaken
 from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease
@@ -69,7 +69,7 @@ def shards(connection: Connection, rollout_id: str) -> tuple[ShardProgress, ...]
 
 
 def begin(connection: Connection, lease: Lease, rollout: Rollout, known: Sequence[ShardProgress]) -> Rollout:
-    """The rollout is decided; one of the target that is open is left. Raises RetryLater (meta.lease_lost)."""
+    """The rollout is decided; one of the target that is open is left. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     now = now_us(connection)
     former = (_rollout.c.pipeline == rollout.pipeline) & (_rollout.c.target == rollout.target)
@@ -100,7 +100,7 @@ def moved(
 ) -> ShardProgress:
     """A shard has this many statements behind it, or its next one has failed.
 
-    Raises RetryLater (meta.lease_lost, ddl.moved).
+    Raises RetryLater (lease.lost).
     """
     leases.require_held(connection, lease)
     attempts = former.attempts + 1 if behind == former.behind else 0
@@ -112,17 +112,17 @@ def moved(
     )
     values = {"behind": behind, "attempts": attempts, "last_error": error or None, "updated_us": now_us(connection)}
     if connection.execute(update(_shard).where(mine).values(values)).rowcount != 1:
-        raise RetryLater(
+        raise Overtaken(
             f"Another process has moved shard {former.shard} of {former.logical!r}.",
             where=former.logical,
-            code="ddl.moved",
+            code="lease.lost",
             remedy="run `lockstep ddl resume`, which begins with what the servers have",
         )
     return ShardProgress(former.logical, former.shard, behind, attempts, error)
 
 
 def finish(connection: Connection, lease: Lease, rollout_id: str) -> None:
-    """All shards have all statements. Raises RetryLater (meta.lease_lost)."""
+    """All shards have all statements. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     values = {"state": DONE, "updated_us": now_us(connection)}
     connection.execute(update(_rollout).where(_rollout.c.rollout_id == rollout_id).values(values))

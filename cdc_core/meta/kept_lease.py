@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LeaseHeld, LockstepError, RetryLater
 from cdc_core.meta.meta import Meta
 from cdc_core.meta.rows import Lease
 
@@ -24,9 +24,7 @@ def kept_lease(
     """
     try:
         lease = meta.acquire_lease(name, pipeline, holder, lease_s)
-    except RetryLater as error:
-        if error.code != "meta.lease_held":
-            raise
+    except LeaseHeld:
         raise taken from None
     ending = threading.Event()
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import ColumnElement, Connection, Row, Update, insert, select, update
 
-from cdc_core.errors import RetryLater, defect
+from cdc_core.errors import LeaseHeld, LeaseLost, defect
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease, RingDepth
@@ -25,10 +25,10 @@ _lease = tables.lease
 def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
     """The lease of a source, with an epoch higher than any before. ttl_s: until it expires if it is not renewed.
 
-    Raises RetryLater (meta.lease_held).
+    Raises RetryLater (lease.held).
     """
     if not holder:
-        raise defect("A lease needs a holder.", where=source, code="meta.holder")
+        raise defect("A lease needs a holder.", where=source)
     mine = _of(pipeline, source)
     row = connection.execute(select(_lease).where(mine).with_for_update()).one_or_none()
     now = now_us(connection)
@@ -38,11 +38,10 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
         connection.execute(insert(_lease).values(asdict(first)))
         return first
     if row.holder and row.expires_us > now:
-        raise RetryLater(
+        raise LeaseHeld(
             f"The source {source!r} is being extracted by {row.holder} until {from_us(row.expires_us).isoformat()} "
             f"or longer (now {from_us(now).isoformat()}).",
             where=source,
-            code="meta.lease_held",
             remedy="wait until it ends or, if it is dead, until its lease expires",
         )
     epoch, identity = row.epoch + 1, row.identity or _new_identity()
@@ -120,16 +119,15 @@ def live_epoch(connection: Connection, source: str) -> int:
 
 
 def require_held(connection: Connection, lease: Lease) -> None:
-    """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when another has it by now."""
+    """Lock the lease's row until the transaction ends; RetryLater (lease.lost) when another has it by now."""
     mine = _of(lease.pipeline, lease.source)
     row = connection.execute(select(_lease).where(mine).with_for_update()).one_or_none()
     if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
         return
     owner = f"{row.holder or 'nobody'} with epoch {row.epoch}" if row is not None else "nobody"
-    raise RetryLater(
+    raise LeaseLost(
         f"The lease of {lease.holder} on source {lease.source!r} (epoch {lease.epoch}) is lost: {owner} has it now.",
         where=lease.source,
-        code="meta.lease_lost",
         remedy="this extractor has moved nothing since; start it again, it continues from the stored position",
     )
 

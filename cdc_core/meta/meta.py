@@ -98,8 +98,8 @@ class Meta:
         create: False for readers: neither a file nor tables are created.
         answer_timeout_s: how long a server may take to answer; for callers that ask little and must not hang.
 
-        Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
-        meta.denied, meta.unusable), RetryLater (meta.unreachable, meta.locked).
+        Raises UsageError (config.invalid, config.unset, install.missing), Refused (meta.absent, meta.outdated,
+        install.version, connection.denied, disk.not_permitted), RetryLater (connection.unreachable, meta.busy).
         """
         parsed = parse(url, environ)
         if not create:
@@ -141,7 +141,7 @@ class Meta:
     # Leases
 
     def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
-        """The right to extract a source, under a new epoch. Raises RetryLater (meta.lease_held)."""
+        """The right to extract a source, under a new epoch. Raises RetryLater (lease.held)."""
         at_the_last(self._give_back)
         named = pipeline, source
         before = self._holds.get(named)
@@ -160,11 +160,11 @@ class Meta:
             raise
 
     def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
-        """Raises RetryLater (meta.lease_lost) when another has taken it. ring: of an extractor, for `status`."""
+        """Raises RetryLater (lease.lost) when another has taken it. ring: of an extractor, for `status`."""
         return self._database.write(lambda c: leases.renew(c, lease, ttl_s, ring))
 
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
-        """Give the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
+        """Give the lease up at once. Raises RetryLater (lease.lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
         self._holds.pop((lease.pipeline, lease.source), None)
 
@@ -173,7 +173,7 @@ class Meta:
         return self._database.read(lambda c: leases.live_epoch(c, source))
 
     def record_retention(self, lease: Lease, retention_s: int) -> None:
-        """How long the source keeps its log; 0: for ever. Raises RetryLater (meta.lease_lost)."""
+        """How long the source keeps its log; 0: for ever. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: leases.record_retention(c, lease, retention_s))
 
     def lease_identity(self, source: str) -> str:
@@ -212,14 +212,14 @@ class Meta:
         """Record a batch whose manifest is durable, and move the position to its end. Idempotent.
 
         Serves adoption too: a manifest found in the chain after the stored position, of this or an older epoch.
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap, meta.batch_differs).
+        Raises RetryLater (lease.lost), DataAtRisk (meta.gap, stage.chain).
         """
         self._database.write(lambda c: batches.commit(c, lease, manifest))
 
     def advance_watermark(self, lease: Lease, checkpoint: Checkpoint) -> None:
         """Progress without a batch: the position stays, the watermark never falls. The first call sets the position.
 
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) when the position differs from the stored one.
+        Raises RetryLater (lease.lost), DataAtRisk (meta.gap) when the position differs from the stored one.
         """
         self._database.write(lambda c: batches.advance_watermark(c, lease, checkpoint))
 
@@ -228,7 +228,7 @@ class Meta:
         return self._database.read(lambda c: batches.coverage(c, source))
 
     def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed: Surveyed) -> None:
-        """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
+        """Keep what was seen of tables until a manifest says it. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed))
 
     # Copies of existing rows
@@ -238,15 +238,15 @@ class Meta:
         return self._database.read(lambda c: copies.find(c, source))
 
     def begin_copy(self, lease: Lease, copy: TableCopy) -> None:
-        """Begin to copy a table, or begin again. Raises RetryLater (meta.lease_lost)."""
+        """Begin to copy a table, or begin again. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: copies.begin(c, lease, copy))
 
     def drop_copy(self, lease: Lease, source: str, table: str) -> None:
-        """Forget a copy that is not wanted any more, and its chunks. Raises RetryLater (meta.lease_lost)."""
+        """Forget a copy that is not wanted any more, and its chunks. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: copies.drop(c, lease, source, table))
 
     def next_chunk(self, lease: Lease, source: str) -> int:
-        """A number for a chunk, greater than all before. Raises RetryLater (meta.lease_lost)."""
+        """A number for a chunk, greater than all before. Raises RetryLater (lease.lost)."""
         return self._database.write(lambda c: copies.next_chunk(c, lease, source))
 
     def plan_chunk(
@@ -254,14 +254,14 @@ class Meta:
     ) -> PlannedChunk:
         """The next chunk of a table's copy, after `above`; the caller is to read it.
 
-        Raises RetryLater (meta.lease_lost, snapshot.moved).
+        Raises RetryLater (lease.lost).
         """
         return self._database.write(lambda c: copies.plan_chunk(c, lease, source, table, above, through))
 
     def take_chunk(self, lease: Lease, source: str, table: str) -> PlannedChunk | None:
         """A chunk whose reader has failed or was killed; the caller is to read it.
 
-        Raises RetryLater (meta.lease_lost).
+        Raises RetryLater (lease.lost).
         """
         return self._database.write(lambda c: copies.take_chunk(c, lease, source, table))
 
@@ -270,13 +270,13 @@ class Meta:
         return self._database.read(lambda c: copies.retries(c, source))
 
     def leave_chunk(self, lease: Lease, source: str, number: int, error: str) -> None:
-        """The reader of a chunk has failed. Raises RetryLater (meta.lease_lost)."""
+        """The reader of a chunk has failed. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: copies.leave_chunk(c, lease, source, number, error))
 
     def chunk_read(self, lease: Lease, source: str, one: ReadChunk, size_bytes: int = 0) -> bool:
         """A chunk's files are durable; False if its copy was dropped or begun again.
 
-        size_bytes: of its values in memory. Raises RetryLater (meta.lease_lost).
+        size_bytes: of its values in memory. Raises RetryLater (lease.lost).
         """
         return self._database.write(lambda c: copies.read(c, lease, source, one, size_bytes))
 
@@ -301,7 +301,7 @@ class Meta:
 
         exact: some are of a table without a key; until it is recorded, runs take no batch from its place on.
 
-        Raises RetryLater (meta.lease_lost, snapshot.moved).
+        Raises RetryLater (lease.lost).
         """
         self._database.write(lambda c: copies.decide(c, lease, manifest, done, exact=exact))
 
@@ -318,7 +318,7 @@ class Meta:
         return self._database.read(lambda c: copies.decided(c, source))
 
     def record_copied(self, lease: Lease, manifest: Manifest) -> None:
-        """Record a batch of copied rows whose manifest is durable. Idempotent. Raises RetryLater (meta.lease_lost)."""
+        """Record a batch of copied rows whose manifest is durable. Idempotent. Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: batches.record_copied(c, lease, manifest))
 
     def rebuild(
@@ -329,7 +329,7 @@ class Meta:
         purged: the coverage that the horizon kept of manifests before them.
 
         Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
+        Raises RetryLater (lease.lost), DataAtRisk (stage.chain).
         """
         chain = tuple(manifests)
         raised, added = self._database.write(lambda c: batches.rebuild(c, lease, chain, purged or {}))
@@ -363,7 +363,7 @@ class Meta:
         return self._database.read(lambda c: batches.read_ahead(c, source))
 
     def keep_read_ahead(self, lease: Lease, kept: str) -> None:
-        """Raises RetryLater (meta.lease_lost)."""
+        """Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: batches.keep_read_ahead(c, lease, kept))
 
     def history(self, source: str) -> tuple[DefinedSince, ...]:
@@ -380,7 +380,7 @@ class Meta:
     def claim(self, run: PlannedRun, claims: Sequence[Claim]) -> None:
         """Register a run, and make it the owner of these records: new ones STAGED, others in the state they have.
 
-        Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs), DataAtRisk
+        Raises RetryLater (run.taken_over) when one of them is committed, Refused (usage.argument), DataAtRisk
         (target.layout).
         """
         self._database.write(lambda c: runs.claim(c, run, claims))
@@ -428,7 +428,7 @@ class Meta:
     def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
         """STAGED → APPLIED for all records that no other run has taken over; how many moved.
 
-        Raises Refused (meta.not_planned).
+        Raises Refused (run.clear_task).
         """
         return self._database.write(lambda c: runs.move(c, run_id, target, batch_ids, RecordState.APPLIED))
 
@@ -449,7 +449,7 @@ class Meta:
 
         plan: path and sha256 of the one that was carried out: no other may be registered by now. spans: RunPlan.spans.
         lost, renewed: as in writes.keep.
-        Raises RetryLater (meta.taken_over), Refused (commit.plan_differs, meta.not_planned, meta.not_applied).
+        Raises RetryLater (run.taken_over), Refused (run.clear_task).
         """
         return self._database.write(
             lambda c: runs.close(
@@ -480,8 +480,8 @@ class Meta:
 
         end: where the last of the batches ends. copied: ids of later batches of copied rows; these need none of them.
 
-        Raises Refused (meta.not_committed) when a target has not committed one of them, or any still works on it;
-        RetryLater (snapshot.moved) when rows that need one of them were copied meanwhile, or still are.
+        Raises Refused (stage.not_committed) when a target has not committed one of them, or any still works on it;
+        RetryLater (lease.lost) when rows that need one of them were copied meanwhile, or still are.
         """
 
         def work(connection: Connection) -> int:
@@ -560,26 +560,26 @@ class Meta:
         return next((one for one in found if one.target == target), None)
 
     def keep_progress(self, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
-        """How far a verification is, a document; None where none is under way. Raises RetryLater (meta.lease_lost)."""
+        """How far a verification is, a document; None where none is under way. Raises RetryLater (lease.lost)."""
         self._database.of(pipeline).write(lambda c: verifications.keep_progress(c, lease, pipeline, target, progress))
 
     def finish_verification(
         self, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
     ) -> None:
-        """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
+        """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (lease.lost)."""
         self._database.of(pipeline).write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
     def doubt(
         self, lease: Lease, pipeline: str, target: str, mode: str, why: str, differing: Mapping[str, int]
     ) -> None:
         """What verifications that have begun before now say does not count. mode: under which it is kept. why: for
-        people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
         self._database.of(pipeline).write(
             lambda c: verifications.doubt(c, lease, pipeline, target, mode, why, differing)
         )
 
     def forget_differences(self, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]) -> None:
-        """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
+        """repaired: by logical table, how many rows are equal now. Raises RetryLater (lease.lost)."""
         self._database.of(pipeline).write(
             lambda c: verifications.forget_differences(c, lease, pipeline, target, repaired)
         )
@@ -593,17 +593,17 @@ class Meta:
         return self._database.read(lambda c: ddl.shards(c, rollout_id))
 
     def begin_rollout(self, lease: Lease, rollout: ddl.Rollout, known: Sequence[ddl.ShardProgress]) -> ddl.Rollout:
-        """Raises RetryLater (meta.lease_lost)."""
+        """Raises RetryLater (lease.lost)."""
         return self._database.write(lambda c: ddl.begin(c, lease, rollout, known))
 
     def move_shard(
         self, lease: Lease, rollout_id: str, former: ddl.ShardProgress, behind: int, error: str = ""
     ) -> ddl.ShardProgress:
-        """Raises RetryLater (meta.lease_lost, ddl.moved)."""
+        """Raises RetryLater (lease.lost)."""
         return self._database.write(lambda c: ddl.moved(c, lease, rollout_id, former, behind, error))
 
     def finish_rollout(self, lease: Lease, rollout_id: str) -> None:
-        """Raises RetryLater (meta.lease_lost)."""
+        """Raises RetryLater (lease.lost)."""
         self._database.write(lambda c: ddl.finish(c, lease, rollout_id))
 
     # Cutovers
@@ -617,7 +617,7 @@ class Meta:
         return self._database.read(lambda c: cutovers.tokens(c, states))
 
     def begin_cutover(self, lease: Lease, cutover: cutovers.Cutover, over: Collection[str]) -> cutovers.Cutover:
-        """over: the states in which a former one is over. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        """over: the states in which a former one is over. Raises RetryLater (lease.lost)."""
         return self._database.write(lambda c: cutovers.begin(c, lease, cutover, over))
 
     def move_cutover(
@@ -628,7 +628,7 @@ class Meta:
         details: Mapping[str, Any] = _NOTHING,
         error: str = "",
     ) -> cutovers.Cutover:
-        """To a state, or to the same one with other details. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
         return self._database.write(lambda c: cutovers.move(c, lease, former, state, details, error))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
@@ -660,7 +660,7 @@ def _check_version(database: Database, *, upgrade: bool, create: bool) -> None:
         raise Refused(
             f"The meta database is at migration {revision}, which this version of Lockstep ({head}) does not know.",
             where=database.name,
-            code="meta.newer",
+            code="install.version",
             remedy="upgrade Lockstep on this host to the version that migrated the database",
         )
     if revision is not None and not upgrade:

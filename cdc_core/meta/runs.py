@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, insert, or_, select, update
 
-from cdc_core.errors import Refused, RetryLater, defect
+from cdc_core.errors import BatchesTaken, Refused, RetryLater, defect
 from cdc_core.meta import failures, layouts, tables, writes
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, Renewals, RunRow, SetAside
@@ -88,7 +88,7 @@ def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> N
             f"The run {run.run_id!r} exists for pipeline {known.pipeline!r} and window {known.window}, "
             f"not for {run.pipeline!r} and {run.window}.",
             where=run.run_id,
-            code="meta.run_differs",
+            code="usage.argument",
             remedy="use another run id for another window",
         )
     state = RunState.PLANNED if claims or run.replays else RunState.COMMITTED
@@ -125,10 +125,9 @@ def _claim_records(connection: Connection, run: PlannedRun, target: str, claims:
     known = {(row.batch_id, row.table): row for row in records(connection, target, ids, lock=True)}
     done = next((row for row in known.values() if row.state.consumed), None)
     if done is not None:
-        raise RetryLater(
+        raise BatchesTaken(
             f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was planned.",
             where=run.run_id,
-            code="meta.consumed",
             remedy="nothing has moved; plan again",
         )
     fresh = [one for one in claims if (one.batch_id, one.table) not in known]
@@ -190,7 +189,7 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
         raise RetryLater(
             f"The run {lost.run_id!r} has taken over the batch {lost.batch_id} of target {target!r} from {run_id!r}.",
             where=run_id,
-            code="meta.taken_over",
+            code="run.taken_over",
             remedy="nothing has moved, and nothing is lost: once that run commits, a retry of this one finds the work "
             "done; if that run is dead, clear this one from its plan task on",
         )
@@ -201,7 +200,7 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
             f"The batch {early.batch_id} of target {target!r} is {early.state}: the write task of run {run_id!r} has "
             "not finished.",
             where=run_id,
-            code="meta.not_applied",
+            code="run.clear_task",
             remedy="clear the run from its write task on",
         )
     now, moved = now_us(connection), 0
@@ -223,7 +222,6 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
         raise defect(
             f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",
             where=target,
-            code="meta.fence",
             first="nothing has moved",
         )
     return moved
@@ -231,12 +229,12 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
 
 def require_plan(known: RunRow | None, run_id: str, path: str, sha256: str) -> None:
     """known: what meta has of the run. path, sha256: of the plan that a task works on. Raises Refused
-    (commit.plan_differs)."""
+    (run.clear_task)."""
     if known is None or known.plan_sha256 != sha256:
         raise Refused(
             f"The plan of run {run_id!r} differs from the one that is registered in meta.",
             where=path,
-            code="commit.plan_differs",
+            code="run.clear_task",
             remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
         )
 
@@ -337,7 +335,7 @@ def purge(connection: Connection, targets: Sequence[str], batch_ids: Sequence[st
                 f"The target {target!r} has not committed the batch {batch_id}: it is "
                 f"{open_.get((target, batch_id), 'not taken by any run')}.",
                 where=target,
-                code="meta.not_committed",
+                code="stage.not_committed",
                 remedy="nothing was purged; let the target's run finish, then purge again",
             )
         changed = connection.execute(
@@ -447,7 +445,6 @@ def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, *
         raise defect(
             f"A run cannot move from {known.state} to {goal}.",
             where=known.run_id,
-            code="meta.move",
         )
     connection.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
     if goal is not RunState.FAILED:
@@ -458,7 +455,7 @@ def _unplanned(run_id: str, target: str, why: str) -> Refused:
     return Refused(
         f"The run {run_id!r} has no claim on target {target!r}: {why}.",
         where=run_id,
-        code="meta.not_planned",
+        code="run.clear_task",
         remedy="clear the run from its plan task on",
     )
 

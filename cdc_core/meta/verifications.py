@@ -31,7 +31,7 @@ def find(connection: Connection, pipeline: str) -> tuple[Verification, ...]:
 
 
 def keep_progress(connection: Connection, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
-    """progress: a document; None where no verification is under way any more. Raises RetryLater (meta.lease_lost)."""
+    """progress: a document; None where no verification is under way any more. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     _write(connection, pipeline, target, {"progress": progress})
 
@@ -39,7 +39,7 @@ def keep_progress(connection: Connection, lease: Lease, pipeline: str, target: s
 def finish(
     connection: Connection, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
 ) -> None:
-    """The verification under way has ended with this evidence, a summary. Raises RetryLater (meta.lease_lost)."""
+    """The verification under way has ended with this evidence, a summary. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
     kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
@@ -56,7 +56,7 @@ def doubt(
     differing: Mapping[str, int],
 ) -> None:
     """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
-    for people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+    for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
     former = known[newest(known)].get("differing", {}) if known else {}
@@ -73,7 +73,7 @@ def doubt(
 def forget_differences(
     connection: Connection, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]
 ) -> None:
-    """repaired: by logical table, how many rows that differed are equal now. Raises RetryLater (meta.lease_lost)."""
+    """repaired: by logical table, how many rows that differed are equal now. Raises RetryLater (lease.lost)."""
     leases.require_held(connection, lease)
     known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
     mode = newest(known)

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cdc_core.errors import Refused
+from cdc_core.errors import PlanOutdated
 from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
 
@@ -292,15 +292,14 @@ class RunPlan:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RunPlan:
-        """Raises Refused (plan.version)."""
+        """Raises Refused (run.clear_task)."""
         data: dict[str, Any] = json.loads(raw)
         version = data.pop("version", 0)
         if version != PLAN_VERSION:
-            raise Refused(
+            raise PlanOutdated(
                 f"The plan has version {version}; this version of Lockstep reads version {PLAN_VERSION}: Lockstep was "
                 "upgraded or downgraded while the run was under way.",
                 where=f"run {data.get('run_id')}",
-                code="plan.version",
                 remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
                 "batches. The guard in the target makes a repeated write harmless",
             )

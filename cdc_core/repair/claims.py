@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import DefinitionChanged, Refused, RetryLater, TableUnready
 from cdc_core.meta import Lease, Meta, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.block import TableRows
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 """How often claims are read because the log has overtaken them."""
 _PAUSE_S = 1.0
-_REDEFINED = frozenset({"verify.redefined", "results.definition_changed"})
 
 
 class Places(Protocol):
@@ -118,7 +117,7 @@ class Made:
 
 
 def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str) -> None:
-    """Stages what a killed process had decided. Raises RetryLater (snapshot.running)."""
+    """Stages what a killed process had decided. Raises RetryLater (lease.held)."""
     if meta.decided_copied(source):
         with copier_lease(meta, pipeline, source) as lease:
             finish_decided(meta, store, source, lease)
@@ -127,7 +126,7 @@ def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: st
 def claim(job: Job, wanted: Sequence[Wanted[Any]], leases: Mapping[str, Lease], *, queried: bool = False) -> Made:
     """Looks the keys up and stages what is found. leases: the copier's, by source. queried: by a reverse query.
 
-    Raises Refused (repair.key_differs), RetryLater (repair.overtaken, repair.not_staged), and what reading, the store
+    Raises Refused (repair.copy_instead), RetryLater (verify.unsettled, stage.behind), and what reading, the store
     and meta raise. A repeated call stages the rows again, which changes nothing.
     """
     made = Made()
@@ -156,9 +155,7 @@ def _attempted(
         try:
             for name, claims in _read(job, one, leases, scratch, made.claimed[one.shape.logical], queried=queried):
                 read.setdefault(name, []).append(claims)
-        except RetryLater as error:
-            if error.code not in _REDEFINED:
-                raise
+        except DefinitionChanged as error:
             return [(one.shape.logical, error.what)]
     overtaken: list[tuple[str, str]] = []
     for name, claims_of_source in sorted(read.items()):
@@ -169,7 +166,7 @@ def _attempted(
 
 
 def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
-    """With the definitions that the source tables have now. Raises RetryLater (repair.overtaken)."""
+    """With the definitions that the source tables have now. Raises RetryLater (verify.unsettled)."""
     found = []
     for one in wanted:
         feeding = []
@@ -183,17 +180,17 @@ def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
 
 
 def _overtaken(table: str, why: str) -> RetryLater:
-    return RetryLater(
+    return TableUnready(
         f"Rows of {table} were looked up, and the log had overtaken them each time: {why}.",
         where=table,
-        code="repair.overtaken",
+        code="verify.unsettled",
         remedy="repair again once the table is left alone; if its changes are not captured, or its copy is due, copy "
         "it: `lockstep snapshot PIPELINE TABLE`",
     )
 
 
 def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lease) -> Staged:
-    """Raises RetryLater (repair.not_staged)."""
+    """Raises RetryLater (stage.behind)."""
     source = tables.name
     capture = Capture(job.pipeline.tables, job.pipeline.routes, job.environ)
     deadline_s = time.monotonic() + job.wait_s
@@ -208,7 +205,7 @@ def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lea
             raise RetryLater(
                 f"The stage did not reach {staged.waiting} within {job.wait_s:.0f} s, up to which {source} was read.",
                 where=source,
-                code="repair.not_staged",
+                code="stage.behind",
                 remedy="see in `lockstep status` whether the source is extracted; then repair again",
             )
         time.sleep(_PAUSE_S)
@@ -283,7 +280,7 @@ def _durable(
             f"{', '.join(shaped.key) or 'no key'} in {one.schema.name}, so that no delete can be staged of a row that "
             "only the target has.",
             where=shape.logical,
-            code="repair.key_differs",
+            code="repair.copy_instead",
             remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: "
             "`lockstep snapshot PIPELINE TABLE`",
         )

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TableUnready, UsageError, combined
 from cdc_core.meta import Lease
 from cdc_core.meta.failures import REPAIR
 from cdc_core.model.version import Version, encode, newer_or_equal
@@ -95,7 +95,7 @@ class Result:
             return DataAtRisk(
                 f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
                 where=", ".join(left),
-                code="repair.still_different",
+                code="verify.differs",
                 remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
                 "greater value counts, unless --authoritative is given), and for somebody who writes to the target",
             )
@@ -121,9 +121,9 @@ def repair(
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
     next run. dry_run: only says how the rows differ now. A table that cannot be repaired is left out.
 
-    Raises, if all are left out, Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key,
-    repair.key_differs, snapshot.shared_keys, verify.not_read, verify.source_gone, and what opening the destination
-    raises); else DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater (verify.paused), and what
+    Raises, if all are left out, Refused (repair.copy_instead, verify.no_evidence, snapshot.not_copyable,
+    verify.not_comparable, verify.source_gone, and what opening the destination
+    raises); else DataAtRisk (repair.limit), UsageError (usage.unknown_name), RetryLater (snapshot.paused), and what
     verifying, claiming and `apply` raise.
     """
     try:
@@ -207,7 +207,7 @@ def outcome(done: Result) -> LockstepError | None:
         return done.error
     unsettled = sum(one.unsettled for one in done.after.values())
     if unsettled:
-        return RetryLater(
+        return TableUnready(
             f"{counted(unsettled, 'row')} could not be judged: they were changing.",
             where=", ".join(done.after),
             code="verify.unsettled",

@@ -95,7 +95,7 @@ def look_up(
 ) -> Queried:
     """Looks up the old changes that one of the targets lacks. extract_on: as of a verification's job.
 
-    Raises DataAtRisk (stage.missing, stage.damaged), and what meta and the store raise.
+    Raises DataAtRisk (stage.damaged), and what meta and the store raise.
     """
     config = pipeline.reverse_query
     if config is None or not targets:

@@ -16,7 +16,7 @@ from functools import partial
 
 from cdc_core.apply import retention
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld, RetryLater
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
@@ -51,11 +51,10 @@ def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
 
 @contextmanager
 def filling(meta: Meta, pipeline: Pipeline, target: str) -> Iterator[None]:
-    """The right to fill a target. Raises RetryLater (reshard.running)."""
-    taken = RetryLater(
+    """The right to fill a target. Raises RetryLater (lease.held)."""
+    taken = LeaseHeld(
         f"Another process fills the target {target!r}.",
         where=f"targets.{target}",
-        code="reshard.running",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
     )
     key = "reshard:" + hashlib.sha256(f"{pipeline.pipeline}/{target}".encode()).hexdigest()[:16]
@@ -83,7 +82,7 @@ def fill(context: RunContext, target: str, name: str, most_rows: int, told: Call
                 f"The run {done.run_id} has not moved the target {target!r}: "
                 f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
                 where=f"targets.{target}",
-                code="reshard.held",
+                code="run.taken_over",
                 remedy="let copies and other runs of the target end, then run the same command again",
             )
     raise AssertionError("unreachable")
@@ -98,8 +97,8 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
 
 
 def count_from_the_horizon(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> None:
-    """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (reshard.no_base)
-    where that is not so, RetryLater (meta.lease_held: a purge, sweep or compaction)."""
+    """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (stage.partial)
+    where that is not so, RetryLater (lease.held: a purge, sweep or compaction)."""
     found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):
         # A purge since the command looked may have removed what the target needs.

@@ -109,7 +109,7 @@ def require_apart(
 ) -> None:
     """No table of a new target is one of another's. others: targets and their logical tables.
 
-    Raises Refused (reshard.same_tables), and what resolving servers raises.
+    Raises Refused (reshard.layout), and what resolving servers raises.
     """
     taken = {place: other.name for other, tables in others for place in _places(other, tables, environ)}
     for place in _places(target, logicals, environ):
@@ -117,7 +117,7 @@ def require_apart(
             raise Refused(
                 f"The table {place[2]} of the new target is a table of the target {taken[place]!r}.",
                 where=f"targets.{target.name}",
-                code="reshard.same_tables",
+                code="reshard.layout",
                 remedy="give other names to the new databases with --database, as in --database 'shop16_{d:02d}', or "
                 "other servers with --connection",
             )

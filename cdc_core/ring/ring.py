@@ -41,7 +41,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc_core.errors import DataAtRisk, InternalError, UsageError
+from cdc_core.errors import InternalError, UsageError
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.ring.boundary import AckPoint, Edge, RingStats, Taken
@@ -75,7 +75,7 @@ class Ring:
     size_bytes:    a multiple of MEMORY_UNIT; default items * MEMORY_UNIT; not looked at in mode "items".
     ddl_isolation: an entry of DDL is taken alone.
 
-    Raises UsageError (ring.size) for sizes it cannot have.
+    Raises UsageError (config.invalid) for sizes it cannot have.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Ring:
         if items < 1 or items & (items - 1) or limit < MEMORY_UNIT or limit % MEMORY_UNIT:
             raise UsageError(
                 f"A ring cannot have {items} items and {limit} bytes.",
-                code="ring.size",
+                code="config.invalid",
                 remedy=f"set limits.ring_items to a power of two and the bytes to a multiple of {MEMORY_UNIT}",
             )
         self.items = items
@@ -110,8 +110,8 @@ class Ring:
     def put(self, block: Block, timeout_s: float | None = None) -> bool:
         """Publishes a block, waiting for space; False when there is none within the timeout (nothing was published).
 
-        Raises RingClosed (ring.closed), DataAtRisk (ring.gap) for a block that does not continue what was
-        published, InternalError (ring.block) for one without entries, and the error given to `fail`.
+        Raises RingClosed (internal.defect), DataAtRisk (internal.defect) for a block that does not continue what was
+        published, InternalError (internal.defect) for one without entries, and the error given to `fail`.
         """
         held = RingBlock.of(block)
         with self._lock:
@@ -162,7 +162,7 @@ class Ring:
     def ack(self, point: AckPoint) -> None:
         """Frees everything up to a boundary that was taken and not yet acked.
 
-        Raises InternalError (ring.ack_unknown) for any other point; nothing moves then.
+        Raises InternalError (internal.defect) for any other point; nothing moves then.
         """
         with self._lock:
             found = self._at.find(point)
@@ -170,7 +170,6 @@ class Ring:
                 raise InternalError(
                     f"{point} is not an entry boundary between the acked and the taken position.",
                     where=f"acked {self._at.acked_position}, taken up to {self._at.taken_position()}",
-                    code="ring.ack_unknown",
                     remedy="ack the points that take returned, in their order and once",
                 )
             self._at.free(found)
@@ -179,7 +178,7 @@ class Ring:
     def clean_until(self, position: Position) -> int:
         """Acks every taken entry that ends at or before a position; returns the items freed.
 
-        Raises InternalError (ring.ack_unknown) for a position beyond what was taken; nothing moves then.
+        Raises InternalError (internal.defect) for a position beyond what was taken; nothing moves then.
         """
         with self._lock:
             taken = self._at.taken_position()
@@ -187,7 +186,6 @@ class Ring:
                 raise InternalError(
                     f"Cannot clean until {position}, which was never taken.",
                     where=f"taken up to {taken}",
-                    code="ring.ack_unknown",
                     remedy="clean only until positions that take returned",
                 )
             before = self._at.acked
@@ -289,21 +287,19 @@ class Ring:
             raise RingClosed(
                 "The ring is closed.",
                 where=f"{block.source} {block.begin}",
-                code="ring.closed",
+                code="internal.defect",
                 remedy="stop reading: the consumer has ended",
             )
         if not len(block.entries):
             raise InternalError(
                 "A block without entries accounts for nothing and cannot be acked.",
                 where=f"{block.source} {block.begin}",
-                code="ring.block",
                 remedy="report this as a defect, with the position",
             )
         if not self._at.continues(block.begin):
-            raise DataAtRisk(
+            raise InternalError(
                 f"A block begins at {block.begin}, but the one before it ended at {self._at.latest}.",
                 where=block.source,
-                code="ring.gap",
                 remedy="start the extractor again: it resumes at the last staged position",
             )
 

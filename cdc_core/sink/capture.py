@@ -120,8 +120,7 @@ class Capture:
         return bool(self.route(database, table))
 
     def route(self, database: str, table: str) -> tuple[str, ...]:
-        """Logical names of a captured table; () for one that is not captured. Raises UsageError (sink.empty_route,
-        sink.long_route, sink.dotted_database)."""
+        """Logical names of a captured table; () for one that is not captured. Raises UsageError (config.invalid)."""
         key = (database, table)
         decided = self._decided.get(key)
         if decided is None:
@@ -141,7 +140,7 @@ class Capture:
             raise UsageError(
                 f"The name of the database {database!r} has a dot: {name} may be a table of another database, too.",
                 where=f"{name}, captured by tables.include",
-                code="sink.dotted_database",
+                code="config.invalid",
                 remedy="leave it out (tables.exclude), or move its tables to one without a dot (RENAME TABLE)",
             )
         logical = dict.fromkeys(
@@ -185,8 +184,8 @@ class Capture:
     def apply(self, block: Block) -> Block:
         """The block with the captured rows of each table, under its logical names: once per route.
 
-        Raises Refused (schema.reserved_column, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
-        InternalError (sink.not_captured) for a table that is not captured, whose rows the source must not emit.
+        Raises Refused (source.unsupported_table, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
+        InternalError (internal.defect) for a table that is not captured, whose rows the source must not emit.
         """
         tables: list[TableRows] = []
         rows, dropped = block.entries.rows, 0
@@ -209,7 +208,6 @@ class Capture:
             raise defect(
                 f"There are rows of {part.schema.name}, which is not captured.",
                 where=part.schema.name,
-                code="sink.not_captured",
                 first="nothing of them was staged",
             )
         shaped = self._shaped(part)
@@ -253,7 +251,7 @@ def _expand(route: Route, match: re.Match[str], name: str) -> str:
         raise UsageError(
             f"The route {route.match!r} gives {name} an empty logical name.",
             where="routes",
-            code="sink.empty_route",
+            code="config.invalid",
             remedy="make the group that `to` takes match at least one character",
         )
     if len(logical) > LONGEST_NAME:
@@ -261,7 +259,7 @@ def _expand(route: Route, match: re.Match[str], name: str) -> str:
             f"The route {route.match!r} gives {name} a logical name of {len(logical)} characters, "
             f"{logical[:40]!r}...: {LONGEST_NAME} are the most.",
             where="routes",
-            code="sink.long_route",
+            code="config.invalid",
             remedy="write a shorter `to`",
         )
     return logical

@@ -14,7 +14,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, TableRefused
 from cdc_core.extract import hosts
 from cdc_core.informing import informing
 from cdc_core.meta import Meta
@@ -23,7 +23,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.results import TableReader
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
-from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import TableSize, from_table, size_of
 from cdc_core.snapshot.copyable import require_copied, require_view
@@ -69,9 +68,7 @@ def estimate(
         for name in tables:
             try:
                 schema = table_schema(control, *name.split(".", 1))
-            except Refused as error:
-                if error.code not in keys.NOT_COPIED:
-                    raise
+            except TableRefused as error:
                 found[name] = TableEstimate(0, 0, 0, refused=error.what)
                 continue
             if schema is not None:

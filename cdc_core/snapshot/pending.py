@@ -83,7 +83,7 @@ def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[st
 def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable, ...]:
     """These tables, whether anything of them is missing or not.
 
-    Raises UsageError (snapshot.unknown_table), Refused (snapshot.not_captured).
+    Raises UsageError (usage.unknown_name), Refused (table.not_captured).
     """
     coverage = {name: one for name, one in meta.coverage(source).tables.items() if not one.gone}
     unknown = [name for name in tables if name not in coverage]
@@ -91,7 +91,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
         raise UsageError(
             f"The source {source!r} has no captured table {unknown[0]!r}.",
             where="lockstep snapshot",
-            code="snapshot.unknown_table",
+            code="usage.unknown_name",
             remedy=f"give database.table of one of: {', '.join(sorted(coverage)) or '(it has none)'}",
         )
     for name in tables:
@@ -110,7 +110,7 @@ def _require_captured(name: str, source: str, coverage: TableCoverage) -> None:
             f"{lacks(name, source, coverage)}. Changes of the table are not staged, so that a copy of it would be "
             "outdated at once.",
             where=name,
-            code="snapshot.not_captured",
+            code="table.not_captured",
             remedy="an isolated table: fix the cause, then "
             f"`lockstep stage isolated --source {source} --clear {name}`, or set tables.on_unreadable: resync, which "
             "does that with each run; a table that the pipeline leaves out: capture it (tables.include)",

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld
 from cdc_core.meta import Meta
 from cdc_core.stage.isolated import clear, isolated
 from cdc_core.stage.objects import ObjectStore
@@ -29,9 +29,7 @@ def readmit(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, hol
             found = isolated(store, source)  # another process may have readmitted them, and extracted since
             for table in found:
                 clear(store, source, table)
-    except RetryLater as error:
-        if error.code != "meta.lease_held":
-            raise
+    except LeaseHeld:
         log.info("%s: isolated tables stay so while an extractor is running: %s", source, ", ".join(found))
         return {}
     return found

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseLost
 from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
@@ -76,7 +76,7 @@ def stage_due(
 ) -> Staged:
     """Stages every copy that is complete and due. capture: the pipeline's rules.
 
-    Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call continues.
+    Raises RetryLater (lease.lost), and what the store raises; a repeated call continues.
     """
     finish_decided(meta, store, source, lease)
     capture = capture.as_in(meta.coverage(source).surveyed.captured)
@@ -192,10 +192,9 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
         if before is not None and meta.checkpoint(source) == before:
             return before, coverage
         time.sleep(0.01)
-    raise RetryLater(
+    raise LeaseLost(
         f"The chain of {source!r} moved each time it was looked at.",
         where=source,
-        code="snapshot.moved",
         remedy="nothing is lost; the next attempt continues with what is there",
     )
 

@@ -20,7 +20,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.connections import answers, shown
-from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, Refused, TableUnready
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.server_errors import Kind, kind_of
@@ -72,7 +72,7 @@ def find_standby(
 
     control, known: of the server whose log is staged. shows: GTIDs that the replica must have, which is waited for.
 
-    Raises Refused (snapshot.standby), RetryLater (snapshot.standby_behind, connection.*).
+    Raises Refused (snapshot.standby), RetryLater (source.standby_behind, connection.*).
     """
     if source.copy_from is None:
         return None
@@ -106,7 +106,7 @@ def standby_view(
     """A view for the statements of `reader`, after everything before the end of what is staged.
 
     reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater
-    (snapshot.standby_behind, source.connection_lost).
+    (source.standby_behind, connection.unreachable).
     """
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
     if server.mariadb:
@@ -127,13 +127,13 @@ def readable_there(control: pymysql.Connection, schema: TableSchema, staged: Che
 def require_same_definition(control: pymysql.Connection, schema: TableSchema, source: str) -> None:
     """That the source defines the table as the replica does. control: a session at the source.
 
-    Raises RetryLater (snapshot.standby_behind).
+    Raises RetryLater (source.standby_behind).
     """
     if table_schema(control, schema.database, schema.table) != schema:
-        raise RetryLater(
+        raise TableUnready(
             f"The replica that copies read defines {schema.name} otherwise than the source.",
             where=source,
-            code="snapshot.standby_behind",
+            code="source.standby_behind",
             remedy="the next attempt asks again, as the replica may be about to follow; if the definitions stay "
             "different, make them equal, or leave out copy_from",
         )
@@ -163,13 +163,13 @@ def require_nothing_else(
 
 
 def await_staged(session: pymysql.Connection, gtids: str, place: str, source: str, *, mariadb: bool) -> None:
-    """Until the replica shows these transactions. Raises RetryLater (snapshot.standby_behind)."""
+    """Until the replica shows these transactions. Raises RetryLater (source.standby_behind)."""
     if gtids and not await_executed(session, gtids, mariadb=mariadb):
-        raise RetryLater(
+        raise TableUnready(
             f"The replica that copies read has not executed within {VISIBLE_WITHIN_S:.0f} s what the source logged "
             f"before {place}.",
             where=source,
-            code="snapshot.standby_behind",
+            code="source.standby_behind",
             remedy="the next attempt waits again; see whether the replica replicates, and how far it lags",
         )
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import AnotherProcess, Refused
 from cdc_core.extract import Extractor
-from cdc_core.extract.outcome import ANOTHER_HAS_IT, keep_failure
+from cdc_core.extract.outcome import keep_failure
 from cdc_core.meta import Lease, Meta
 from cdc_core.meta.failures import COPY, COPY_TABLE, copied_table
 from cdc_core.model.coverage import How, lacks
@@ -27,9 +27,6 @@ from cdc_core.stage.layout import batch_path
 from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
-
-WAITS = frozenset({"snapshot.running", "snapshot.paused"})
-"""Codes for a copy that another process makes, or that somebody has paused: a task waits, and nothing has failed."""
 
 
 def due(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
@@ -66,10 +63,10 @@ def extract_to_now(pipeline: Pipeline, source: str, meta: Meta, *, holder: str, 
     try:
         with Extractor(pipeline, source, meta=meta, holder=holder) as extractor:
             extractor.drain(until_us=None, budget_s=budget_s)
+    except AnotherProcess as error:
+        log.info("%s: another extractor has the source: %s", source, error.what)
+        return False
     except Exception as error:
-        if isinstance(error, RetryLater) and error.code in ANOTHER_HAS_IT:
-            log.info("%s: another extractor has the source: %s", source, error.what)
-            return False
         keep_failure(meta, pipeline.pipeline, source, error)
         raise
     return True
@@ -124,8 +121,7 @@ def _kept(meta: Meta, pipeline: str, source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (isinstance(error, RetryLater) and error.code in WAITS):
-            keep_failure(meta, pipeline, source, error, task=COPY)
+        keep_failure(meta, pipeline, source, error, task=COPY)
         raise
     meta.succeeded(pipeline, COPY, source)
 

@@ -102,7 +102,6 @@ class BlockBuilder:
             raise InternalError(
                 f"An entry ends at {end}, although the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",
-                code="source.entry_order",
                 remedy="report this as a defect; nothing after this position was staged",
             )
         if kind == EntryKind.UNCAPTURED and self.in_uncaptured:
@@ -273,6 +272,5 @@ def _require_partition(entries: Entries, begin: int, end: int, where: str) -> No
         raise InternalError(
             f"The entries of a block do not cover the log from {begin} to {end}.",
             where=where,
-            code="source.partition",
             remedy="report this as a defect; nothing of this block was staged",
         )

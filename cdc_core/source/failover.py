@@ -17,7 +17,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Source
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, ServerChanged
 from cdc_core.model.position import Checkpoint, Position, above
 from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import (
@@ -56,8 +56,8 @@ def fail_over(
 ) -> Failover:
     """Where to continue at the server that `control` is connected to.
 
-    Raises DataAtRisk (source.diverged, source.purged; source.other_server where there are neither GTIDs nor several
-    servers in the source), RetryLater (source.standby_behind), Refused (source.log_off).
+    Raises DataAtRisk (source.other_log, source.log_lost; source.other_server where there are neither GTIDs nor several
+    servers in the source), RetryLater (source.standby_behind), Refused (connection.setting).
     """
     files = binlog_files(control)
     if not files:
@@ -85,7 +85,7 @@ def after_loss(
 ) -> Failover:
     """Continues at the current end of the log, and gives up all between the stored position and there.
 
-    Raises Refused (source.log_off).
+    Raises Refused (connection.setting).
     """
     end = Search(source, control, server, binlog_files(control), known).latest()
     start = _under_next_timeline(source, end, stored)
@@ -274,7 +274,7 @@ def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
         f"Without GTIDs the position at another server is found by time, and a clock was wrong: the log was read "
         f"{reached}, but this server's clock says {from_us(now_us).isoformat()}.",
         where=f"{source.name}, {stored.position}",
-        code="source.no_time",
+        code="source.other_log",
         remedy="correct the clocks. If the previous server still answers, run once more against it, which records the "
         f"right time; otherwise {GIVE_UP}",
     )
@@ -293,7 +293,7 @@ def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> Loc
     return DataAtRisk(
         f"The server {search.known.identity} lacks transactions that were read from {stored.server}: {what}.",
         where=where,
-        code="source.diverged",
+        code="source.other_log",
         remedy="they are staged, but this server never had them: apply the old server's transactions to it, or, if "
         f"it is right without them, {GIVE_UP}",
     )
@@ -303,14 +303,14 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
     return DataAtRisk(
         f"The log of {known.identity} no longer holds {what}.",
         where=f"{source.name}, failover",
-        code="source.purged",
+        code="source.log_lost",
         remedy=f"read a standby that still has this log, or {GIVE_UP}; keep the log longer "
         "(binlog_expire_logs_seconds)",
     )
 
 
 def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
-    return DataAtRisk(
+    return ServerChanged(
         f"The position is in the log of server {stored.server}, but this is {known.identity}: the same file and offset "
         "mean another position here, and without GTIDs Lockstep cannot find the right one.",
         where=f"{source.name}, {stored.position}",

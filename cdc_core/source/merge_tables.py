@@ -19,7 +19,7 @@ import pymysql
 
 from cdc_core.binlog.wire import WireCursor
 from cdc_core.connections import answers, one_line, quote
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import LockstepError, NeverCaptured, Refused
 from cdc_core.source.facts import as_text, query
 from cdc_core.source.statements import Statement
 
@@ -33,10 +33,9 @@ NO_ROWS_OF_ITS_OWN = "a MERGE table: it shows the rows of other tables, which ch
 
 def merge_table(database: str, table: str) -> Refused:
     """Of a captured MERGE table: rows that are written to the united tables are not logged as rows of it."""
-    return Refused(
+    return NeverCaptured(
         f"{database}.{table} is {NO_ROWS_OF_ITS_OWN}.",
         where=f"{database}.{table}",
-        code="source.merge_table",
         remedy="exclude the table (tables.exclude) and capture the tables that it unites",
     )
 

@@ -251,7 +251,7 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
         raise DataAtRisk(
             f"A row event has {int(counts.max())} rows, more than an order key can number.",
             where=images.where(int(counts.argmax())),
-            code="source.event_rows",
+            code="source.log_lost",
             remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), and "
             f"{GIVE_UP}",
         )

@@ -146,7 +146,7 @@ class StatementJudge:
         return f"needs re-sync of table {names}: {why}"
 
     def judge_data(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """DML as a statement: the log does not show what it did to rows. Raises Refused (source.statement_dml)."""
+        """DML as a statement: the log does not show what it did to rows. Raises Refused (source.unlogged_change)."""
         if self._past:
             return
         statement = logged.statement
@@ -158,7 +158,7 @@ class StatementJudge:
 
     def judge_unknown(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
         """Leaves the statement out only if it names existing things and cannot refer to a captured table. Raises
-        DataAtRisk (source.unknown_statement)."""
+        DataAtRisk (source.unlogged_change)."""
         if self._past:
             return
         words, where, point = logged.words, at.where, LogPoint(group.seq, at.after)
@@ -195,10 +195,7 @@ class StatementJudge:
             return
         accepts = (at.file, at.offset) in self._accepted
         if effect.unknown and not accepts:
-            error = type(error)(
-                f"{error.what} Which captured tables it changed is unknown: {effect.unknown}.",
-                where=error.where, code=error.code, remedy=error.remedy,
-            )  # fmt: skip
+            error = error.with_text(what=f"{error.what} Which captured tables it changed is unknown: {effect.unknown}.")
         if effect.unknown or accepts:
             self.stop(error, at, group, [".".join(table) for table in captured] if not effect.unknown else ())
             return

@@ -20,7 +20,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import ConnectionLost, DamagedBytes, LockstepError, NeverCaptured, NoEventHere
 from cdc_core.leaving import leave_if_told
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
@@ -30,7 +30,7 @@ from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades, logs_cascades, require_seen_cascades
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import NEVER_CAPTURED, table_schema, table_schemas
+from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, now_us, query
@@ -40,7 +40,7 @@ from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
 from cdc_core.source.later_statements import LogAhead, Stretch
 from cdc_core.source.merge_tables import may_unite_tables, united_tables
-from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
+from cdc_core.source.reconnect import Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.start import Search, require_available
@@ -136,7 +136,7 @@ class SourceStream:
         """How many lost connections were retried."""
 
     def require_accepted(self) -> None:
-        """Raises UsageError (extract.accept) where a position to be accepted did not come."""
+        """Raises UsageError (usage.argument) where a position to be accepted did not come."""
         self._accepted.require_used()
 
     def __enter__(self) -> SourceStream:
@@ -183,7 +183,7 @@ class SourceStream:
     def blocks(self, stop: Callable[[], bool]) -> Iterator[Block]:
         """Blocks in stream order until `stop()` is true; call again to continue where it left off.
 
-        Raises RetryLater (source.connection_lost, connection.unreachable) when the source's `reconnect_s` is over, or
+        Raises RetryLater (connection.unreachable) when the source's `reconnect_s` is over, or
         at once when pieces of the open transaction have already left; DataAtRisk and Refused as the log or the server
         demand. Whole transactions that were read before such an error leave first.
         """
@@ -220,7 +220,7 @@ class SourceStream:
 
     def _verify(self) -> None:
         """Checks at intervals that no table was altered without a log entry. Isolates it, or raises
-        binlog.schema_mismatch."""
+        source.incomplete_rows."""
         if self._names_logged or time.monotonic() < self._verify_s:
             return
         self._verify_s = time.monotonic() + VERIFY_S
@@ -264,8 +264,8 @@ class SourceStream:
                     self._server, begin, source=source.name, server_id=source.server_id, known=known,
                     heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=self._replica_host,
                 )  # fmt: skip
-            except DataAtRisk as error:
-                if known is None or error.code not in PERHAPS_ON_THE_WAY | NO_EVENT_HERE:
+            except (DamagedBytes, NoEventHere) as error:
+                if known is None:
                     raise
                 if not again:
                     raise faults.history_changed(
@@ -293,13 +293,13 @@ class SourceStream:
     def _can_go_on(self, error: LockstepError) -> bool:
         """After an error: drops the connection and waits before the next; False when the error is final."""
         # A log that is reset under a stream ends the stream with some read error: connecting again compares the logs.
-        once = PERHAPS_ON_THE_WAY | NO_EVENT_HERE
-        if error.code not in LOST | once:
+        once = isinstance(error, DamagedBytes | NoEventHere)
+        if not once and not isinstance(error, ConnectionLost):
             return False
         place = self._assembler.rewind()
-        if place is None or (error.code in once and place == self._bent_at):
+        if place is None or (once and place == self._bent_at):
             return False
-        if error.code in once:
+        if once:
             self._bent_at = place
         pause_s = self._backoff.pause_s()
         if pause_s is None:
@@ -352,9 +352,7 @@ class SourceStream:
         """Like `_known`; None for a table that cannot be captured."""
         try:
             return self._known(database, table)
-        except Refused as error:
-            if error.code not in NEVER_CAPTURED:
-                raise
+        except NeverCaptured:
             return None
 
     def _may_unite(self, database: str, table: str) -> bool:

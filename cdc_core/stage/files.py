@@ -214,7 +214,7 @@ class FileStore:
             _sync_all(one.parent for one in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Raises RetryLater (stage.unreadable) for a folder that cannot be listed: it is not an empty one."""
+        """Raises RetryLater (disk.full) for a folder that cannot be listed: it is not an empty one."""
 
         def failed(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):  # gone meanwhile, or never there
@@ -245,21 +245,21 @@ class FileStore:
             return Refused(
                 f"The file system has no hard links, which put-if-absent needs: {error.strerror}.",
                 where=self.uri,
-                code="stage.not_linkable",
+                code="stage.unsuitable",
                 remedy="put the stage on a local POSIX file system (ext4, xfs, ...) or in a bucket",
             )
         if error.errno in _NOT_ALLOWED:
             return Refused(
                 f"Cannot write {path}: {error.strerror or error}.",
                 where=self.uri,
-                code="stage.not_writable",
+                code="disk.not_permitted",
                 remedy="let the account that runs Lockstep create and write this directory, or name another one in "
                 "stage.uri",
             )
         return RetryLater(
             f"Cannot write {path}: {error.strerror or error}.",
             where=self.uri,
-            code="stage.unwritable",
+            code="disk.full",
             remedy="free some space on the disk, or raise the quota; the next attempt continues where this one stopped",
         )
 
@@ -267,7 +267,7 @@ class FileStore:
         return RetryLater(
             f"Cannot read {path}: {error.strerror or error}.",
             where=self.uri,
-            code="stage.unreadable",
+            code="disk.full",
             remedy="let the account that runs Lockstep read the stage's directory; then run again",
         )
 

@@ -63,7 +63,7 @@ class S3Store:
         if not bucket:
             raise UsageError(
                 f"{uri!r} does not name a bucket.",
-                code="stage.uri",
+                code="config.invalid",
                 remedy="write stage.uri as s3://bucket or s3://bucket/prefix",
             )
         self._uri = uri
@@ -286,7 +286,7 @@ class S3Store:
             return Refused(
                 f"There is no bucket {self._bucket!r}.",
                 where=self.uri,
-                code="stage.no_bucket",
+                code="stage.denied",
                 remedy="create the bucket, or fix stage.uri",
             )
         if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
@@ -309,7 +309,7 @@ class S3Store:
             return Refused(
                 f"The bucket refuses the request ({code}): {text}",
                 where=f"{self.uri} {path}",
-                code="stage.refused",
+                code="stage.denied",
                 remedy="change the rule of the bucket that the message names, or use another bucket. A bucket with an "
                 "object lock demands checksums that Lockstep does not send",
             )
@@ -489,6 +489,6 @@ def _scratch_full(scratch: Path, error: OSError) -> RetryLater:
     return RetryLater(
         f"Cannot write the scratch directory: {error.strerror or error}.",
         where=str(scratch),
-        code="stage.unwritable",
+        code="disk.full",
         remedy="free some space there, or set TMPDIR to a directory with enough space; then run again",
     )

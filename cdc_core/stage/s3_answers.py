@@ -2,7 +2,7 @@
 
 A proxy, a network's login page or a broken gateway answers `200 OK` too. Of each answer this module requires what only
 the bucket knows: the checksum of what was stored, the range and size of what is read, the name and the keys of what is
-listed. An answer without that is RetryLater (stage.answer), and nothing counts as stored, absent or listed by it.
+listed. An answer without that is RetryLater (stage.unreachable), and nothing counts as stored, absent or listed by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def unusable(what: str, where: str) -> RetryLater:
     return RetryLater(
         f"The bucket's endpoint gave an answer that cannot be right: {what}.",
         where=where,
-        code="stage.answer",
+        code="stage.unreachable",
         remedy="check what answers at stage.s3_endpoint: a proxy, a gateway or the login page of a network may; the "
         "next attempt may succeed",
     )

@@ -54,7 +54,7 @@ def _refuse_redirect(response: Any = None, **_: Any) -> None:
         raise RetryLater(
             f"The bucket's endpoint redirects to {str(answer.headers.get('Location', 'another host'))[:200]!r} "
             f"(HTTP {answer.status_code}); Lockstep sends its requests nowhere else.",
-            code="stage.redirected",
+            code="stage.unreachable",
             remedy="set stage.s3_endpoint, with http or https, and stage.s3_region to those where the bucket is; check "
             "what answers there: a proxy or the login page of a network may",
         )

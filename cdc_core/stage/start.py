@@ -2,7 +2,7 @@
 It is kept on the stage itself.
 
 `starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
-removed. The first batch begins there; with the horizon (`stage.horizon`) it distinguishes a chain from the rest of one
+removed. The first batch begins there; with the horizon (`stage.damaged`) it distinguishes a chain from the rest of one
 whose first manifests are lost. An extractor that finds a start and nothing else begins there again.
 """
 
@@ -61,7 +61,7 @@ def read(store: ObjectStore, source: str) -> Checkpoint | None:
 
 
 def load(store: ObjectStore, source: str) -> Start | None:
-    """None if nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
+    """None if nothing of the source was ever staged. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
     path = start_path(source)
     data = find(store, path)
     if data is None:
@@ -123,7 +123,7 @@ def _lost(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
         what,
         where=where,
-        code="stage.start",
+        code="stage.damaged",
         remedy="restore the file from a backup of the stage, together with the manifests that were lost with it; "
         "`lockstep stage verify` shows what is missing",
     )

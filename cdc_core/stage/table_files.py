@@ -45,7 +45,7 @@ class TableFiles:
 
     @classmethod
     def at(cls, manifests: Sequence[Manifest], table: str, as_of: AsOf | None) -> TableFiles:
-        """All of them. Raises Refused (stage.no_table, stage.as_of_before)."""
+        """All of them. Raises Refused (usage.unknown_name, stage.as_of)."""
         every = parts_of(manifests, table)
         if as_of is None:
             return cls(table, manifests, as_of, every, every)

@@ -48,7 +48,7 @@ class StagedPart:
 def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
     """The parts of a logical table: batch by batch as given, within a batch in stream order.
 
-    Raises Refused (stage.no_table) where there is none, with the names that are there.
+    Raises Refused (usage.unknown_name) where there is none, with the names that are there.
     """
     found: list[StagedPart] = []
     others: set[str] = set()
@@ -62,7 +62,7 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
     if not found:
         raise Refused(
             f"Nothing is staged for the table {table!r}.",
-            code="stage.no_table",
+            code="usage.unknown_name",
             remedy=f"name one of those that are: {', '.join(sorted(others)) or '(none yet)'}",
         )
     return found
@@ -89,13 +89,13 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
 
 
 def definition_of(manifest: Manifest, part: Part) -> TableSchema:
-    """Raises DataAtRisk (stage.manifest) where the manifest has another definition under the id."""
+    """Raises DataAtRisk (stage.damaged) where the manifest has another definition under the id."""
     schema = manifest.schemas[part.schema_id]
     if schema.id != part.schema_id:
         raise DataAtRisk(
             f"The definition {part.schema_id} of {part.table} does not match its id.",
             where=manifest.path,
-            code="stage.manifest",
+            code="stage.damaged",
             remedy="restore the file from a backup of the stage",
         )
     return schema

@@ -47,8 +47,8 @@ _READ_OTHERWISE = (
     "with --partial"
 )
 
-_KEY_CHANGED, _KEYS_DIFFER = "the state alone", "the key"
-"""In place of the code stage.key: the changes can be read."""
+_KEY_CHANGED, _KEYS_DIFFER, _PURGED = "the state alone", "the key", "the horizon"
+"""In place of a code, where the changes can be read."""
 _STATE_ALONE = "the state of the table (the view without a suffix) begins after that, and can be read"
 
 
@@ -94,7 +94,7 @@ def sql(
                 every = TableFiles.at(manifests, table, as_of)
                 state = every.needed()
                 reasons = {
-                    "stage.purged": purged.get(table, ""),
+                    _PURGED: purged.get(table, ""),
                     "stage.partial": "; ".join(lacking.get(table, ())),
                     _KEY_CHANGED: "" if partial else state.key_changed(),
                     _KEYS_DIFFER: state.keys_differ(),
@@ -275,7 +275,7 @@ def _refused(said: str) -> Refused | DataAtRisk | None:
     if said.count(_MARK) < 4:
         return None
     _, code, what, where, *_ = said.split(_MARK)
-    if code in ("stage.damaged", "stage.missing"):
+    if code == "stage.damaged":
         remedy = "restore the file from a backup of the stage; the state of the table (the view without a suffix) may "
         return DataAtRisk(f"{what}.", where=where, code=code, remedy=f"{remedy}not need it")
     if code in ("stage.schema_conflict", "stage.key"):
@@ -289,7 +289,7 @@ def _refused(said: str) -> Refused | DataAtRisk | None:
         return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)
     if code == _KEY_CHANGED:
         return Refused(f"{what[0].upper()}{what[1:]}.", code="stage.key", remedy=COPY_AGAIN)
-    if code == "stage.purged":
-        return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
+    if code == _PURGED:
+        return Refused(f"{what}.", code="stage.partial", remedy=_READ_OTHERWISE)
     remedy = f"{_READ_OTHERWISE}; `lockstep snapshot` copies what is missing"
     return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=remedy)

@@ -24,7 +24,7 @@ import pymysql
 
 from cdc_core.config import WAY_BACK_SUFFIX, Target
 from cdc_core.connections import quote, resolve
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, TargetFenced
 from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.faults import denied, sees_nothing_of, translating
@@ -99,10 +99,9 @@ def require_no_fence(cursor: Any, facts: TableFacts, pipeline: str) -> None:
 
 
 def fenced(table: str, note: str) -> Refused:
-    return Refused(
+    return TargetFenced(
         f"There is a fence around the table: {note}.",
         where=table,
-        code="target.fenced",
         remedy="nothing was written. If Lockstep is to write to this table again, and no application does, lower the "
         "fence (`lockstep target fence PIPELINE --lower`)",
     )

@@ -96,7 +96,7 @@ def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, pati
     """Makes the triggers that tables lack; gates are open until somebody closes them. patience_s: how long transactions
     that use a table are waited for.
 
-    Raises Refused (cutover.no_trigger), RetryLater (cutover.not_closed), and target.faults' errors.
+    Raises Refused (connection.grant), RetryLater (cutover.locked), and target.faults' errors.
     """
     end_s = time.monotonic() + patience_s
     for reference, tables in places.items():
@@ -321,7 +321,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
         return Refused(
             "The account may not create triggers while the server writes a binary log.",
             where=reference,
-            code="cutover.no_trigger",
+            code="connection.grant",
             remedy="nothing was switched. SET GLOBAL log_bin_trust_function_creators = ON; or grant SUPER to the "
             "account",
         )
@@ -330,7 +330,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
             "Gates could not be created, closed or opened: a transaction uses a table, or has not ended after a gate "
             "refused it, or a backup keeps triggers from being created.",
             where=reference,
-            code="cutover.not_closed",
+            code="cutover.locked",
             remedy="nothing was switched. End that transaction or backup, or wait for its end; then begin again",
         )
     return translated(error, where=reference)

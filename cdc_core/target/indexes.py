@@ -32,7 +32,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import Server, quote, resolve
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater, TargetBusy
 from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
 from cdc_core.target.definition import IndexDefinition, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import PlannedTable
@@ -61,7 +61,6 @@ _BUILD_ATTEMPTS = 3
 _DUPLICATE_NAME = 1061
 _NO_SPACE = frozenset({1114, 1799, 1878})
 """For temporary files (tmpdir, innodb_tmpdir), or for the log of other sessions' writes during the statement."""
-_BUSY = "target.busy"
 
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{INDEXES} (
@@ -198,7 +197,7 @@ def _parts(index: IndexDefinition) -> Parts:
 
 def build(connection: pymysql.Connection[Any], database: str, table: str) -> None:
     """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
-    table's lock. Raises Refused (target.index), and PyMySQL's errors, after which they are still due."""
+    table's lock. Raises Refused (target.definition), and PyMySQL's errors, after which they are still due."""
     with connection.cursor() as cursor:
         due = _noted(cursor, database).get(table)
         if due is None:
@@ -252,7 +251,7 @@ def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
     return Refused(
         f"The server does not take indexes that the table had before its first load: {reason(error)}.",
         where=table,
-        code="target.index",
+        code="target.definition",
         remedy=f"the column due of {INDEXES} in its database has their definitions. Alter the table so that it takes "
         "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
         "again",
@@ -280,7 +279,8 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
     """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
-    the indexes stay due. Raises Refused (target.index) and what altering raises, of the first table, after all others
+    the indexes stay due. Raises Refused (target.definition) and what altering raises, of the first table, after all
+    others
     are done."""
     listed = list(tables)
     if not listed:
@@ -295,9 +295,7 @@ def _built_now_or_later(one: IndexedTable) -> None:
     try:
         with _alone(one) as connection:
             build(connection, one.database, one.table)
-    except RetryLater as error:
-        if error.code != _BUSY:
-            raise
+    except TargetBusy as error:
         log.warning("%s: its indexes are still due: %s", one.name, error.what)
 
 
@@ -336,7 +334,7 @@ def _postponed(one: IndexedTable) -> bool:
             return postpone(connection, one.database, one.table)
     except LockstepError as error:
         log.info("%s: its indexes do not wait for the load: %s", one.name, error)
-        return error.code != _BUSY
+        return not isinstance(error, TargetBusy)
 
 
 def _built_quietly(tables: Sequence[IndexedTable]) -> None:
@@ -373,7 +371,7 @@ def _among(
 
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
-    (target.busy), Refused (target.index), and as `with_due`."""
+    (target.busy), Refused (target.definition), and as `with_due`."""
     for one in _among(places, environ, _noted):
         with translating(one.name), _alone(one, SETTLE_WAIT_S) as connection:
             build(connection, one.database, one.table)
@@ -383,6 +381,6 @@ def indexes_due(table: str) -> RetryLater:
     return RetryLater(
         "Indexes of the table are due: they were dropped before its first load, and are built after it.",
         where=table,
-        code="target.indexes_due",
+        code="target.busy",
         remedy="the next run builds them, and `lockstep target create PIPELINE` does; then run this again",
     )

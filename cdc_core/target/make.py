@@ -40,9 +40,6 @@ from cdc_core.target.sharding import ShardTable, same_table, shard_tables
 
 log = logging.getLogger(__name__)
 
-MADE_BY_POLICY = frozenset({"target.table", "target.column", "target.key"})
-"""Errors of a target's table that creating or extending it may end."""
-
 LiteralsOf = Callable[["pymysql.Connection[Any]", TableDefinition], Literals]
 """The exact literal defaults of a table (source.defaults)."""
 
@@ -121,7 +118,7 @@ def make_tables(
 ) -> list[MadeTable]:
     """Makes the tables of these logical tables. made: is called after each one.
 
-    Raises UsageError (target.template, target.connections), Refused (target.same_table, target.name_case), and what
+    Raises UsageError (config.invalid), Refused (config.table_rule), and what
     connecting raises.
     """
     places = {logical: shard_tables(target, logical) for logical in wanted}
@@ -237,7 +234,7 @@ def _refused(error: pymysql.err.MySQLError, where: str) -> LockstepError:
     return Refused(
         f"The server refuses the definition of the table: {reason(error)}.",
         where=where,
-        code="target.create",
+        code="target.not_creatable",
         remedy="see the statement with `lockstep target create --dry-run`; create the table by hand, in a form that "
         "the server accepts",
     )
@@ -427,7 +424,7 @@ def _database_is_absent(connection: pymysql.Connection[Any], database: str) -> b
 def _require_apart(
     connection: pymysql.Connection[Any], places: Sequence[tuple[str, ShardTable]], target: Target
 ) -> None:
-    """Raises Refused (target.same_table) where two logical tables would be one table of the server."""
+    """Raises Refused (config.table_rule) where two logical tables would be one table of the server."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@lower_case_table_names")
         row = cursor.fetchone()

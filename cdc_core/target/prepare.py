@@ -34,7 +34,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote, sensible
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import ColumnsMissing, Refused, TargetBusy
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
 from cdc_core.server_errors import number_of
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
@@ -139,7 +139,8 @@ def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableF
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
     The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
-    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
+    Raises Refused (connection.grant, target.prepare, config.table_rule), RetryLater (target.busy,
+    connection.unreachable) of
     the first table that cannot be prepared; those after it may have been left as they were.
     """
     database = tables[0].database
@@ -210,12 +211,11 @@ def lock_tables(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S
     for table, got in zip(tables, row or [0], strict=False):
         if got != 1:
             _unlock(cursor, names)
-            raise RetryLater(
+            raise TargetBusy(
                 f"Another run has been writing to this table for more than {wait_s} s."
                 if wait_s
                 else "Another run is writing to this table.",
                 where=table,
-                code="target.busy",
                 remedy="wait for that run, or end it; then run this task again",
             )
     return names
@@ -241,7 +241,7 @@ Ours = Mapping[str, Mapping[str, str]]
 
 @sensible("target")
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours | None = None) -> None:
-    """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look.
+    """Raises Refused (config.table_rule) when versions of the rows are kept where `guard.store` does not look.
 
     there: what ours_beside says, if it is known.
     """
@@ -304,10 +304,9 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
         )
         return
     if found.keys() != wanted.keys():
-        raise Refused(
+        raise ColumnsMissing(
             f"{name} has the key ({', '.join(found)}); the key of {facts.name} is now ({', '.join(wanted)}).",
             where=facts.name,
-            code="target.key",
             remedy=f"if no batch from before the change of the key will be replayed into the table, "
             f"DROP TABLE {quote(facts.database)}.{quote(name)}; otherwise restore the former key",
         )
@@ -390,7 +389,7 @@ def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:
     return Refused(
         f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
         where=facts.name,
-        code="target.guard_store",
+        code="config.table_rule",
         remedy=f"set guard.store: {store}; or empty the table, remove its versions ({away}) and replay it. If the "
         "pipeline is a way back to this table, the application has left the tables that it reads: stop it",
     )

@@ -170,7 +170,7 @@ def write_shard(
     and gives another one afterwards; None: one is opened for this table.
 
     Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
-    target.absent_values, target.key_collapse), RetryLater (target.parts_lost), and what target.faults makes of the
+    target.absent_values, target.key_collapse), RetryLater (target.busy), and what target.faults makes of the
     server's errors. Whatever is raised, nothing was written, unless the connection broke during the commit: then the
     rows may have been written, and a repeated call finds them.
     """
@@ -238,7 +238,7 @@ def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
 
 def _require_written(cursor: Any, write: ShardWrite, as_left: str, arguments: Sequence[Any]) -> None:
     """The ledger row is as this run has left it: a server that shows that has all that the run has written so far.
-    Raises RetryLater (target.parts_lost)."""
+    Raises RetryLater (target.busy)."""
     cursor.execute(
         f"SELECT COUNT(*) FROM {LEDGER} WHERE run_id = %s AND table_name = %s AND {as_left}", tuple(arguments)
     )
@@ -247,7 +247,7 @@ def _require_written(cursor: Any, write: ShardWrite, as_left: str, arguments: Se
             "What this run has written to the table before is not in it, or another task writes the same run: the "
             "server may have failed over, or the table may have been created again.",
             where=write.facts.name,
-            code="target.parts_lost",
+            code="target.busy",
             remedy="run the task again: it writes everything; no batch was marked as consumed",
         )
 
@@ -661,7 +661,7 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
                     f"The target computes a value of {name} that differs from the source's, in the row with key "
                     f"{shown_key(bytes(row[0]))}.",
                     where=facts.name,
-                    code="target.generated",
+                    code="target.row_error",
                     remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or drop "
                     "it there if it is generated on the source; nothing of this transaction was written",
                 )

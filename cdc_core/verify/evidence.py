@@ -40,7 +40,7 @@ def folder_of(target: str) -> str:
 def keep(job: Job, found: Verified) -> str:
     """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
 
-    Raises RetryLater (meta.lease_lost).
+    Raises RetryLater (lease.lost).
     """
     ended_us = job.meta.now_us()
     document = document_of(job, found, ended_us=ended_us)

@@ -69,7 +69,7 @@ def chosen(job: Job, fed: Fed, tables: Sequence[str] | None) -> list[str]:
             raise UsageError(
                 f"No source table feeds a table {name!r} of the target {job.target.name!r}.",
                 where="lockstep verify",
-                code="verify.unknown_table",
+                code="usage.unknown_name",
                 remedy=f"give logical tables, of: {', '.join(fed.names) or '(none)'}",
             )
     return list(dict.fromkeys(tables))
@@ -79,7 +79,7 @@ def _not_read(logical: str, source: str, table: str, why: str) -> Refused:
     return Refused(
         f"{logical} cannot be compared: {table} of {source}, which feeds it, cannot be read: {why}.",
         where=logical,
-        code="verify.not_read",
+        code="verify.not_comparable",
         remedy=f"exclude the table (tables.exclude); or make it readable again, and {RESYNC}",
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
     unsettled = [one for one in results if one.unsettled and not one.unreplayed]
     if unsettled:
         errors.append(
-            RetryLater(
+            TableUnready(
                 f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
                 f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
                 where=f"target {target}",

@@ -126,7 +126,7 @@ class Table:
             raise Refused(
                 f"No sample of {self._name} can be taken: {self._whole}.",
                 where=self._name,
-                code="verify.not_sampled",
+                code="verify.mode",
                 remedy="verify the table with --mode ordered",
             )
         if tally.ranges:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import LockstepError, Refused, TableUnready
 from cdc_core.informing import informing
 from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job
@@ -27,7 +27,7 @@ from cdc_core.verify.target_rows import TargetTables
 def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     """Verifies these logical tables of the target, or all that it takes and that have, or had, a source table.
 
-    Raises UsageError (verify.unknown_table), Refused (verify.no_tables), RetryLater (verify.paused), and what opening
+    Raises UsageError (usage.unknown_name), Refused (config.no_match), RetryLater (snapshot.paused), and what opening
     the sources raises; Refused (cutover.switched). What concerns one table alone is its result's error.
     """
     _require_before_a_switch(job)
@@ -43,7 +43,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                 f"No table that a source has is one of the target {job.target.name!r}, so that there is nothing to "
                 "compare.",
                 where=f"targets.{job.target.name}.tables",
-                code="verify.no_tables",
+                code="config.no_match",
                 remedy="compare tables.include, the routes and the target's rules with the tables that the source has: "
                 "`lockstep check`; where the source has none yet, verify once it has",
             )
@@ -56,9 +56,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                     raise fed.uncompared[name]
                 result = _verified(job, name, fed.tables[name], targets, kept)
             except LockstepError as error:
-                if error.code == "verify.paused" or (
-                    error.retriable and not error.code.startswith(("verify.", "results.", "snapshot."))
-                ):
+                if error.retriable and not isinstance(error, TableUnready):
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
@@ -105,7 +103,8 @@ class TableKeys:
     def __init__(self, job: Job, fed: Fed, table: str, targets: TargetTables) -> None:
         """targets: the target's sessions, which several tables may share; the caller closes them.
 
-        Raises UsageError (verify.unknown_table), Refused (verify.not_read, verify.source_gone), and what opening the
+        Raises UsageError (usage.unknown_name), Refused (verify.not_comparable, verify.source_gone), and what opening
+        the
         destination raises.
         """
         chosen(job, fed, [table])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import RetryLater, RolledBack
 from cdc_core.windows import CLOCK_TOLERANCE_US, to_us
 from lockstep_airflow.commands import CommandOperator
 from lockstep_airflow.credentials import environment
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
 
 THERE, BACK = "there", "back"
-FINAL = frozenset({"cutover.rolled_back"})
-"""Codes for what passes by itself, and is not tried again: writes are stopped again only when somebody asks for it."""
 
 
 class CutoverOperator(CommandOperator):
@@ -55,7 +53,7 @@ class CutoverOperator(CommandOperator):
             raise AirflowSkipException("What the way back needs was looked at before the application was switched.")
         if self.command == "rehearse" and not params.get(REHEARSE, True):
             raise AirflowSkipException("The form asks for no rehearsal.")
-        with as_airflow_failures(f"cutover: {self.command}", final=FINAL):
+        with as_airflow_failures(f"cutover: {self.command}"):
             pipeline = config.load(Path(self.file))
             ti = context["ti"]
             if self.command == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
@@ -74,7 +72,7 @@ class CutoverOperator(CommandOperator):
         return RetryLater(
             f"The command ended with {how}, without an answer.",
             where="the log above",
-            code="cutover.ended",
+            code="run.interrupted",
             remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended the "
             "command",
         )
@@ -91,10 +89,9 @@ def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
     if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
         return
     if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):
-        raise RetryLater(
+        raise RolledBack(
             f"The cutover that was approved has ended since: it is {known.state}"
             f"{f' ({known.error})' if known.error else ''}.",
             where=f"cutover {known.cutover_id}",
-            code="cutover.rolled_back",
             remedy="nothing was begun; to begin another one, clear the run from its approve task on",
         )

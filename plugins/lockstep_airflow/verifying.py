@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WAITS = frozenset({"verify.running", "verify.paused"})
-"""Codes for what ends without the task: it waits, and nothing has failed."""
-
 
 class _TargetSensor(PipelineSensor):
     """Of one target."""
@@ -58,10 +55,6 @@ class _TargetSensor(PipelineSensor):
     @property
     def subject(self) -> str:
         return self.target
-
-    @property
-    def waits(self) -> frozenset[str]:
-        return WAITS
 
     def job(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, **options: Any) -> Job:
         """options: of this task's kind of job."""
@@ -133,10 +126,6 @@ class RepairSensor(_TargetSensor):
     def __init__(self, *, connection: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.connection = connection
-
-    @property
-    def waits(self) -> frozenset[str]:
-        return WAITS | {"snapshot.running"}
 
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.repair.findings import keys_in, require_listed

@@ -97,11 +97,13 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def raised_codes() -> dict[str, str]:
-    """Every literal that is given as `code=`, and where."""
+    """Every literal that is given as `code=`, or that a class of errors has as its own, and where."""
     found = {}
     for path, tree in sources():
         for node in ast.walk(tree):
-            if isinstance(node, ast.keyword) and node.arg == "code":
+            given = isinstance(node, ast.keyword) and node.arg == "code"
+            own = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "own_code"
+            if given or own:
                 for part in ast.walk(node.value):
                     if isinstance(part, ast.Constant) and isinstance(part.value, str):
                         found[part.value] = f"{path.relative_to(ROOT)}:{part.lineno}"

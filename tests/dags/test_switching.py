@@ -64,7 +64,7 @@ def test_the_form_leaves_tasks_out(file: Path) -> None:
 
 def test_a_command_without_an_answer_is_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(AirflowException, match=r"cutover\.ended") as caught:
+    with pytest.raises(AirflowException, match=r"run\.interrupted") as caught:
         execute(file, "switch")
     assert not isinstance(caught.value, AirflowFailException)
 

@@ -314,7 +314,7 @@ def test_a_difference_from_a_value_that_the_log_lacks_stops_with_the_options_to_
     ((table, rows),) = row_groups(events, mariadb=False)
     with pytest.raises(DataAtRisk) as stopped:
         decode_rows(schema_of(table, None), table, RowImages.from_events(rows))
-    assert stopped.value.code == "binlog.partial_update"
+    assert stopped.value.code == "source.incomplete_rows"
     assert "binlog_row_value_options" in stopped.value.remedy
     assert "on_unreadable: isolate" in stopped.value.remedy
 
@@ -364,7 +364,7 @@ def _definitions_agree(server: SqlServer, database: str, metadata: str, *, vecto
     else:
         with pytest.raises(Refused) as refused:
             decoded(events, None, mariadb=mariadb)
-        assert refused.value.code == "binlog.row_metadata"
+        assert refused.value.code == "source.incomplete_rows"
 
 
 def test_a_definition_that_contradicts_the_log_is_refused(mysql9: MySql, database: str) -> None:
@@ -381,7 +381,7 @@ def test_a_definition_that_contradicts_the_log_is_refused(mysql9: MySql, databas
         _run(mysql9, f"DELETE FROM {database}.t", f"ALTER TABLE {database}.t {change}")
         with pytest.raises(Refused) as refused:
             decoded(events, known_schema(mysql9, database, "t"), mariadb=False)
-        assert refused.value.code == "binlog.schema_mismatch"
+        assert refused.value.code == "source.incomplete_rows"
         assert "binlog_row_metadata = FULL" in refused.value.remedy
         _run(mysql9, f"DROP TABLE {database}.t", f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(10))")
 

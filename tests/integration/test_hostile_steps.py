@@ -178,7 +178,7 @@ def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[Locks
         source = f"s{uuid.uuid4().hex}"
         with suppress(UsageError), meta.holding(source, "shop", "test", 60):
             isolated.clear(store, source, "shop.none")
-        meta.failed("shop", "readmit", "", UsageError("what", code="stage.not_isolated", remedy="do it"))
+        meta.failed("shop", "readmit", "", UsageError("what", code="usage.unknown_name", remedy="do it"))
         meta.record_failure("run", "why")
         meta.status("shop", ["shards"])
         meta.ledger("run")

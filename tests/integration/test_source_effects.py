@@ -40,7 +40,7 @@ def stops(origin: Origin, start: object, **options: object) -> bool:
         origin.drain(start, **options)  # type: ignore[arg-type]
     except DataAtRisk as error:
         code = error.code
-    assert code in ("", "source.statement_dml")
+    assert code in ("", "source.unlogged_change")
     return bool(code)
 
 

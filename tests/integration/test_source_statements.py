@@ -22,8 +22,8 @@ from tests.integration.source_origin import Origin, fresh_name
 
 CORPUS = Path(__file__).with_name("statements.yaml")
 CODES = {
-    "dml": "source.statement_dml", "unlogged": "source.unlogged_change", "unknown": "source.unknown_statement",
-    "versioned": "source.system_versioned",
+    "dml": "source.unlogged_change", "unlogged": "source.unlogged_change", "unknown": "source.unlogged_change",
+    "versioned": "source.unsupported_table",
 }  # fmt: skip
 NUMBERS = count(1000)
 

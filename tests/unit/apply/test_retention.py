@@ -123,7 +123,7 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
     with monkeypatch.context() as patch:
         patch.setattr(line.meta, "purge", meanwhile)
         error = refusal(lambda: purge(line))
-    assert (type(error), error.code) == (RetryLater, "snapshot.moved")
+    assert (type(error), error.code) == (RetryLater, "lease.lost")
     assert (staged(line), horizon.read(line.store, "shop")) == (list(IDS), None)
 
 
@@ -132,7 +132,7 @@ def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_
     purge(line, B[3].window_end_us)
     copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
     error = refusal(lambda: line.meta.decide_copied(copier, read_at(3, 5), ()))
-    assert (type(error), error.code, line.meta.decided_copied("shop")) == (RetryLater, "snapshot.moved", ())
+    assert (type(error), error.code, line.meta.decided_copied("shop")) == (RetryLater, "lease.lost", ())
     line.meta.decide_copied(copier, read_at(4, 5), ())
 
 
@@ -164,7 +164,7 @@ def test_what_a_run_of_any_target_holds_is_not_purged(line: Line) -> None:
     later = line.with_targets({"name": "t"}, {"name": "new"})
     later.plan("second", targets=["new"])
     error = refusal(lambda: purge(line))
-    assert (type(error), error.code, error.where) == (Refused, "meta.not_committed", "new")
+    assert (type(error), error.code, error.where) == (Refused, "stage.not_committed", "new")
     assert staged(line) == list(IDS)
     assert set(states(line).values()) == {RecordState.COMMITTED}
 
@@ -218,7 +218,7 @@ def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(line.meta, "purge", meanwhile)
     purge(line)
-    assert [(type(error), error.code) for error in inner] == [(RetryLater, "meta.lease_held")]
+    assert [(type(error), error.code) for error in inner] == [(RetryLater, "lease.held")]
 
 
 def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, mon
     monkeypatch.setattr(line.meta, "rebuild", meanwhile)
     assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
     assert line.plan("next").target("t").batches == ()
-    assert inner == ["meta.lease_held"]
+    assert inner == ["lease.held"]
 
 
 def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
@@ -275,7 +275,7 @@ def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> No
     assert (error.code, error.where) == ("plan.purged", "targets.new")
     assert str(B[5].begin.position) in error.what
     assert line.meta.run("second") is None
-    assert refusal(lambda: retention.seeded(line.meta, line.store, later.pipeline, "x")).code == "plan.unknown_target"
+    assert refusal(lambda: retention.seeded(line.meta, line.store, later.pipeline, "x")).code == "usage.unknown_name"
     assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 5
     assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 0
     assert later.plan("second").target("new").batches == (IDS[5],)

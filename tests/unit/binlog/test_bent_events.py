@@ -64,7 +64,7 @@ def test_a_bent_event_is_parsed_or_refused(server: str) -> None:
             except LockstepError as error:
                 codes.add(error.code)
     assert len(seen) >= 5
-    assert "binlog.malformed" in codes
+    assert "source.log_damaged" in codes
     assert {code.split(".")[0] for code in codes} == {"binlog"}
 
 

@@ -40,7 +40,7 @@ def test_a_stop_above_its_budget_is_refused_with_what_it_was_for(now: list[float
     now[0] += 1
     with pytest.raises(RetryLater, match=r"6\.0 s.*the proof was still to be done.*write 6\.0 s") as caught:
         held.require("the proof")
-    assert caught.value.code == "cutover.over_budget"
+    assert caught.value.code == "cutover.too_slow"
     assert held.noted() == {"stopped_s": 6, "stop_steps_s": {"write": 6}}
     held.end()
 
