@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from cdc_core.errors import FilesLost, ValuesAbsent
+from cdc_core.errors import DataAtRisk, FilesLost
 from cdc_core.history.history import Counts
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Truncate, TruncateRule
@@ -81,10 +81,11 @@ def checked(
     Raises DataAtRisk (target.absent_values, stage.damaged).
     """
     if counts.lost:
-        raise ValuesAbsent(
+        raise DataAtRisk(
             f"{counts.lost} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
             "the log did not carry all of their values.",
             where=run_id,
+            code="target.absent_values",
             remedy="make the table's primary key, which the log always carries, the target's key; or SET GLOBAL "
             "binlog_row_image = FULL on the source, copy the whole table to the target, and begin with the batches "
             "after these changes",

@@ -16,7 +16,7 @@ import pymysql
 from cdc_core.connections import quote
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.script import Statement
-from cdc_core.errors import Refused, TableMissing
+from cdc_core.errors import Refused
 from cdc_core.server_errors import number_of
 from cdc_core.target.faults import denied, translated
 from cdc_core.target.server_words import reason
@@ -124,9 +124,10 @@ def refused(error: pymysql.err.MySQLError, shard: ShardTable, statement: Stateme
 
 
 def no_table(shard: ShardTable) -> Refused:
-    return TableMissing(
+    return Refused(
         f"{shard.name} does not exist.",
         where=shard.name,
+        code="target.table",
         remedy="`lockstep target create` makes the tables of all shards",
     )
 

@@ -24,10 +24,11 @@ from cdc_core.server_errors import Kind, explained, kind_of
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
-    return NoEventHere(
-        f"{type_name(event.header.type)} comes without the events that must precede it: the position is inside a "
-        "transaction.",
+    return DataAtRisk(
+        f"The position is inside a transaction: the first events that belong to {type_name(event.header.type)} are "
+        "missing.",
         where=where,
+        code="source.bad_position",
         remedy="start where a transaction begins: at a GTID event (SHOW BINLOG EVENTS lists them)",
     )
 
