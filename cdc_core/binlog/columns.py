@@ -192,8 +192,8 @@ def _ends(sizes: npt.NDArray[np.integer]) -> Ints:
     total = int(sizes.sum(dtype=np.int64))
     if total > MAX_COLUMN_BYTES:
         raise TooManyBytes(
-            f"One column of a block has {total} bytes, but an Arrow array holds only {MAX_COLUMN_BYTES}.",
-            remedy="lower limits.ring_mib, so that fewer rows are decoded at once",
+            f"One column of a block has {total} bytes; an Arrow array holds {MAX_COLUMN_BYTES}.",
+            remedy="lower limits.ring_mib: fewer rows are then decoded at once",
         )
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
@@ -221,7 +221,7 @@ def _text(values: _Values) -> _Decoded:
 
 def charset_refused(column: Column, where: str) -> Refused:
     return Refused(
-        f"Column {column.name!r} has character set {column.type.charset!r}, which Lockstep does not convert exactly.",
+        f"Column {column.name!r} has character set {column.type.charset!r}, which Lockstep cannot convert exactly.",
         where=where,
         code="source.unsupported_table",
         remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table (tables.exclude)",

@@ -225,8 +225,8 @@ def require_checksum(crc: int, said: bytes, header: Header, where: str) -> None:
         raise DamagedBytes(
             f"The checksum of {type_name(header.type)} does not match its bytes.",
             where=where,
-            remedy="run again: a second failure at the same position means that the log is damaged on the source "
-            "(check its disk and mysqlbinlog --verify-binlog-checksum); otherwise the network corrupts data",
+            remedy="run again. If it fails at the same position, the log is damaged on the source (mysqlbinlog "
+            "--verify-binlog-checksum); otherwise the network corrupts data",
         )
 
 

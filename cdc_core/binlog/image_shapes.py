@@ -23,7 +23,7 @@ from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import INSERT, UPDATE
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import InternalError, Refused
+from cdc_core.errors import Refused, defect
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import absent_text
 from cdc_core.remedies import RESYNC
@@ -94,12 +94,11 @@ class ImageShape:
         lacking = [column.name for column in _lacking(schema, there) if column.name in needed]
         if lacking:
             raise Refused(
-                f"Row images of {schema.name} lack {', '.join(lacking)}, which is needed to identify the row that "
-                "changed.",
+                f"Row images of {schema.name} lack {', '.join(lacking)}, so they do not say which row changed.",
                 where=where,
                 code="source.incomplete_rows",
-                remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
-                f"reconnect), or give the table a primary key; and {RESYNC}",
+                remedy="SET GLOBAL binlog_row_image = FULL on the source and let sessions reconnect, or give the "
+                f"table a primary key; and {RESYNC}",
             )
 
 
@@ -273,10 +272,10 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
             shape.require_identity(schema, images.where(int(shape.events[0])))
         places = _find_by_shape(schema, table_map, images, shapes)
     if places is None:
-        raise InternalError(
+        raise defect(
             f"Two passes over the row images of {table_map.name} gave different results.",
             where=images.where(0),
-            remedy="report this as a defect; nothing was staged from these events",
+            first="nothing of these events was staged",
         )
     return places
 
@@ -322,7 +321,6 @@ def _ask_defaults(
             f"Row images of {schema.name} lack {', '.join(names)}, and the columns' defaults are unknown.",
             where=images.where(0),
             code="source.incomplete_rows",
-            remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
-            "sync of the table",
+            remedy=f"SET GLOBAL binlog_row_image = FULL on the source, and {RESYNC}",
         )
     return defaults(names)

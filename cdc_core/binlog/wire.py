@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from cdc_core.errors import DamagedBytes, DataAtRisk
 
-_MALFORMED_REMEDY = (
-    "read this position with mysqlbinlog (mariadb-binlog): if it fails too, the log or the connection is damaged; "
-    "if it does not, report this as a defect with the server's version. Nothing was staged from this event"
-)
-
 
 def malformed(what: str, where: str) -> DataAtRisk:
     """The one error for bytes that do not have the required layout."""
-    return DamagedBytes(what, where=where, remedy=_MALFORMED_REMEDY)
+    remedy = (
+        "read this position with mysqlbinlog (mariadb-binlog). If that fails too, the log or the connection is "
+        "damaged; "
+        "if not, report this as a defect with the server's version. Nothing of this event was staged"
+    )
+    return DamagedBytes(what, where=where, remedy=remedy)
 
 
 class WireCursor:

@@ -147,10 +147,10 @@ def load(path: Path) -> Pipeline:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"Cannot read the pipeline file: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}.",
+            f"The pipeline file cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}.",
             where=str(path),
             code="config.invalid",
-            remedy="give the path of a YAML file, or make one with `lockstep init`",
+            remedy="give the path of a YAML file, or write one with `lockstep init`",
         ) from None
     parsed = parse(text, where=str(path))
     folder = path.absolute().parent

@@ -297,11 +297,11 @@ class RunPlan:
         version = data.pop("version", 0)
         if version != PLAN_VERSION:
             raise PlanOutdated(
-                f"The plan has version {version}; this version of Lockstep reads version {PLAN_VERSION}: Lockstep was "
-                "upgraded or downgraded while the run was under way.",
+                f"The plan has version {version}, and this Lockstep reads version {PLAN_VERSION}: Lockstep was "
+                "replaced during the run.",
                 where=f"run {data.get('run_id')}",
                 remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
-                "batches. The guard in the target makes a repeated write harmless",
+                "batches. The target's guard makes repeated writes harmless",
             )
         return cls(
             **{

@@ -81,7 +81,7 @@ class ColumnType:
         known = _SIMPLE_ARROW.get(base)
         if known is None:
             raise TableRefused(
-                f"Column type {base!r} is not supported.",
+                f"Lockstep does not support the column type {base!r}.",
                 code="source.unsupported_table",
                 remedy="exclude the table (tables.exclude), or change the column's type on the source",
             )
@@ -131,7 +131,7 @@ def type_of(kind: pa.DataType) -> ColumnType:
         if known.arrow == kind:
             return known
     raise TableRefused(
-        f"A column cannot be staged as Arrow's type {kind}.",
+        f"Lockstep cannot stage a column of Arrow's type {kind}.",
         code="source.unsupported_table",
         remedy="give integers, floats, decimal128, bool, string, binary, date32 or timestamps in microseconds",
     )
@@ -156,7 +156,7 @@ def parse_column_type(text: str, *, charset: str = "", collation: str = "", mari
     match = _TYPE.match(text)
     if match is None:
         raise TableRefused(
-            f"Cannot read the column type {text!r}.",
+            f"Lockstep does not know the column type {text!r}.",
             code="source.unsupported_table",
             remedy="exclude the table (tables.exclude)",
         )

@@ -138,7 +138,7 @@ def require_unreserved(table: TableSchema) -> None:
     taken = sorted(column.name for column in table.columns if _is_reserved(column.name.lower()))
     if taken:
         raise TableRefused(
-            f"The table {table.name} has a column {taken[0]!r}, a name that is reserved for Lockstep's files.",
+            f"{table.name} has a column {taken[0]!r}, a name that Lockstep reserves for its own columns.",
             where=table.name,
             code="source.unsupported_table",
             remedy="rename the column on the source, or exclude the table (tables.exclude)",

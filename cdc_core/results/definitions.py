@@ -116,7 +116,7 @@ def type_of(definition: ColumnDefinition) -> ColumnType:
         collation, charset = charsets.collations().get(definition.collation, ("", ""))
         return ColumnType("longtext", charset=charset, collation=collation)
     raise TableRefused(
-        f"Column {definition.name!r} of the result has type {code.name}, which is not supported.",
+        f"Column {definition.name!r} of the result has type {code.name}, which Lockstep does not support.",
         code="source.unsupported_table",
         remedy="select it as another type (CAST)",
     )

@@ -23,14 +23,14 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
         return definition_changed(said, where=where)
     if kind in RETRIED or kind is Kind.GROUP:
         return TableUnready(
-            f"Reading rows ended before the last one: {said}.",
+            f"The server stopped sending rows: {said}.",
             where=where,
             code="connection.unreachable",
-            remedy="run it again; if this lasts, check the server's log, its load, and what ends its statements",
+            remedy="run again; if it lasts, check the server's log and load, and what ends its statements",
         )
     if kind is Kind.DENIED:
         return Refused(
-            f"The account may not read the rows: {said}.",
+            f"The account may not read the table: {said}.",
             where=where,
             code="connection.grant",
             remedy="GRANT SELECT ON the table that the message names to the account",
@@ -38,10 +38,10 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     if kind in (Kind.LOGIN, Kind.STATE):
         return explained(error, where=where)
     return Refused(
-        f"The server refused to read the rows: {said}.",
+        f"The server refused to read the table: {said}.",
         where=where,
         code="connection.statement",
-        remedy="see the server's message; a table that is damaged needs CHECK TABLE",
+        remedy="do what the server's message says; check a damaged table with CHECK TABLE",
     )
 
 
@@ -51,7 +51,7 @@ class UnlikeDefinition(DefinitionChanged):
 
     def refusal(self) -> Refused:
         return TableRefused(
-            f"{self.what.rstrip('.')}, and reading the definition again does not change that.",
+            f"{self.what.rstrip('.')}, and its definition, read again, is the same.",
             where=self.where,
             code="source.unsupported_table",
             remedy="exclude the table (tables.exclude), or change the column's type on the source",
@@ -60,9 +60,9 @@ class UnlikeDefinition(DefinitionChanged):
 
 def definition_changed(how: str, *, where: str, kind: type[DefinitionChanged] = DefinitionChanged) -> DefinitionChanged:
     return kind(
-        f"The table is not defined as it was when its definition was read: {how}.",
+        f"The table was altered after its definition was read: {how}.",
         where=where,
-        remedy="run it again, which reads the definition again; if this lasts, look for what alters the table",
+        remedy="run again, which reads the definition again; if it lasts, find what alters the table",
     )
 
 
@@ -72,8 +72,8 @@ def malformed(what: str, *, where: str) -> RetryLater:
         f"The server's answer is not a result set: {what}.",
         where=where,
         code="connection.unreachable",
-        remedy="run it again; if this lasts, check what is between Lockstep and the server (a proxy may answer in its "
-        "place), and report this with the server's version",
+        remedy="run again; if it lasts, look for a proxy that answers in the server's place, and report this with "
+        "the server's version",
     )
 
 

@@ -161,19 +161,19 @@ def _json_cut_off(one: Selected, where: str) -> Refused:
     """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet. No
     document is an empty text."""
     return Refused(
-        f"Column {one.column.name!r} has a JSON document whose text is longer than the server's max_allowed_packet: "
-        "the server sends an empty text for it.",
+        f"The server sent no text for a JSON document in column {one.column.name!r}: it is longer than "
+        "max_allowed_packet.",
         where=where,
         code="source.too_large",
-        remedy="raise max_allowed_packet on the server (SET GLOBAL max_allowed_packet = 1073741824, which holds for "
-        "new connections, and its option file); then run again",
+        remedy="SET GLOBAL max_allowed_packet = 1073741824 on the server, and write it into the option file; then "
+        "run again",
     )
 
 
 def _translated(error: LockstepError, one: Selected, where: str) -> LockstepError:
     if isinstance(error, TooManyBytes):
         return Refused(
-            f"Column {one.column.name!r} has a value too large for an Arrow array (2 GiB as UTF-8).",
+            f"Column {one.column.name!r} has a value of more than 2 GiB as UTF-8, which no Arrow array holds.",
             where=where,
             code="source.too_large",
             remedy="exclude the table (tables.exclude), or shorten the value",

@@ -41,7 +41,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc_core.errors import InternalError, UsageError
+from cdc_core.errors import InternalError, UsageError, defect
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.ring.boundary import AckPoint, Edge, RingStats, Taken
@@ -91,7 +91,7 @@ class Ring:
             raise UsageError(
                 f"A ring cannot have {items} items and {limit} bytes.",
                 code="config.invalid",
-                remedy=f"set limits.ring_items to a power of two and the bytes to a multiple of {MEMORY_UNIT}",
+                remedy=f"set limits.ring_items to a power of two, and the bytes to a multiple of {MEMORY_UNIT}",
             )
         self.items = items
         self.size_bytes = limit
@@ -167,10 +167,10 @@ class Ring:
         with self._lock:
             found = self._at.find(point)
             if found is None:
-                raise InternalError(
-                    f"{point} is not an entry boundary between the acked and the taken position.",
+                raise defect(
+                    f"{point} is not an entry boundary between the acknowledged and the taken position.",
                     where=f"acked {self._at.acked_position}, taken up to {self._at.taken_position()}",
-                    remedy="ack the points that take returned, in their order and once",
+                    first="nothing moved; run again",
                 )
             self._at.free(found)
             self._room.notify_all()
@@ -183,10 +183,10 @@ class Ring:
         with self._lock:
             taken = self._at.taken_position()
             if taken is None or position > taken:
-                raise InternalError(
-                    f"Cannot clean until {position}, which was never taken.",
+                raise defect(
+                    f"The ring cannot be cleaned up to {position}, which was never taken.",
                     where=f"taken up to {taken}",
-                    remedy="clean only until positions that take returned",
+                    first="nothing moved; run again",
                 )
             before = self._at.acked
             found = self._at.last_before(position)
@@ -285,22 +285,21 @@ class Ring:
         self._check_error()
         if self._closed:
             raise RingClosed(
-                "The ring is closed.",
+                "The ring is closed: its consumer has ended.",
                 where=f"{block.source} {block.begin}",
-                code="internal.defect",
-                remedy="stop reading: the consumer has ended",
+                remedy="see the error of the consumer",
             )
         if not len(block.entries):
-            raise InternalError(
-                "A block without entries accounts for nothing and cannot be acked.",
+            raise defect(
+                "A block has no entries, so nothing of it could be acknowledged.",
                 where=f"{block.source} {block.begin}",
-                remedy="report this as a defect, with the position",
+                first="nothing is lost",
             )
         if not self._at.continues(block.begin):
-            raise InternalError(
+            raise defect(
                 f"A block begins at {block.begin}, but the one before it ended at {self._at.latest}.",
                 where=block.source,
-                remedy="start the extractor again: it resumes at the last staged position",
+                first="start the extractor again: it continues at the last staged position",
             )
 
     def _fits(self, held: RingBlock) -> bool:

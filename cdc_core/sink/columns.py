@@ -107,7 +107,7 @@ def salt_of(columns: Columns, environ: Mapping[str, str] | None = None) -> bytes
     salt = (os.environ if environ is None else environ).get(variable)
     if not salt:
         raise UsageError(
-            f"The environment variable {variable} with the salt of masked columns is not set.",
+            f"The environment variable {variable}, the salt of masked columns, is not set.",
             where="tables.columns.salt",
             code="config.unset",
             remedy=f"export {variable} where the source is read: a long random text that never changes",
@@ -129,7 +129,7 @@ def _usable(schema: TableSchema, kept: tuple[Column, ...]) -> tuple[Column, ...]
         problem = f"{vectors[0]} is a VECTOR, which has no text" if vectors else ""
     if problem:
         raise Refused(
-            f"tables.columns cannot be applied to {schema.name}: {problem}.",
+            f"tables.columns does not fit {schema.name}: {problem}.",
             where="tables.columns",
             code="config.table_rule",
             remedy="leave the column as it is, mask a key column instead of excluding it, or exclude the table",

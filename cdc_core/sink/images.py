@@ -103,6 +103,6 @@ def unknown_value(part: TableRows, what: str) -> DataAtRisk:
         f"Rows of {part.schema.name} lack values that the pipeline needs: {what}.",
         where=f"from {part.rows[FILE][0]}:{part.rows[POS][0]} on",
         code="sink.unknown_value",
-        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline. Where "
-        f"the rows are needed as they are, {GIVE_UP}",
+        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline. For the "
+        f"rows that are logged already, {GIVE_UP}",
     )

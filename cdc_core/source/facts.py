@@ -125,7 +125,7 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
-            raise server_errors.explained(error, where="source", passing="connection.unreachable") from None
+            raise server_errors.explained(error, where="source") from None
     raise AssertionError("unreachable")
 
 
@@ -133,7 +133,7 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
     """A server's error, for its class; itself where the statement decides what it means."""
     kind = kind_of(error)
     if kind in RETRIED or kind in (Kind.LOGIN, Kind.STATE):
-        return server_errors.explained(error, where="source", passing="connection.unreachable")
+        return server_errors.explained(error, where="source")
     if kind is Kind.DENIED:
         return Refused(
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",

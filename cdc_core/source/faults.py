@@ -22,6 +22,8 @@ from cdc_core.errors import (
 from cdc_core.remedies import GIVE_UP
 from cdc_core.server_errors import Kind, explained, kind_of
 
+_UNSTAGED = "Nothing after this position was staged"
+
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
     return DataAtRisk(
@@ -38,14 +40,14 @@ def grammar(what: str, where: str) -> DataAtRisk:
         f"The log does not consist of whole transactions: {what}.",
         where=where,
         code="source.log_damaged",
-        remedy="read this position with mysqlbinlog; if the log is intact, report this as a defect with the server's "
-        "version. Nothing of the transaction was staged",
+        remedy="read this position with mysqlbinlog; if the log is intact, report this as a defect with the "
+        f"server's version. {_UNSTAGED}",
     )
 
 
 def undone_after_parts(why: str, where: str) -> UndoneAfterParts:
     return UndoneAfterParts(
-        f"A transaction too large for memory can no longer be undone, and {why}.",
+        f"A transaction was rolled back after parts of it were read, and {why}.",
         where=where,
         remedy="run again: the extractor reads the transaction again and leaves it out. Nothing of it was staged",
     )
@@ -56,8 +58,8 @@ def history_changed(how: str, where: str) -> DataAtRisk:
         f"The log is not the one that was read before: {how}.",
         where=where,
         code="source.other_log",
-        remedy="the log was reset, the data was restored from a backup, or another server answers here. If it is the "
-        f"wrong server, point the connection back at the right one; otherwise {GIVE_UP}",
+        remedy="if another server answers here, point the connection back at the right one; if the log was reset or "
+        f"the data restored from a backup, {GIVE_UP}",
     )
 
 
@@ -70,17 +72,17 @@ def scratch() -> Iterator[None]:
         raise RetryLater(
             f"A transaction larger than memory cannot be written to a temporary file: {error.strerror or error}.",
             code="disk.full",
-            remedy="free space for temporary files, or set TMPDIR to another directory; then run again",
+            remedy="free space, or set TMPDIR to another directory; then run again",
         ) from error
 
 
 def incident(event: Event, where: str) -> DataAtRisk:
     found = parse_incident(event)
     return DataAtRisk(
-        f"The source reports that it lost changes before it logged them: {found.message or 'no reason given'}.",
+        f"The source lost changes before it logged them: {found.message or 'it gives no reason'}.",
         where=where,
         code="source.log_lost",
-        remedy=f"the log alone can no longer reproduce the source: {GIVE_UP}",
+        remedy=f"the log can no longer reproduce the source: {GIVE_UP}",
     )
 
 
@@ -153,10 +155,10 @@ def nothing_to_accept(where: str) -> UsageError:
 
 def xa_unknown(xid: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"XA COMMIT {xid}: its XA PREPARE is not in the part of the log that the server still has.",
+        f"The server no longer has the log with the XA PREPARE of XA COMMIT {xid}.",
         where=where,
         code="source.log_lost",
-        remedy=f"the log has no longer what that transaction changed: {GIVE_UP}",
+        remedy=f"what that transaction changed is unknown: {GIVE_UP}",
     )
 
 
@@ -164,8 +166,8 @@ def hole(what: str, where: str) -> DataAtRisk:
     return DamagedBytes(
         f"The log has a gap: {what}.",
         where=where,
-        remedy="read this position with mysqlbinlog; if the file is intact, report this as a defect with the server's "
-        "version. Nothing after this position was staged",
+        remedy="read this position with mysqlbinlog; if the file is intact, report this as a defect with the "
+        f"server's version. {_UNSTAGED}",
     )
 
 
@@ -173,8 +175,8 @@ def protocol(what: str, where: str) -> DataAtRisk:
     return DamagedBytes(
         f"The stream is not a binary log: {what}.",
         where=where,
-        remedy="check what is between Lockstep and the server (a proxy may not support replication); if nothing is, "
-        "report the server's version",
+        remedy="check what is between Lockstep and the server, such as a proxy that does not support replication; if "
+        "nothing is, report the server's version",
     )
 
 
@@ -201,13 +203,13 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
             remedy="GRANT REPLICATION SLAVE ON *.* to the account on the source",
         )
     if number != _FATAL:
-        return explained(error, where=where, passing="connection.unreachable")
+        return explained(error, where=where)
     if "could not find first log" in lower or "purged" in lower:
         return DataAtRisk(
             f"The server has purged the log from this position on: {text}.",
             where=where,
             code="source.log_lost",
-            remedy=f"the log no longer has these changes: {GIVE_UP}. Keep the log longer (binlog_expire_logs_seconds)",
+            remedy=f"{GIVE_UP}. Keep the log longer (binlog_expire_logs_seconds)",
         )
     if "> file size" in lower or "impossible position" in lower:
         return DataAtRisk(

@@ -90,7 +90,7 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     """Lockstep's error for a server's."""
     fault = _FAULTS[Kind.ROW] if is_row_error(error) else _FAULTS.get(kind_of(error))
     if fault is None:
-        return explained(error, where=where, who="The target", said=reason(error), unknown="connection.statement")
+        return explained(error, where=where, who="The target", said=reason(error))
     # The other texts quote names, which show what to do, and no values of rows.
     said = reason(error) if fault.kind is DataAtRisk else said_by(error)
     return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
