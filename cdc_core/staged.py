@@ -472,7 +472,7 @@ class Rows:
         """Writes the rows to one Parquet file (CSV if its name ends with .csv), batch by batch. Returns the number of
         rows. The file appears whole or not at all.
 
-        Raises RetryLater (disk.full).
+        Raises RetryLater (disk.error).
         """
         return reader.write_file(self.schema, self.batches(), Path(path))
 

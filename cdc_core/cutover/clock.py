@@ -108,9 +108,9 @@ class Clock:
     def _too_long(self, next_step: str) -> RetryLater:
         steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in self.laps.until_now().items())
         return RetryLater(
-            f"Writes were stopped for longer than cutover.budget_s ({self._budget_s:g}): after {self.stopped_s:.1f} s "
-            f"{next_step} was still to be done. So far: {steps}.",
+            f"Writes were stopped for {self.stopped_s:.1f} s, longer than cutover.budget_s ({self._budget_s:g}), "
+            f"before {next_step}. So far: {steps}.",
             where=next_step,
             code="cutover.too_slow",
-            remedy="see which step took long, and why, or raise the budget",
+            remedy="find which step took long, and why, or raise the budget",
         )

@@ -74,7 +74,7 @@ def stop(command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapp
             f"cutover.stop_with ended with {_ended(code)} (phase {told['LOCKSTEP_CUTOVER_PHASE']}): {said}",
             where="cutover.stop_with",
             code="hook.failed",
-            remedy="see what it says; it is called again by the next attempt",
+            remedy="fix what it reports; the next attempt calls it again",
         )
 
 
@@ -161,7 +161,7 @@ def _not_run(why: str, where: str) -> Refused:
         f"The command cannot be run: {why}.",
         where=where,
         code="hook.missing",
-        remedy="give the path of a program, and its arguments, in one text",
+        remedy="give the path of a program and its arguments in one text",
     )
 
 

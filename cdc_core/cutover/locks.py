@@ -72,10 +72,10 @@ class Locks:
         if session.open:
             return session
         raise RetryLater(
-            "Writes were stopped for longer than cutover.budget_s while transactions under way were waited for.",
+            "Transactions under way kept writes stopped for longer than cutover.budget_s.",
             where="locking the tables",
             code="cutover.too_slow",
-            remedy="end long transactions, and prepared ones (XA RECOVER), or raise the budget",
+            remedy="end long and prepared transactions (XA RECOVER), or raise the budget",
         )
 
     def held(self) -> bool:
@@ -131,12 +131,12 @@ def locked(
                     end_s = time.monotonic() + LOCK_WAIT_S  # they are being rolled back
             if time.monotonic() >= end_s:
                 raise RetryLater(
-                    f"The tables could not be locked within {patience_s:g} s: transactions that have written to them "
-                    "are still open.",
+                    f"The tables could not be locked within {patience_s:g} s: transactions that wrote to them are "
+                    "still open.",
                     where=busy,
                     code="cutover.locked",
-                    remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), give them "
-                    "more time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
+                    remedy="nothing has happened. End long and prepared transactions (XA RECOVER), give them more "
+                    "time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
                     "cutover.prepared_transactions); then begin again",
                 )
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))

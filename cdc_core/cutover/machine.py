@@ -119,7 +119,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     moving.to(State.ROLLED_BACK, error=str(failed))
     _tidy(moving)
     raise RolledBack(
-        f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
+        f"The cutover was rolled back, and nothing was switched. The last attempt: {failed.what}",
         where=work.pipeline.pipeline,
         remedy=f"{failed.remedy}; then begin again",
     )
@@ -177,13 +177,13 @@ def back(work: Work, lease: Lease) -> Cutover:
         return known
     completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
-        f"The cutover of {work.way_back.name!r} was completed, after which nothing leads back."
+        f"The cutover of {work.way_back.name!r} was completed, so there is no way back."
         if completed
-        else f"The application was not switched by a cutover of {work.way_back.name!r}.",
+        else f"No cutover of {work.way_back.name!r} has switched the application.",
         where=work.way_back.name,
         code="usage.nothing_open",
         remedy="see `lockstep cutover status PIPELINE`"
-        + ("; another pipeline, which copies the new tables, may lead the application elsewhere" if completed else ""),
+        + ("; another pipeline, which copies the new tables, can lead the application elsewhere" if completed else ""),
     )
 
 
@@ -228,7 +228,7 @@ def answered(moving: Moving, answer: Answer) -> Cutover:
         return _finished(moving)
     _not_switched(moving, "the application was not switched")
     raise Refused(
-        "The application was not switched; everything is as before.",
+        "The command did not switch the application. Everything is as before.",
         where="cutover.switch_with",
         code="cutover.not_switched",
         remedy=f"see what the command said (`lockstep cutover status {moving.cutover.pipeline}`), then begin again",
@@ -291,23 +291,23 @@ def _finished(moving: Moving) -> Cutover:
 def left_behind(cutover: Cutover) -> DataAtRisk:
     left = cutover.details["left"]
     return DataAtRisk(
-        f"The application was not switched, and somebody made {left['rows']:,} changes in the tables that it would "
-        "have moved to, while they were open. The tables to which it writes do not have these changes. Rows: "
-        f"{left['named']}.",
+        f"The application was not switched, but somebody made {left['rows']:,} changes in the new tables while they "
+        f"were open, and the old tables lack them. Rows: {left['named']}.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.slipped_before",
-        remedy="carry over by hand the changes that are needed; then `lockstep verify "
-        f"{cutover.pipeline}`, and `lockstep repair {cutover.pipeline}` makes the tables equal again",
+        remedy=f"carry over by hand the changes that you need; then `lockstep verify {cutover.pipeline}`, and "
+        f"`lockstep repair {cutover.pipeline}` makes the tables equal again",
     )
 
 
 def unknown(cutover: Cutover, why: str) -> DataAtRisk:
     return DataAtRisk(
-        f"Nobody knows whether the application was switched: {why}. The old tables take no writes, the new ones do.",
+        f"It is unknown whether the application was switched: {why}. The old tables take no writes, and the new ones "
+        "do.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.unknown",
-        remedy="look where the application writes, and make sure that the command is not running any more; then "
-        f"answer: `lockstep cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
+        remedy="look where the application writes, make sure that the command has ended, and answer: `lockstep "
+        f"cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
     )
 
 
@@ -323,7 +323,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
     if known.state != State.SWITCHING:
         raise UsageError(
-            f"The cutover is {known.state}: nobody asks what the hook has done.",
+            f"The cutover is {known.state}, so it needs no answer.",
             where=work.pipeline.pipeline,
             code="usage.argument",
             remedy="leave --answer out",
@@ -331,7 +331,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     if answer is Answer.NOT_SWITCHED and known.details.get("answer") == Answer.SWITCHED:
         # What the application has written to the new tables since would be lost.
         raise UsageError(
-            "The command has said that it has switched the application.",
+            "The command said that it has switched the application.",
             where=f"cutover {known.cutover_id}",
             code="usage.argument",
             remedy="leave --answer out, which ends this cutover as switched; then `lockstep cutover back` leads the "
@@ -373,11 +373,11 @@ def abort(work: Work, lease: Lease) -> Cutover:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
     if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
-            "The application was switched: there is nothing to abort.",
+            "The application was switched, so there is nothing to abort.",
             where=work.pipeline.pipeline,
             code="cutover.switched",
-            remedy="`lockstep cutover resume` ends a cutover that is open; `lockstep cutover back` leads the "
-            "application back; `lockstep cutover complete` ends the time in which it can",
+            remedy="`lockstep cutover resume` ends an open cutover, `lockstep cutover back` leads the application "
+            "back, `lockstep cutover complete` gives the way back up",
         )
     _not_switched(moving, "aborted")
     return moving.cutover
@@ -392,7 +392,7 @@ def complete(work: Work, lease: Lease) -> Cutover:
         _finished(moving)
     if moving.state is not State.WATCH:
         raise UsageError(
-            f"The cutover is {moving.state}: the application was not switched.",
+            f"The cutover is {moving.state}; the application was not switched.",
             where=work.pipeline.pipeline,
             code="usage.nothing_open",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",

@@ -98,7 +98,7 @@ def open_cutover(work: Work) -> Cutover:
             f"No cutover of {work.pipeline.pipeline!r} is open.",
             where=work.pipeline.pipeline,
             code="usage.nothing_open",
-            remedy="begin one by `lockstep cutover run`",
+            remedy="begin one with `lockstep cutover run`",
         )
     require_its_target(work, known)
     return known
@@ -112,7 +112,7 @@ def require_its_target(work: Work, cutover: Cutover) -> None:
             f"The last cutover of {work.pipeline.pipeline!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",
             code="usage.argument",
-            remedy=f"continue or end that one first: give the same command `--target {led_to[0]}`",
+            remedy=f"continue or end it first: give the same command `--target {led_to[0]}`",
         )
 
 

@@ -88,8 +88,7 @@ class Prover:
         for name, table in self._tables.items():
             if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
                 raise Refused(
-                    f"Rows of {name} cannot be compared one by one: the table has no key, or one of a type by which "
-                    "rows are not looked up.",
+                    f"Rows of {name} cannot be compared one by one: it has no key, or one that cannot be looked up.",
                     where=name,
                     code="verify.not_comparable",
                     remedy="leave the table out of the pipeline that is switched, or give it another key",
@@ -126,11 +125,10 @@ class Prover:
             raise error
         why = self._staged.missed(since.places, self._job.store)
         if why:
-            raise Refused(
+            raise verify_again(
                 f"Rows may have changed since the last full verification without a staged change: {why}.",
-                where=self._job.target.name,
-                code="cutover.verify_again",
-                remedy="nothing was switched. Begin again: every row is verified first",
+                self._job.target.name,
+                "Begin again: every row is verified first",
             )
 
     def _require_counts(self) -> list[str]:
@@ -190,7 +188,7 @@ class Prover:
         unclear = sum(one.moving + one.unsettled for one in results) if still else 0
         if unclear:
             raise RetryLater(
-                f"{unclear} rows are not applied yet, though nothing was written any more.",
+                f"{unclear} rows are not applied yet, although nothing writes any more.",
                 where=self._job.target.name,
                 code="run.taken_over",
                 remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
@@ -216,12 +214,16 @@ def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:
     return len(feeding) == 1 and sum(source.rows_estimated(schema) for source, schema in feeding) <= COUNTED_ROWS
 
 
+def verify_again(what: str, where: str, remedy: str) -> Refused:
+    """The error for rows that the last full verification does not cover."""
+    return Refused(what, where=where, code="cutover.verify_again", remedy=f"nothing was switched. {remedy}")
+
+
 def _again(table: str, why: str) -> Refused:
-    return Refused(
-        f"What changed in {table} since its last full verification cannot be compared row by row: {why}.",
-        where=table,
-        code="cutover.verify_again",
-        remedy="nothing was switched. Verify the target again (`lockstep verify`), then begin again",
+    return verify_again(
+        f"The changes in {table} since its last full verification cannot be compared row by row: {why}.",
+        table,
+        "Verify the target again (`lockstep verify`), then begin again",
     )
 
 

@@ -144,11 +144,11 @@ def _primary(session: Any, reference: str, findings: Findings) -> None:
         findings.fail(
             reference,
             Refused(
-                "The server replicates another one, so that the application may write there, where no lock stops it.",
+                "The server replicates another one, where the application may write and no lock stops it.",
                 where=reference,
                 code="cutover.replica",
-                remedy="let the pipeline read the primary; or, if this is the primary now, end its replication (RESET "
-                "REPLICA ALL)",
+                remedy="let the pipeline read the primary; or, if this is the primary now, end its replication "
+                "(RESET REPLICA ALL)",
             ),
         )
 
@@ -182,7 +182,7 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
             findings.fail(
                 reference,
                 Refused(
-                    "The account may not create triggers, by which writes to the old tables are refused afterwards: "
+                    "The account may not create triggers, which refuse writes to the old tables after the switch: "
                     f"{shown(error)}",
                     where=f"{reference}, {database}",
                     code="connection.grant",
@@ -240,8 +240,8 @@ def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]
         findings.fail(
             reference,
             Refused(
-                f"{tie[0].upper()}{tie[1:]}, and {left} is not switched: the server changes rows of the one with the "
-                "other (ON DELETE, ON UPDATE), which fires no trigger, so that no gate sees it.",
+                f"{tie[0].upper()}{tie[1:]}, and {left} is not switched. The server changes rows of one with the "
+                "other (ON DELETE, ON UPDATE) without firing a trigger, so no gate sees it.",
                 where=child,
                 code="cutover.tied",
                 remedy=f"let the pipeline carry {left} as well, or drop the foreign key",
@@ -413,7 +413,7 @@ def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None)
     for tables in _behind(pairs, environ, 0).values():
         for table in tables:
             raise RetryLater(
-                f"{'.'.join(table)} would give out ids that the old table has given already.",
+                f"{'.'.join(table)} would generate ids that the old table has already used.",
                 where=".".join(table),
                 code="cutover.slipped",
                 remedy="nothing was switched. The next attempt raises its AUTO_INCREMENT again",

@@ -108,8 +108,8 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
             f"The application was not switched, and the cutover could not undo everything: {error.what}",
             where=f"cutover {cutover.cutover_id}",
             code="cutover.not_undone",
-            remedy="the old tables may refuse writes until you give the command `lockstep cutover abort "
-            f"{cutover.pipeline}`, once the servers answer again",
+            remedy=f"the old tables may refuse writes until you run `lockstep cutover abort {cutover.pipeline}` once "
+            "the servers answer",
         ) from error
 
 

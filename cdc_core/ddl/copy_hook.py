@@ -59,7 +59,7 @@ def call(
             f"The command for copies cannot be run: {getattr(error, 'strerror', None) or error}.",
             where="--copy-with",
             code="hook.missing",
-            remedy="give the path of a program, and its arguments, in one text",
+            remedy="give the path of a program and its arguments in one text",
         ) from None
     said = done.stderr or done.stdout
     for secret in filter(None, (server.password, server.tls.key_password)):
@@ -71,5 +71,5 @@ def call(
             f"The command for copies ended with {done.returncode} for {place.name} ({phase}): {said[-_SHOWN:]}",
             where=place.name,
             code="hook.failed",
-            remedy="see what the tool says; `lockstep ddl resume` with the same --copy-with calls it again",
+            remedy="fix what the tool reports; `lockstep ddl resume` with the same --copy-with calls it again",
         )

@@ -149,7 +149,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
     statements = script.up if direction == "up" else script.down
     if not statements:
         raise Refused(
-            f"{name} has no statements to go {direction}.",
+            f"{name} has no statements for {direction}.",
             where=name,
             code="ddl.script",
             remedy=f"write them below a line `-- migrate:{direction}`",
@@ -180,7 +180,7 @@ def _open(former: Rollout, target: Target) -> Refused:
         f"{former.name} ({former.direction}) has not reached all shards of {target.name!r}.",
         where=former.name,
         code="ddl.open",
-        remedy="end it by `lockstep ddl resume`, or take it back by `lockstep ddl down` with the same file",
+        remedy="finish it with `lockstep ddl resume`, or take it back with `lockstep ddl down` and the same file",
     )
 
 
@@ -193,12 +193,12 @@ def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
         now = {one.shard for one in shard_tables(work.target, logical)}
         if now != former:
             yield Refused(
-                f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}, "
-                f"and the pipeline file now names {len(now):,}.",
+                f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}; "
+                f"the pipeline file now has {len(now):,}.",
                 where=f"targets.{work.target.name}.tables.{logical}.sharding",
                 code="ddl.open",
-                remedy="restore the former sharding, and end what was begun: `lockstep ddl resume`, or `lockstep ddl "
-                "down` with the same file",
+                remedy="restore the former sharding; then finish with `lockstep ddl resume`, or take it back with "
+                "`lockstep ddl down` and the same file",
             )
 
 
@@ -294,10 +294,10 @@ def _drifted(table: DecidedTable, shard: Shard) -> Refused:
     lines = table.drift(shard)
     how = f": {' '.join(' '.join(lines).split())[:300]}" if lines else ""
     return Refused(
-        f"{shard.place.name} is defined otherwise than the other shards{how}.",
+        f"{shard.place.name} differs from the other shards{how}.",
         where=shard.place.name,
         code="ddl.drift",
-        remedy="make it as the others are (- is theirs, + its own), or as they will be; then continue",
+        remedy="make it like the others (- is theirs, + its own), or like the result; then run the command again",
     )
 
 
@@ -336,7 +336,7 @@ def _held(logical: str, held: set[str], why: str) -> Refused:
         f"The column {min(held)!r} of {logical!r} is still needed: {why}.",
         where=logical,
         code="ddl.column_needed",
-        remedy="drop it at the source first, and apply what is staged (`lockstep run`); then contract the targets",
+        remedy="drop it at the source first, apply what is staged (`lockstep run`), then drop it at the targets",
     )
 
 
@@ -351,7 +351,7 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
         return decided
     if any(one.copied for one in decided.tables) and not options.copy_with:
         raise UsageError(
-            f"{decided.script.name} copies a table, and no command is given that makes the copies.",
+            f"{decided.script.name} copies a table, and no command for copies was given.",
             where="--copy-with",
             code="usage.argument",
             remedy="add --copy-with, as when the change was begun",
@@ -456,10 +456,10 @@ def _bring(
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(Shard(place, server, after)) != behind + 1:
                 raise DataAtRisk(
-                    f"{place.name} is not defined as foretold after the statement.",
+                    f"After the statement, {place.name} is not defined as expected.",
                     where=place.name,
                     code="ddl.unforetold",
-                    remedy="compare it with the other shards (`lockstep ddl plan`) before anything else is altered",
+                    remedy="compare it with the other shards (`lockstep ddl plan`) before you alter anything else",
                 )
 
 
@@ -486,10 +486,10 @@ def _execute(
                 raise refused(error, place, statement) from None
             if time.monotonic() >= until_s:
                 raise RetryLater(
-                    f"{place.name} has been in use for {patience_s:.0f} s: its definition could not be exchanged.",
+                    f"{place.name} was in use for {patience_s:.0f} s, so its definition could not be exchanged.",
                     where=place.name,
                     code="ddl.locked",
-                    remedy="look for long transactions on the table; `lockstep ddl resume` continues",
+                    remedy="look for long transactions on the table; then run `lockstep ddl resume`",
                 ) from None
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))
             continue
@@ -519,7 +519,7 @@ def _alone(connection: pymysql.Connection[Any], place: ShardTable, patience_s: f
             f"Another session has been altering {place.name} for more than {patience_s:.0f} s.",
             where=place.name,
             code="ddl.locked",
-            remedy="wait until its statement has ended, or end it on the server; then `lockstep ddl resume`",
+            remedy="wait until its statement ends, or end it on the server; then run `lockstep ddl resume`",
         )
     try:
         yield

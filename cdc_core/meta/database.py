@@ -387,7 +387,7 @@ class Database:
             return RetryLater(
                 f"The meta database cannot be written: {why}.",
                 where=self.name,
-                code="disk.full",
+                code="disk.error",
                 remedy="free space on its disk; nothing has moved, the next attempt may succeed",
             )
         if "malformed" in lowered or "corrupt" in lowered:

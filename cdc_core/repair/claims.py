@@ -181,11 +181,11 @@ def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
 
 def _overtaken(table: str, why: str) -> RetryLater:
     return TableUnready(
-        f"Rows of {table} were looked up, and the log had overtaken them each time: {why}.",
+        f"The log overtook the rows of {table} each time they were looked up: {why}.",
         where=table,
         code="verify.unsettled",
-        remedy="repair again once the table is left alone; if its changes are not captured, or its copy is due, copy "
-        "it: `lockstep snapshot PIPELINE TABLE`",
+        remedy="repair again later; if the table's changes are not captured, or its copy is due, copy it: `lockstep "
+        "snapshot PIPELINE TABLE`",
     )
 
 
@@ -203,10 +203,11 @@ def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lea
             return staged
         if time.monotonic() > deadline_s:
             raise RetryLater(
-                f"The stage did not reach {staged.waiting} within {job.wait_s:.0f} s, up to which {source} was read.",
+                f"{source} was read up to {staged.waiting}, and the stage did not reach that within {job.wait_s:.0f} "
+                "s.",
                 where=source,
                 code="stage.behind",
-                remedy="see in `lockstep status` whether the source is extracted; then repair again",
+                remedy="check in `lockstep status` that the source is extracted; then repair again",
             )
         time.sleep(_PAUSE_S)
 
@@ -276,13 +277,13 @@ def _durable(
     other = shape.key if set(shaped.key) != set(shape.key) else job.pipeline.other_key(shape.logical, shaped.key)
     if texts and other:  # every target gets the delete, which has the source's key alone
         raise Refused(
-            f"Rows of {shape.logical} are identified by {', '.join(other)} at a target, and by "
-            f"{', '.join(shaped.key) or 'no key'} in {one.schema.name}, so that no delete can be staged of a row that "
-            "only the target has.",
+            f"A target identifies rows of {shape.logical} by {', '.join(other)}, and {one.schema.name} by "
+            f"{', '.join(shaped.key) or 'no key'}, so a row that only the target has cannot be deleted through the "
+            "stage.",
             where=shape.logical,
             code="repair.copy_instead",
-            remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: "
-            "`lockstep snapshot PIPELINE TABLE`",
+            remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: `lockstep "
+            "snapshot PIPELINE TABLE`",
         )
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
     number = job.meta.next_chunk(lease, one.source.name)

@@ -86,18 +86,19 @@ class Result:
             count = sum(len(keys) for keys in self.newer.values())
             return DataAtRisk(
                 f"{count} rows of {', '.join(self.newer)} have a version at the target that is newer than everything "
-                "that is staged: somebody else wrote them.",
+                "staged, so somebody else wrote them.",
                 where=", ".join(self.newer),
                 code="repair.newer",
-                remedy="find out who writes there; --authoritative replaces these rows by the source's",
+                remedy="find out who writes there; --authoritative replaces these rows with the source's",
             )
         if left:
             return DataAtRisk(
                 f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
                 where=", ".join(left),
                 code="verify.differs",
-                remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
-                "greater value counts, unless --authoritative is given), and for somebody who writes to the target",
+                remedy="see with `lockstep verify` how they differ. Look for rows that the run rejected, for a "
+                "freshness column with a greater value (--authoritative ignores it), and for somebody who writes to "
+                "the target",
             )
         return left_out
 
@@ -208,10 +209,10 @@ def outcome(done: Result) -> LockstepError | None:
     unsettled = sum(one.unsettled for one in done.after.values())
     if unsettled:
         return TableUnready(
-            f"{counted(unsettled, 'row')} could not be judged: they were changing.",
+            f"{counted(unsettled, 'row')} changed too often to be judged.",
             where=", ".join(done.after),
             code="verify.unsettled",
-            remedy="repair again, after the next run",
+            remedy="repair again after the next run",
         )
     return None
 
@@ -304,12 +305,12 @@ def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:
         done = job.meta.repaired(name, DAY_S)
         if done + rows > limit:
             raise DataAtRisk(
-                f"{rows} rows that {name} feeds are to be repaired, and {done} were in the last 24 hours; the limit is "
-                f"{limit}. Nothing was staged.",
+                f"Repairing {rows} rows that {name} feeds would exceed the limit of {limit}: {done} were repaired in "
+                "the last 24 hours. Nothing was staged.",
                 where=f"target {job.target.name}",
                 code="repair.limit",
-                remedy="find out why so many rows differ; then raise repair.max_rows_per_day, or copy the table again "
-                "(`lockstep snapshot PIPELINE TABLE`)",
+                remedy="find out why so many rows differ; then raise repair.max_rows_per_day, or copy the table "
+                "again (`lockstep snapshot PIPELINE TABLE`)",
             )
 
 

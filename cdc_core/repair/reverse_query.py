@@ -116,10 +116,10 @@ def look_up(
     def waiting(why: str) -> None:
         if time.monotonic() - began_s > config.wait_s:
             raise RetryLater(
-                f"The source may not be read: {why}.",
+                f"snapshot.throttle forbids reading the source now: {why}.",
                 where="reverse_query",
                 code="repair.waiting",
-                remedy="the next run looks up what is old then; see snapshot.throttle",
+                remedy="nothing is lost: the next run looks rows up again",
             )
 
     job = Job(pipeline, pipeline.target(targets[0]), meta, store, extract_on, environ, wait_s=config.wait_s)

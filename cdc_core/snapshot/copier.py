@@ -403,7 +403,7 @@ def _unchanged(schema: TableSchema) -> Iterator[None]:
         if not _altered(error):
             raise
         raise DefinitionChanged(
-            f"{schema.name} was redefined or truncated just when its copy began.",
+            f"{schema.name} was altered or truncated when its copy began.",
             where=schema.name,
             remedy="the next attempt begins the copy of this table again",
         ) from None
@@ -412,8 +412,7 @@ def _unchanged(schema: TableSchema) -> Iterator[None]:
 def paused(source: str, pause: CopyPause) -> RetryLater:
     """The error of a copy that is not made, because somebody has paused the copies of the source."""
     return Paused(
-        f"Copies of the source {source!r} have been paused since {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC by "
-        f"{pause.holder}.",
+        f"{pause.holder} paused copies of the source {source!r} at {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC.",
         where=source,
         remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
     )
@@ -423,7 +422,7 @@ def _staged(meta: Meta, source: str) -> Checkpoint:
     staged = meta.checkpoint(source)
     if staged is None:
         raise Refused(
-            f"Nothing of the source {source!r} was extracted yet, so that no copy could be placed in its log.",
+            f"Nothing of the source {source!r} was extracted yet.",
             where=source,
             code="source.not_extracted",
             remedy="run `lockstep extract` first",
@@ -434,8 +433,7 @@ def _staged(meta: Meta, source: str) -> Checkpoint:
 def _require_same(staged: Checkpoint, server: ServerFacts, source: str) -> None:
     if is_other_server(staged, server):
         raise OtherServer(
-            f"The server of {source!r} that was read last does not answer, and another one does: its log is a new "
-            "timeline, which the extractor begins.",
+            f"Another server of {source!r} answers than the one that was read last.",
             where=source,
-            remedy="run `lockstep extract` first; the copy then continues at the new server",
+            remedy="run `lockstep extract` first, which moves to the new server; the copy then continues there",
         )

@@ -6,7 +6,6 @@ It must keep true that what is said beforehand (estimate) and what a copier refu
 from __future__ import annotations
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import TableRefused
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.sink import Capture
@@ -26,13 +25,10 @@ def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) ->
 def require_view(schema: TableSchema, engine: str) -> None:
     """A table without a key is read at one place of the log. Raises Refused (snapshot.not_copyable)."""
     if not schema.key and not is_transactional(engine):
-        raise TableRefused(
-            f"{schema.name} has neither a primary key nor a unique key without nulls, and its engine gives no view of "
-            "it at one place of the log.",
-            where=schema.name,
-            code="snapshot.not_copyable",
-            remedy="give the table a primary key, or ENGINE=InnoDB; or load its rows into the targets by a dump "
-            "(docs/tutorial.md)",
+        raise keys.not_copyable(
+            schema.name,
+            f"{schema.name} has no key, and its engine gives no consistent view of it.",
+            "give the table a primary key, or ENGINE=InnoDB",
         )
 
 
@@ -41,13 +37,11 @@ def require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> 
     for logical in () if schema.key else capture.route(schema.database, schema.table):
         fed = any(target.table(logical) is not None for target in pipeline.targets)
         if fed and not pipeline.feeds_alone(schema.name, logical):
-            raise TableRefused(
-                f"{schema.name} has neither a primary key nor a unique key without nulls, and rows of {logical} may "
-                "come from other tables too: which of them a copy has to replace, nothing tells.",
-                where=schema.name,
-                code="snapshot.not_copyable",
-                remedy="give the table a primary key; or route it to a logical table of its own; or load its rows into "
-                "the targets by a dump (docs/tutorial.md)",
+            raise keys.not_copyable(
+                schema.name,
+                f"{schema.name} has no key, and other tables may feed {logical} too, so Lockstep cannot know which "
+                "rows a copy must replace.",
+                "give the table a primary key, or route it to a logical table of its own",
             )
 
 
@@ -59,11 +53,9 @@ def require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> N
     for logical in capture.route(schema.database, schema.table):
         for target in pipeline.targets:
             if pipeline.counts_newest(target.name, logical, schema.name):
-                raise TableRefused(
-                    f"Rows of {schema.name} and of other tables with the same key count as one row of {logical}, for "
-                    "which the newest change counts; of a copied row nothing tells when it was changed.",
-                    where=f"targets.{target.name}.tables.{logical}.shared_keys",
-                    code="snapshot.not_copyable",
-                    remedy="load the tables' rows into the target by a dump (docs/tutorial.md); or, if the tables "
-                    "share no keys, leave out shared_keys",
+                raise keys.not_copyable(
+                    f"targets.{target.name}.tables.{logical}.shared_keys",
+                    f"Rows of several tables count as one row of {logical}, the newest change first, and Lockstep "
+                    f"cannot know when a copied row of {schema.name} last changed.",
+                    "leave out shared_keys if the tables share no keys",
                 )

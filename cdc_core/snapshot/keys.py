@@ -27,25 +27,27 @@ _MOST_LABELS = 53
 _QUOTED = frozenset({"date", "datetime", "timestamp", "time", "uuid", "inet4", "inet6"})
 
 
+def not_copyable(where: str, what: str, way_out: str) -> TableRefused:
+    remedy = f"{way_out}; or load the rows into the targets by a dump (docs/tutorial.md)"
+    return TableRefused(what, where=where, code="snapshot.not_copyable", remedy=remedy)
+
+
 def key_columns(schema: TableSchema) -> tuple[Column, ...]:
     """Raises Refused (snapshot.not_copyable)."""
     if not schema.key:
-        raise TableRefused(
-            f"{schema.name} has neither a primary key nor a unique key without nulls, by which it could be copied in "
-            "parts.",
-            where=schema.name,
-            code="snapshot.not_copyable",
-            remedy="give the table a primary key; or load its rows into the targets by a dump (docs/tutorial.md)",
+        raise not_copyable(
+            schema.name,
+            f"{schema.name} has neither a primary key nor a unique key without nulls, so it cannot be copied in parts.",
+            "give the table a primary key",
         )
     columns = tuple(schema.column(name) for name in schema.key)
     for column in columns:
         if _expression(column) is None:
-            raise TableRefused(
-                f"The key of {schema.name} has the column {column.name}, whose type {column.type} has no order that "
-                "Lockstep knows.",
-                where=schema.name,
-                code="snapshot.not_copyable",
-                remedy="load the table's rows into the targets by a dump (docs/tutorial.md)",
+            raise not_copyable(
+                schema.name,
+                f"The key of {schema.name} has the column {column.name}, and Lockstep does not know the order of its "
+                f"type {column.type}.",
+                "give the table another primary key",
             )
     return columns
 

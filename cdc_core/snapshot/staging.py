@@ -193,9 +193,9 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
             return before, coverage
         time.sleep(0.01)
     raise LeaseLost(
-        f"The chain of {source!r} moved each time it was looked at.",
+        f"Other processes staged batches of {source!r} each time this one was about to.",
         where=source,
-        remedy="nothing is lost; the next attempt continues with what is there",
+        remedy="nothing is lost; the next attempt continues from there",
     )
 
 

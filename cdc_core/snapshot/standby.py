@@ -131,11 +131,11 @@ def require_same_definition(control: pymysql.Connection, schema: TableSchema, so
     """
     if table_schema(control, schema.database, schema.table) != schema:
         raise TableUnready(
-            f"The replica that copies read defines {schema.name} otherwise than the source.",
+            f"The replica of copy_from defines {schema.name} differently than the source.",
             where=source,
             code="source.standby_behind",
-            remedy="the next attempt asks again, as the replica may be about to follow; if the definitions stay "
-            "different, make them equal, or leave out copy_from",
+            remedy="the next attempt checks again, because the replica may only lag; if it lasts, make the "
+            "definitions equal, or leave out copy_from",
         )
 
 
@@ -155,10 +155,10 @@ def require_nothing_else(
         own = str(GtidSet.parse(there).minus(GtidSet.parse(logged_gtids(control, mariadb=False))))
     if own:
         raise DataAtRisk(
-            f"The replica that copies read has transactions that the source does not have: {own}.",
+            f"The replica of copy_from has transactions that the source does not have: {own}.",
             where=source,
             code="snapshot.standby_diverged",
-            remedy="its rows are not the source's: name another replica, or leave out copy_from",
+            remedy="name another replica, or leave out copy_from",
         )
 
 
@@ -166,11 +166,11 @@ def await_staged(session: pymysql.Connection, gtids: str, place: str, source: st
     """Until the replica shows these transactions. Raises RetryLater (source.standby_behind)."""
     if gtids and not await_executed(session, gtids, mariadb=mariadb):
         raise TableUnready(
-            f"The replica that copies read has not executed within {VISIBLE_WITHIN_S:.0f} s what the source logged "
-            f"before {place}.",
+            f"The replica of copy_from did not execute within {VISIBLE_WITHIN_S:.0f} s what the source logged before "
+            f"{place}.",
             where=source,
             code="source.standby_behind",
-            remedy="the next attempt waits again; see whether the replica replicates, and how far it lags",
+            remedy="the next attempt waits again; check that the replica replicates, and how far it lags",
         )
 
 
@@ -202,7 +202,7 @@ def _require_faithful(session: pymysql.Connection, source: str, *, mariadb: bool
 
 def _unfit(source: str, why: str, remedy: str) -> Refused:
     return Refused(
-        f"Copies cannot be read at the replica that copy_from names: {why}.",
+        f"The replica of copy_from cannot be used for copies: {why}.",
         where=f"sources.{source}.copy_from",
         code="snapshot.standby",
         remedy=remedy,

@@ -146,9 +146,9 @@ class TableChunks:
             self._restarts += 1
             if self._restarts >= _RESTARTS:
                 raise DefinitionChanged(
-                    f"The definition of {self.name} changed {_RESTARTS} times while the table was copied.",
+                    f"{self.name} was altered {_RESTARTS} times while it was copied.",
                     where=self._source,
-                    remedy="the next attempt begins the copy of this table again",
+                    remedy="run again when the migration of the table has ended: its copy then begins again",
                 )
             log.warning("%s: %s was redefined; its copy begins again", self._source, self.name)
             self._meta.drop_copy(self._lease, self._source, self.name)

@@ -227,7 +227,7 @@ def await_executed(control: pymysql.Connection, gtids: str, *, mariadb: bool) ->
 
 def _not_visible(place: str) -> RetryLater:
     return TableUnready(
-        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before {place}.",
+        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had logged before {place}.",
         where="source",
         code="snapshot.blocked",
         remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
@@ -237,7 +237,7 @@ def _not_visible(place: str) -> RetryLater:
 
 def _prepared(why: str) -> RetryLater:
     return TableUnready(
-        f"A MariaDB logs an XA COMMIT before its rows can be seen, and does not say of which XA transactions: {why}.",
+        f"Prepared XA transactions hide rows that MariaDB has already logged: {why}.",
         where="source",
         code="snapshot.blocked",
         remedy="the next attempt waits again; end what was left prepared (XA RECOVER FORMAT='SQL', then XA COMMIT or "
@@ -295,12 +295,11 @@ def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
                 raise explained(error, f"LOCK TABLES {name} READ") from None
             if attempt == LOCK_ATTEMPTS:
                 raise TableUnready(
-                    f"{schema.name} could not be locked for a moment: other sessions held it each time for more than "
-                    f"{LOCK_WAIT_S} s.",
+                    f"Other sessions kept {schema.name} locked for more than {LOCK_WAIT_S} s at each attempt.",
                     where=schema.name,
                     code="snapshot.blocked",
-                    remedy="the next attempt tries again; end long transactions on the table, or turn GTIDs on, which "
-                    "need no lock",
+                    remedy="the next attempt tries again; end long transactions on the table, or turn GTIDs on, "
+                    "which need no lock",
                 ) from None
             log.info("%s: not locked within %d s; attempt %d follows", schema.name, LOCK_WAIT_S, attempt + 1)
             time.sleep(LOCK_PAUSE_S)
@@ -308,21 +307,21 @@ def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
 
 def _lock_lost(schema: TableSchema) -> RetryLater:
     return TableUnready(
-        f"{schema.name} was locked, and no snapshot of it began within {LOCK_HELD_S} s; the server has ended the lock.",
+        f"The server ended the lock on {schema.name}, because no snapshot began within {LOCK_HELD_S} s.",
         where=schema.name,
         code="snapshot.blocked",
-        remedy="the next attempt tries again; see what keeps the server, or this process, from answering",
+        remedy="the next attempt tries again; find what keeps the server, or this process, from answering",
     )
 
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:
     return TableRefused(
-        f"The account may not lock {schema.name}, which a copy needs for a moment on a MySQL without GTIDs, and for a "
+        f"The account may not lock {schema.name}. A copy needs that for a moment on a MySQL without GTIDs, and for a "
         f"table without a key: {said}.",
         where=schema.name,
         code="connection.grant",
         remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or, with a key, turn "
-        "GTIDs on, which need no lock",
+        "GTIDs on",
     )
 
 

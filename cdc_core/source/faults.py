@@ -71,7 +71,7 @@ def scratch() -> Iterator[None]:
     except OSError as error:
         raise RetryLater(
             f"A transaction larger than memory cannot be written to a temporary file: {error.strerror or error}.",
-            code="disk.full",
+            code="disk.error",
             remedy="free space, or set TMPDIR to another directory; then run again",
         ) from error
 

@@ -109,7 +109,7 @@ class AsOf:
         """By source. Raises Refused (stage.as_of), UsageError (usage.argument)."""
         if self.position is not None and len(checkpoints) > 1:
             raise UsageError(
-                f"A position belongs to one source, but the pipeline has {len(checkpoints)} sources.",
+                f"A position belongs to one source, and the pipeline has {len(checkpoints)}.",
                 where=str(self.position),
                 code="usage.argument",
                 remedy="give a time instead",
@@ -140,10 +140,10 @@ class AsOf:
             if self.position is None:
                 begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"
             raise Refused(
-                "Nothing is staged from before the requested moment.",
+                "The first batch begins after the requested moment.",
                 where=str(self.position or from_us(self.time_us or 0).isoformat()),
                 code="stage.as_of",
-                remedy=f"ask for a moment after {begins}, where the first batch begins",
+                remedy=f"ask for a moment after {begins}",
             )
 
 

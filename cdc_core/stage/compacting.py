@@ -190,6 +190,6 @@ def differs(path: str, what: str) -> DataAtRisk:
         f"The compacted file {path} does not have the rows of its parts: {what}.",
         where=path,
         code="stage.damaged",
-        remedy="nothing refers to the file, and all parts are as they were: run `lockstep stage verify --deep`; if it "
-        "finds nothing, report this",
+        remedy="nothing refers to the file, and all parts are as they were: run `lockstep stage verify --deep`; if "
+        "it finds nothing, report this",
     )

@@ -103,8 +103,7 @@ def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
         raise other_version(path, where, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is not the record of a compacted range that this version can read: {type(error).__name__}: "
-            f"{error}.",
+            f"{path} is not a readable record of a compacted range: {type(error).__name__}: {error}.",
             where=where,
             code="stage.damaged",
             remedy="restore the file from a backup of the stage. If no `.removed` is beside it, all parts are still "

@@ -109,8 +109,8 @@ def require_unpurged(store: ObjectStore, manifests: Sequence[Manifest], table: s
             lacking,
             where=table,
             code="stage.partial",
-            remedy="read the table at a target; or copy it (`lockstep snapshot`); or ask for what changed since the "
-            "horizon alone (`stage export --since-horizon`, or the view of its changes)",
+            remedy="read the table at a target, copy it (`lockstep snapshot`), or read only what changed since the "
+            "horizon (`stage export --since-horizon`, or the view of its changes)",
         )
 
 

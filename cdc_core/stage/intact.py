@@ -102,6 +102,6 @@ def _damaged(store: ObjectStore, part: StagedBytes, how: str) -> DataAtRisk:
         f"The staged file {part.path} {how}.",
         where=f"{store.uri} {part.path}",
         code="stage.damaged",
-        remedy="restore the file from a backup of the stage, else copy its table again; `lockstep stage verify --deep` "
+        remedy="restore the file from a backup of the stage, or copy its table again; `lockstep stage verify --deep` "
         "lists every such file",
     )

@@ -39,7 +39,7 @@ def clear(store: ObjectStore, source: str, table: str) -> None:
             f"The table {table} of source {source} is not isolated.",
             where=store.uri,
             code="usage.unknown_name",
-            remedy="`lockstep stage isolated` names those that are",
+            remedy="name one that `lockstep stage isolated` lists",
         )
     store.put_if_absent(cleared_path(source, manifest.end.position, table), b"")
 

@@ -119,10 +119,10 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
         raise other_version(path, where, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is not a manifest that this version can read: {type(error).__name__}: {error}",
+            f"{path} is not a readable manifest: {type(error).__name__}: {error}",
             where=where,
             code="stage.damaged",
-            remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
+            remedy="restore the file from a backup of the stage, or use the version of Lockstep that wrote it",
         ) from None
 
 
@@ -189,13 +189,12 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
         first = next(iter(chain(store, source)), None)
         if first is not None:
             raise Refused(
-                f"The stage holds batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
-                "but the meta database knows none of them.",
+                f"The stage has batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
+                "and the meta database has none of them.",
                 where=source,
                 code="meta.behind",
-                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; if "
-                "the batches are those of another pipeline of the same name, or from another server, give this one a "
-                "stage of its own",
+                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; "
+                "if another pipeline or server wrote the batches, give this pipeline its own stage",
             )
         return
     if starts.read(store, source) is None:

@@ -3,7 +3,7 @@
 Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (except an
 PartOutput: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
 
-Errors of every store: RetryLater (disk.full, stage.unreachable), Refused
+Errors of every store: RetryLater (disk.error, stage.unreachable), Refused
 (stage.denied, stage.unsuitable), DataAtRisk (stage.damaged), InternalError
 (internal.defect).
 """
@@ -129,7 +129,7 @@ def missing(path: str, where: str) -> DataAtRisk:
     return FilesLost(
         f"{path} is not in the stage.",
         where=where,
-        remedy="run `lockstep stage verify`; restore the file from a backup of the stage, or re-sync its tables",
+        remedy="run `lockstep stage verify`; restore the file from a backup of the stage, or copy its tables again",
     )
 
 

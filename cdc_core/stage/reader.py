@@ -205,7 +205,7 @@ def by_key_batches(
             f"{table} has no key, so it has no changes by key.",
             where=table,
             code="stage.key",
-            remedy="read its changes as they are, or name the columns that identify a row",
+            remedy="read its changes as they are, or name columns that identify a row",
         )
     schema = changes_columns(store, manifests, table, until=until)
     found = (some.select(schema.names) for some in by_key_rows(store, files, own))
@@ -254,7 +254,7 @@ def export(
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
     dropped: also columns that the table no longer has, null in rows that changed since.
-    Raises what `table_state` does, and RetryLater (disk.full).
+    Raises what `table_state` does, and RetryLater (disk.error).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     schema, batches = _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped)
@@ -263,7 +263,7 @@ def export(
 
 def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
     """The rows written, as CSV to a path that ends with .csv, else as Parquet. The file appears whole or not at all.
-    Raises RetryLater (disk.full)."""
+    Raises RetryLater (disk.error)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
 
@@ -284,10 +284,10 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
         os.replace(temporary, path)
     except OSError as error:
         raise RetryLater(
-            f"Cannot write the export: {error.strerror or error}.",
+            f"The export cannot be written: {error.strerror or error}.",
             where=str(path),
-            code="disk.full",
-            remedy="create the directory, free some space there, or let the account write there",
+            code="disk.error",
+            remedy="create the directory, free space there, or let the account write there",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

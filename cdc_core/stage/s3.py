@@ -489,6 +489,6 @@ def _scratch_full(scratch: Path, error: OSError) -> RetryLater:
     return RetryLater(
         f"Cannot write the scratch directory: {error.strerror or error}.",
         where=str(scratch),
-        code="disk.full",
+        code="disk.error",
         remedy="free some space there, or set TMPDIR to a directory with enough space; then run again",
     )

@@ -83,12 +83,11 @@ def require_own(store: ObjectStore, source: str, pipeline: str) -> Start | None:
     start = load(store, source)
     if start is not None and start.pipeline != pipeline:
         raise Refused(
-            f"The batches of source {source!r} on this stage are those of the pipeline {start.pipeline!r}, not of "
-            f"{pipeline!r}.",
+            f"The pipeline {start.pipeline!r} staged the batches of source {source!r} on this stage, not {pipeline!r}.",
             where=f"{store.uri} {start_path(source)}",
             code="stage.other_pipeline",
-            remedy="nothing was changed. Give each pipeline a stage of its own (stage.uri), or give the source another "
-            "name in one of the two pipeline files; a pipeline that was renamed gets its former name back",
+            remedy="nothing was changed. Give each pipeline its own stage (stage.uri), or rename the source in one "
+            "of the two pipeline files; a renamed pipeline needs its former name",
         )
     return start
 
@@ -124,6 +123,5 @@ def _lost(what: str, where: str) -> DataAtRisk:
         what,
         where=where,
         code="stage.damaged",
-        remedy="restore the file from a backup of the stage, together with the manifests that were lost with it; "
-        "`lockstep stage verify` shows what is missing",
+        remedy="restore the file from a backup of the stage, together with what else `lockstep stage verify` misses",
     )

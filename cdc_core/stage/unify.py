@@ -63,7 +63,7 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
         raise Refused(
             f"Nothing is staged for the table {table!r}.",
             code="usage.unknown_name",
-            remedy=f"name one of those that are: {', '.join(sorted(others)) or '(none yet)'}",
+            remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",
         )
     return found
 
@@ -265,10 +265,9 @@ def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refuse
                 kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
     text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
     return Refused(
-        f"The column {column!r} has types without an exact common one: {text}.",
+        f"The types of column {column!r} have no exact common type: {text}.",
         where=table,
         code="stage.schema_conflict",
-        remedy="for its state, copy the table again (`lockstep snapshot`): it is then read from the copy on; apply the "
-        "batches before the change and those after it separately; route source tables that differ to different "
-        "logical tables",
+        remedy="copy the table again to read its state (`lockstep snapshot`); apply the batches before and after the "
+        "change separately; route source tables that differ to different logical tables",
     )

@@ -118,8 +118,8 @@ def sql(
             raise UsageError(
                 f"DuckDB refuses the query: {error}",
                 code="stage.sql",
-                remedy=f"fix the query; staged are {names or '(none yet)'}, and each of them with _changes appended, "
-                f"or _by_key if it has a key{hint}",
+                remedy=f"fix the query; the tables are {names or '(none yet)'}, each also with _changes appended, "
+                f"and with _by_key if it has a key{hint}",
             ) from None
 
 
@@ -137,11 +137,11 @@ def _require_query(query: str) -> None:
         if one.type == kinds.SELECT or (one.type in (kinds.EXPLAIN, kinds.MULTI) and not _COPY.search(query)):
             continue
         raise UsageError(
-            f"The views can only be queried: this is a statement of type {one.type.name}.",
+            f"The views can only be queried, and this is a statement of type {one.type.name}.",
             where=one.query.strip()[:80],
             code="stage.sql",
-            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on "
-            "the paths that `lockstep stage ls --files` prints",
+            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on the paths that "
+            "`lockstep stage ls --files` prints",
         )
 
 
@@ -282,8 +282,9 @@ def _refused(said: str) -> Refused | DataAtRisk | None:
         return Refused(
             f"The changes cannot be read as those of one table: {what}.",
             code=code,
-            remedy="read them up to a position before the change (--as-of). Or use `changes()` in Python: if no type "
-            f"holds both, its error names `since` and `until` for either side. And {_STATE_ALONE}",
+            remedy="read them up to a position before the change (--as-of); in Python, the error of `changes()` "
+            "names `since` and `until` for either side, if no type holds both. "
+            f"{_STATE_ALONE[0].upper()}{_STATE_ALONE[1:]}",
         )
     if code == _KEYS_DIFFER:
         return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)

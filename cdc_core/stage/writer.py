@@ -291,7 +291,7 @@ class BatchWriter:
 
     def _wrong(self, what: str) -> InternalError:
         return defect(
-            f"The batch that begins at {self._begin.position} is used wrongly. {what}",
+            f"The batch that begins at {self._begin.position} was misused. {what}",
             where=self._source,
             first="the extractor resumes at the last staged position",
         )

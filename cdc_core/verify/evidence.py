@@ -175,10 +175,10 @@ def read(store: ObjectStore, path: str) -> dict[str, Any]:
             raise ValueError("its sha256 is another")
     except (ValueError, KeyError, AttributeError) as error:
         raise DataAtRisk(
-            f"The evidence is not what a verification wrote: {error}.",
+            f"The evidence is damaged, or was changed after it was written: {error}.",
             where=path,
             code="verify.evidence",
-            remedy="verify again, which writes new evidence; find out who has changed the file",
+            remedy="verify again, which writes new evidence, and find out what changed the file",
         ) from None
     return {**document, "sha256": said}
 

@@ -42,7 +42,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
                 f"{'differs' if rows == 1 else 'differ'}.",
                 where=f"target {target}",
                 code="verify.differs",
-                remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
+                remedy="see which side is wrong; `lockstep repair` fixes single rows (docs/verification.md)",
             )
         )
     unreplayed = [one for one in results if one.unreplayed]
@@ -50,8 +50,8 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
         errors.append(
             Refused(
                 f"{counted(sum(one.unsettled for one in unreplayed), 'row')} of "
-                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target "
-                "(replay_only), and no replay from the beginning is known that tells which changes it has.",
+                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target, "
+                "and none from the first batch on is known.",
                 where=f"target {target}",
                 code="verify.not_replayed",
                 remedy="replay everything to it (`lockstep run PIPELINE --replay --target TARGET`), then verify again",
@@ -62,10 +62,10 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
         errors.append(
             TableUnready(
                 f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
-                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                f"{', '.join(one.table for one in unsettled)} changed too often to be judged.",
                 where=f"target {target}",
                 code="verify.unsettled",
-                remedy="verify again, after the next run",
+                remedy="verify again after the next run",
             )
         )
     return worst(errors) if errors else None

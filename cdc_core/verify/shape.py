@@ -71,7 +71,7 @@ def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked:
                 f"The key column {name} of {destination.logical} cannot be compared: {left_out.get(name, 'unknown')}.",
                 where=f"target {destination.target}",
                 code="verify.not_comparable",
-                remedy="compare the table by other means, or make the column a plain one on both sides",
+                remedy="make the column a plain one on both sides, or compare the table by other means",
             )
     masked = {
         column.name

@@ -259,7 +259,7 @@ class SourceTables:
             pause = self._meta.copies_paused(self.name)
             if pause is not None:
                 raise Paused(
-                    f"Reading of tables of {self.name} is paused since {from_us(pause.since_us)} by {pause.holder}.",
+                    f"{pause.holder} paused reading tables of {self.name} at {from_us(pause.since_us)}.",
                     where=self.name,
                     remedy="`lockstep snapshot PIPELINE --resume` lets it continue after its last range",
                 )
@@ -297,7 +297,7 @@ class SourceTables:
             ended(count, last)
             if table_schema(self._control, schema.database, schema.table) != schema:
                 raise DefinitionChanged(
-                    f"{schema.name} was redefined while it was verified.",
+                    f"{schema.name} was altered while it was verified.",
                     where=self.name,
                     remedy="verify it again; nothing was concluded about it",
                 )
@@ -360,16 +360,16 @@ def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
     staged = meta.checkpoint(name)
     if staged is None:
         raise Refused(
-            f"Nothing of the source {name!r} was extracted yet, so that its rows have no place in its log.",
+            f"Nothing of the source {name!r} was extracted yet.",
             where=name,
             code="source.not_extracted",
             remedy="run `lockstep run` first",
         )
     if is_other_server(staged, server):
         raise OtherServer(
-            f"The server of {name!r} that was read last does not answer, and another one does.",
+            f"Another server of {name!r} answers than the one that was read last.",
             where=name,
-            remedy="run `lockstep extract` first, which begins the log of the new server; then verify again",
+            remedy="run `lockstep extract` first, which moves to the new server; then verify again",
         )
     return staged
 

@@ -90,11 +90,11 @@ class StagedBatches:
                     break
                 if time.monotonic() > deadline_s:
                     raise TableUnready(
-                        f"The stage did not reach {span.high} within {job.wait_s:.0f} s, up to which {span.source} was "
-                        "read, so that rows that differ may have changed meanwhile.",
+                        f"{span.source} was read up to {span.high}, and the stage did not reach that within "
+                        f"{job.wait_s:.0f} s. Rows that differ may have changed meanwhile.",
                         where=self._table,
                         code="stage.behind",
-                        remedy="see in `lockstep status` whether the source is extracted; then verify again",
+                        remedy="check in `lockstep status` that the source is extracted; then verify again",
                     )
                 time.sleep(_PAUSE_S)
         for source in self._sources:

@@ -40,12 +40,11 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
         wanted = chosen(job, fed, tables)
         if not wanted:
             raise Refused(
-                f"No table that a source has is one of the target {job.target.name!r}, so that there is nothing to "
-                "compare.",
+                f"No table of a source feeds the target {job.target.name!r}, so there is nothing to compare.",
                 where=f"targets.{job.target.name}.tables",
                 code="config.no_match",
-                remedy="compare tables.include, the routes and the target's rules with the tables that the source has: "
-                "`lockstep check`; where the source has none yet, verify once it has",
+                remedy="compare tables.include, the routes and the target's rules with the tables of the source "
+                "(`lockstep check`); if the source has none yet, verify later",
             )
         kept = KeptProgress(job, wanted)
         results = []
@@ -74,8 +73,7 @@ def _require_before_a_switch(job: Job) -> None:
     back = job.meta.latest_cutover(led.way_back)
     if back is None or not back.switched or back.created_us < led.created_us:
         raise Refused(
-            f"A cutover has led the application to the tables of {job.target.name!r}, whose rows are newer than those "
-            "of the sources.",
+            f"A cutover has led the application to {job.target.name!r}, whose rows are now newer than the sources'.",
             where=f"cutover {led.cutover_id}",
             code="cutover.switched",
             remedy=f"`lockstep verify {led.way_back}` compares in the direction in which changes flow now",

@@ -391,7 +391,7 @@ for call in (lambda: store.put("m/1", b"x" * 100_000), lambda: store.put_if_abse
     try:
         call()
     except RetryLater as error:
-        assert error.code == "disk.full", error
+        assert error.code == "disk.error", error
     else:
         raise SystemExit("the full disk was not noticed")
 output = store.open_output(["p/1"], root)
@@ -415,5 +415,5 @@ def test_a_full_disk_is_worth_a_retry_and_leaves_nothing(tmp_path):
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    assert "disk.full" in answer.stdout
+    assert "disk.error" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "[]"

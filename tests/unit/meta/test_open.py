@@ -195,7 +195,7 @@ def test_a_full_disk_makes_the_commit_of_a_batch_retry_later_and_leaves_nothing(
         lease = meta.acquire_lease("shop", "line", "one", 60)
         full = _with_page_limit(meta)
         error = refusal(lambda: meta.commit_batch(lease, many))
-        assert (type(error), error.code) == (RetryLater, "disk.full")
+        assert (type(error), error.code) == (RetryLater, "disk.error")
         full()
         assert meta.checkpoint("shop") is None
         assert meta.batches("shop") == ()

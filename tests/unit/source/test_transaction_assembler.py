@@ -449,7 +449,7 @@ def test_where_there_is_no_room_for_what_must_wait_the_task_may_be_retried(monke
     monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
     with pytest.raises(RetryLater) as raised:
         log.rows(*range(50))
-    assert raised.value.code == "disk.full"
+    assert raised.value.code == "disk.error"
 
 
 def test_a_file_that_ends_in_a_transaction_never_committed_it() -> None:

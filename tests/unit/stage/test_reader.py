@@ -596,7 +596,7 @@ def test_an_export_that_fails_leaves_the_file_of_before(store, tmp_path):
     assert target.read_text() == "before"
     with pytest.raises(RetryLater) as caught:
         export(store, stage(store, [Made([insert(1)])]), "shop.orders", tmp_path / "no/folder/x.parquet")
-    assert caught.value.code == "disk.full"
+    assert caught.value.code == "disk.error"
 
 
 def definition(*, keyed: bool) -> TableSchema:

@@ -421,7 +421,7 @@ class FullDisk:
             def write(self, data):
                 disk._room -= len(data)
                 if disk._room < 0:
-                    raise RetryLater("Cannot write: no space left.", code="disk.full", remedy="make room")
+                    raise RetryLater("Cannot write: no space left.", code="disk.error", remedy="make room")
                 return output.write(data)
 
             publish = staticmethod(output.publish)
@@ -438,7 +438,7 @@ def test_a_disk_that_fills_up_is_reported_as_such_and_leaves_nothing(store, begi
     with pytest.raises(RetryLater) as caught:  # noqa: PT012
         writer.add(transactions(range(2000)))
         writer.finish(Checkpoint(at(2000)))
-    assert caught.value.code == "disk.full"
+    assert caught.value.code == "disk.error"
     writer.abort()
     assert files(tmp_path) == []
 
@@ -531,5 +531,5 @@ def test_parts_that_the_file_system_could_not_write_are_not_counted_and_leave_no
     writer, end = many(store)
     with pytest.raises(RetryLater, match="No space left") as caught:
         writer.finish(end)
-    assert caught.value.code == "disk.full"
+    assert caught.value.code == "disk.error"
     assert [path for path in (tmp_path / "stage").rglob("*") if path.is_file()] == []
