@@ -359,12 +359,12 @@ def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], enviro
         new = [name for name in names if name not in shards]
         if shards and new:
             raise DataAtRisk(
-                f"{new[0]} does not exist on the target, and the rows of {logical!r} were written to "
-                f"{min(shards)} so far: a new table would have the new changes alone.",
+                f"{new[0]} does not exist on the target, and the rows of {logical!r} are in {min(shards)}: a new "
+                "table would get only the new changes.",
                 where=new[0],
                 code="target.layout",
-                remedy="restore the former names in the target's rules; or rename the table on the target; or give "
-                "the target a new name, so that everything staged is applied to it",
+                remedy="restore the former names in the target's rules, rename the table on the target, or give the "
+                "target a new name, so that everything staged is applied to it",
             )
 
 

@@ -179,7 +179,7 @@ def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
     paths = [path for path in found if path.endswith(".json")]
     if not paths or quality_report(plan.quality_folder(target)) not in found:
         raise Refused(
-            f"Target {target!r} has no quality results, or not all of them: their report is missing.",
+            f"The report of the quality results of target {target!r} is missing.",
             where=folder,
             code="run.clear_task",
             remedy="clear the run from its quality task on",
@@ -217,8 +217,8 @@ def _counts(store: ObjectStore, task: str, path: str, kind: type[Counts]) -> lis
         raise _unreadable(path, error, task) from None
 
 
-def _unreadable(path: str, error: Exception, task: str) -> DataAtRisk:
-    return DataAtRisk(
+def _unreadable(path: str, error: Exception, task: str) -> Refused:
+    return Refused(
         f"The result of the {task} task cannot be read: {type(error).__name__}: {error}.",
         where=path,
         code="run.clear_task",

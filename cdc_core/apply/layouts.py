@@ -25,8 +25,8 @@ def require_planned(target: Target, plan: RunPlan) -> None:
         rule = target.table(table)
         if rule is None or rule.layout != planned:
             raise Refused(
-                f"The run was planned for {table!r} as {planned}; the pipeline file now says "
-                f"{rule.layout if rule is not None else 'nothing of it'}.",
+                f"The run was planned for {table!r} as {planned}; the pipeline file now has "
+                f"{rule.layout if rule is not None else 'no rule for it'}.",
                 where=f"targets.{target.name}.tables.{table}.sharding",
                 code="run.clear_task",
                 remedy="restore the pipeline file; or clear the run from its plan task on; without Airflow, start "

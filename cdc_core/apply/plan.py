@@ -362,8 +362,8 @@ def _merge_table(
         source_table = schemas[file.schema_id].name
         if parse_copied(file.path) and pipeline.counts_newest(target.name, table, source_table):
             raise Refused(
-                f"Rows of several tables count as one row of {table!r}, for which the newest change counts, and the "
-                f"run has copied rows of {source_table}, of which nothing tells when they were changed.",
+                f"Rows of several tables count as one row of {table!r}, the newest change first, and Lockstep cannot "
+                f"know when the rows that were copied from {source_table} last changed.",
                 where=f"targets.{target.name}.tables.{table}.shared_keys",
                 code="snapshot.not_copyable",
                 remedy="leave out shared_keys for the table: rows with the same key then stop the run",
@@ -377,8 +377,8 @@ def require_none_set_aside(target: Target, table: MergeTable) -> None:
     rule, lacking = target.table(table.table), rows_lacking_values(table)
     if lacking and rule is not None and rule.on_row_error == "quarantine":
         raise Refused(
-            f"{lacking} changes of {table.table!r} do not have all of their values: each depends on the one before "
-            "it, so none may be set aside.",
+            f"{lacking} changes of {table.table!r} lack values and depend on the changes before them, so none may be "
+            "set aside.",
             where=f"targets.{target.name}.tables.{table.table}.on_row_error",
             code="config.table_rule",
             remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "

@@ -27,14 +27,14 @@ def require_base(store: ObjectStore, pipeline: Pipeline, target: Target) -> tupl
     if lacking or purged:
         why = [line for lines in lacking.values() for line in lines] + list(purged.values())
         raise Refused(
-            f"What is staged is not all that a new target needs: {'; '.join(why)}.",
+            f"The stage does not have everything that a new target needs: {'; '.join(why)}.",
             where=f"targets.{target.name}",
             code="stage.partial",
             remedy=f"copy the tables (`lockstep snapshot {pipeline.pipeline} TABLE...`), then begin again",
         )
     if not tables:
         raise Refused(
-            "No row of the target's tables is staged.",
+            "The stage has no row of the target's tables.",
             where=f"targets.{target.name}",
             code="stage.partial",
             remedy=f"run the pipeline first (`lockstep run {pipeline.pipeline}`)",

@@ -79,8 +79,8 @@ def fill(context: RunContext, target: str, name: str, most_rows: int, told: Call
         done = apply(once, f"{name}-{number}", targets=[target], most_rows=most_rows)
         if not done.summaries and filled(context.meta, taking, target) == now:
             raise RetryLater(
-                f"The run {done.run_id} has not moved the target {target!r}: "
-                f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
+                f"The run {done.run_id} applied nothing to the target {target!r}: "
+                f"{'; '.join(done.lost) or 'its batches are held back, perhaps by a copy that is under way'}.",
                 where=f"targets.{target}",
                 code="run.taken_over",
                 remedy="let copies and other runs of the target end, then run the same command again",

@@ -137,11 +137,11 @@ def _require_sharded(old: Target) -> None:
     for logical, rule in old.tables.items():
         if rule.sharding is not None and rule.sharding.function == "range":
             raise Refused(
-                f"The shards of {logical!r} are ranges, and nothing says where the new ones begin.",
+                f"The shards of {logical!r} are ranges, and Lockstep cannot choose the new bounds.",
                 where=f"targets.{old.name}.tables.{logical}.sharding",
                 code="reshard.layout",
-                remedy="add the new target to the pipeline file yourself, with its bounds and replay_only: true; then "
-                "give its name with --name, and `lockstep reshard run` fills it",
+                remedy="add the new target to the pipeline file yourself, with its bounds and replay_only: true; "
+                "then give its name with --name, and `lockstep reshard run` fills it",
             )
     if all(rule.sharding is None for rule in old.tables.values()):
         raise Refused(
@@ -157,7 +157,7 @@ def _connections(old: Target, new: NewLayout) -> Sequence[str]:
     connections = new.connections or old.connections
     if len(connections) not in (1, new.databases):
         raise Refused(
-            f"{len(connections)} servers for {new.databases} databases: nothing says which has which.",
+            f"{len(connections)} servers cannot hold {new.databases} databases without saying which holds which.",
             where=f"targets.{old.name}.connections",
             code="reshard.layout",
             remedy="give --connection once, or once for each database number in order",

@@ -98,7 +98,7 @@ def successor_document(
     connections = new.connections or old.connections
     if len(connections) not in (1, new.databases):
         raise Refused(
-            f"{len(connections)} servers for {new.databases} databases: nothing says which has which.",
+            f"{len(connections)} servers cannot hold {new.databases} databases without saying which holds which.",
             where=f"targets.{old.name}.connections",
             code="reshard.layout",
             remedy="give --connection once, or once for each database number in order",

@@ -347,9 +347,9 @@ class EventFramer:
         if event.start >= self._wanted:
             if self._wanted >= 0 and event.start != self._wanted:
                 raise NoEventHere(
-                    f"Offset {self._wanted} of {self.file} is not where an event begins.",
+                    f"No event begins at offset {self._wanted} of {self.file}.",
                     where=f"{self.file}:{self._wanted}",
-                    remedy="use a position that SHOW BINLOG EVENTS prints for the start of a transaction",
+                    remedy="give a position that SHOW BINLOG EVENTS prints for the start of a transaction",
                 )
             self._wanted = -1
             if self.proven:

@@ -19,7 +19,7 @@ import pymysql
 
 from cdc_core import server_errors
 from cdc_core.connections import answers, identity_in
-from cdc_core.errors import InternalError, Refused
+from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.server_errors import RETRIED, Kind, kind_of
 
@@ -156,12 +156,12 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
         try:
             return question(*arguments, **named)
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise InternalError(
-                f"Lockstep cannot read the server's answer to {question.__name__!r}: {type(error).__name__}: {error}.",
+            raise Refused(
+                f"The server's answer to {question.__name__!r} cannot be read: {type(error).__name__}: {error}.",
                 where="source",
                 code="connection.answer",
-                remedy="check that a database answers there (a proxy in between may not support all statements), and "
-                "report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+                remedy="check that a database answers there and not a proxy; if it is a MariaDB 10.6 to 11 or a "
+                "MySQL 8 to 9, report its version",
             ) from None
 
     return asked
@@ -241,11 +241,11 @@ def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
         except pymysql.err.ProgrammingError as error:
             if error.args[0] != PARSE_ERROR:
                 raise
-    raise InternalError(
-        f"The server does not know any of the statements {', '.join(statements)}.",
+    raise Refused(
+        f"The server knows none of the statements {', '.join(statements)}.",
         where="source",
         code="connection.answer",
-        remedy="report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+        remedy="read a MariaDB 10.6 to 11 or a MySQL 8 to 9; if it is one, report its version",
     )
 
 

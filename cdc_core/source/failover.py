@@ -259,8 +259,8 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
 
 def _may_be_behind(search: Search, source: Source, stored: Checkpoint) -> RetryLater:
     return RetryLater(
-        f"The standby {search.known.identity} may not yet have applied all that was read from {stored.server}: without "
-        "GTIDs, only its log and its replication can tell.",
+        f"The standby {search.known.identity} may not have applied all that was read from {stored.server} yet; "
+        "without GTIDs only its log and its replication can show that.",
         where=f"{source.name}, {stored.position}",
         code="source.standby_behind",
         remedy="nothing is lost; the next attempt continues there once the standby has applied all that it received. "
@@ -271,12 +271,12 @@ def _may_be_behind(search: Search, source: Source, stored: Checkpoint) -> RetryL
 def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
     reached = f"up to {from_us(stored.watermark_us).isoformat()}" if stored.watermark_us else "up to no known time"
     return DataAtRisk(
-        f"Without GTIDs the position at another server is found by time, and a clock was wrong: the log was read "
-        f"{reached}, but this server's clock says {from_us(now_us).isoformat()}.",
+        "Without GTIDs Lockstep finds the position at another server by time, and a clock is wrong: the log was "
+        f"read {reached}, and this server's clock says {from_us(now_us).isoformat()}.",
         where=f"{source.name}, {stored.position}",
         code="source.other_log",
-        remedy="correct the clocks. If the previous server still answers, run once more against it, which records the "
-        f"right time; otherwise {GIVE_UP}",
+        remedy="correct the clocks. If the previous server still answers, run once more against it, which records "
+        f"the right time; otherwise {GIVE_UP}",
     )
 
 
@@ -311,10 +311,9 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
 
 def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
     return ServerChanged(
-        f"The position is in the log of server {stored.server}, but this is {known.identity}: the same file and offset "
-        "mean another position here, and without GTIDs Lockstep cannot find the right one.",
+        f"The position belongs to the log of server {stored.server}, but this is {known.identity}, and without GTIDs "
+        "Lockstep cannot find the same position here.",
         where=f"{source.name}, {stored.position}",
-        code="source.other_server",
-        remedy=f"point {source.connections[0]} at the server that was read before; or, if this is a standby of it, "
-        "list both under `connection`, and reading continues by time",
+        remedy=f"point {source.connections[0]} at the server that was read before; or, if this is its standby, list "
+        "both under `connection`, and reading continues by time",
     )

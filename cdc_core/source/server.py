@@ -71,7 +71,7 @@ def require_row_format(server: ServerFacts, source: Source) -> None:
     """Refused connection.setting."""
     if server.binlog_format != "ROW":
         raise Refused(
-            f"binlog_format is {server.binlog_format}, so that changes are logged as statements without their rows.",
+            f"binlog_format is {server.binlog_format}, which logs statements without their rows.",
             where=source.name,
             code="connection.setting",
             remedy="SET GLOBAL binlog_format = 'ROW' on the source, wait until old sessions have ended, and start "

@@ -103,10 +103,9 @@ def require_available(
     where = f"{source.name}, {checkpoint.position}"
     if checkpoint.server and checkpoint.server != known.identity:
         raise ServerChanged(
-            f"The position is in the log of server {checkpoint.server}, but this is {known.identity}: the same file "
-            "and offset mean another position here.",
+            f"The position belongs to the log of server {checkpoint.server}, but this is {known.identity}, where the "
+            "same file and offset mean another position.",
             where=where,
-            code="source.other_server",
             remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
             f"{GIVE_UP}",
         )
@@ -131,11 +130,11 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
     elif position.number < file_number(oldest):
         gone = file_number(oldest) - position.number
         raise DataAtRisk(
-            f"The log at {position} is purged: the oldest file left is {oldest}, so that the changes in the {gone} "
-            f"file{'s' if gone > 1 else ''} before it are missing.",
+            f"The log at {position} is purged: the oldest file left is {oldest}, and the {gone} "
+            f"file{'s' if gone > 1 else ''} before it {'are' if gone > 1 else 'is'} missing.",
             where=where,
             code="source.log_lost",
-            remedy=f"the log no longer has these changes: {GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
+            remedy=f"{GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
@@ -231,7 +230,7 @@ class Search:
         return NoEventHere(
             f"No transaction begins at {position}.",
             where=f"{self._source.name}, start.position",
-            remedy="use the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
+            remedy="give the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
         )
 
     def at_time(self, text: str) -> Checkpoint:

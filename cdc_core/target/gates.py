@@ -211,13 +211,13 @@ def lost_gates(places: Places, environ: Mapping[str, str] | None = None) -> Data
         return None
     names = some_of(sorted(one.table for one in lost), 3)
     return DataAtRisk(
-        f"A cutover has led the application away from {names}, and nothing keeps writes out any more: the gates were "
-        "dropped, or the table was swapped for another one. What is written there is lost.",
+        f"A cutover has led the application away from {names}, and nothing keeps writes out of them: the gates were "
+        "dropped, or a table was swapped for another one. Writes there are lost.",
         where=", ".join(places),
         code="cutover.gates_gone",
-        remedy=f"`lockstep cutover resume {lost[0].pipeline}` closes them again; then verify the pipeline that writes "
-        "to these tables: it names the rows that were written meanwhile. If the application is meant to write there, "
-        f"and no cutover is open, delete the rows of these tables from {GATES}",
+        remedy=f"`lockstep cutover resume {lost[0].pipeline}` closes the gates again; then verify the pipeline that "
+        "writes to these tables, which names the rows written meanwhile. If the application is meant to write "
+        f"there, and no cutover is open, delete the rows of these tables from {GATES}",
     )
 
 

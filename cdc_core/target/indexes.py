@@ -249,12 +249,12 @@ def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
     if denied(error) or translated(error, where=table).retriable:
         return error
     return Refused(
-        f"The server does not take indexes that the table had before its first load: {reason(error)}.",
+        f"The server refuses indexes that the table had before its first load: {reason(error)}.",
         where=table,
         code="target.definition",
-        remedy=f"the column due of {INDEXES} in its database has their definitions. Alter the table so that it takes "
-        "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
-        "again",
+        remedy=f"alter the table so that the server takes them ({INDEXES} in its database has their definitions in "
+        "the column due), or add an index of the same name in another form, which Lockstep then leaves alone. Then "
+        "run this again",
     )
 
 

@@ -511,7 +511,7 @@ def shown_key(key: bytes) -> str:
 def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
     """The error for updates of rows that the target does not have, whose values the log did not all carry."""
     return ValuesAbsent(
-        f"{rows} rows are not in the target, and the source's log did not have all of their values; the first has the "
+        f"The target lacks {rows} rows, and the source's log did not carry all of their values; the first has the "
         f"key {shown_key(key)}.",
         where=where,
         remedy="copy the whole table to the target, then run the task again; to prevent this, SET GLOBAL "

@@ -91,11 +91,11 @@ def require_answer(target: Target, writer: Writer, logical: str, table: str) -> 
     """For a table that has rows, and is not the writer's. Raises Refused (target.existing)."""
     if target.existing == "replace" and logical in writer.in_part:
         raise ExistingRows(
-            "The table has rows to be replaced, and the run leaves out changes of it that no later run brings.",
+            "The table has rows to be replaced, and the run leaves out changes that no later run brings.",
             where=table,
             remedy=f"nothing was written. First replay all of it: `lockstep run {writer.pipeline} --replay --target "
-            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source tables "
-            f"again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
+            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source "
+            f"tables again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
         )
     if target.existing is None:
         raise ExistingRows(
