@@ -270,12 +270,12 @@ SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused,
 
 def worst(errors: Sequence[LockstepError]) -> LockstepError:
     """The first of the gravest class."""
-    return min(errors, key=lambda error: SEVERITY.index(severity(error)))
+    return min(errors, key=lambda error: SEVERITY.index(severity(type(error))))
 
 
-def severity(error: LockstepError) -> type[LockstepError]:
-    """Which of the five classes an error belongs to."""
-    return next((kind for kind in SEVERITY if isinstance(error, kind)), InternalError)
+def severity(kind: type[LockstepError]) -> type[LockstepError]:
+    """The one of the five classes that an error's class belongs to."""
+    return next((one for one in SEVERITY if issubclass(kind, one)), InternalError)
 
 
 def _kinds(kind: type[LockstepError] = LockstepError) -> dict[str, type[LockstepError]]:
@@ -300,7 +300,7 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
         f"({number}) {one.what.rstrip('.')}" + (f" [at {one.where}]" if one.where and one.where not in one.what else "")
         for number, one in enumerate(parts, 1)
     )
-    made = severity(grave)(
+    made = severity(type(grave))(
         f"{len(parts)} problems: {what}.",
         code=grave.code if len({one.code for one in parts}) == 1 else "target.several",
         remedy="; ".join(f"({number}) {one.remedy} ({one.code})" for number, one in enumerate(parts, 1)),
@@ -317,7 +317,7 @@ def of_all(errors: Sequence[BaseException]) -> BaseException:
 
 def _fields(error: LockstepError) -> dict[str, Any]:
     return {
-        "kind": severity(error).__name__,
+        "kind": severity(type(error)).__name__,
         "type": type(error).__name__,
         "what": error.what,
         "where": error.where,

@@ -227,7 +227,7 @@ class Stage:
                 remedy=f"give the whole name, for example {alike[0]!r}",
             )
         near = difflib.get_close_matches(name, [*tables, *(one.rpartition(".")[2] for one in tables)], n=1)
-        raise Refused(
+        raise UsageError(
             f"Nothing is staged for the table {name!r}.",
             where=self.uri,
             code="usage.unknown_name",

@@ -17,7 +17,7 @@ from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.apply.set_aside import forget_replaced
 from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, FilesLost, Refused
+from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
 from cdc_core.meta import LedgerRow, Meta, Renewals
 from cdc_core.meta.failures import GATES
 from cdc_core.model.run import (
@@ -105,7 +105,7 @@ def commit(
     (run.clear_task, usage.argument), RetryLater (run.taken_over), and what lost_writes.find raises.
     """
     if pipeline.pipeline != plan.pipeline:
-        raise Refused(
+        raise UsageError(
             f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {pipeline.pipeline!r}.",
             where=plan.path,
             code="usage.argument",

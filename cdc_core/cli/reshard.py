@@ -373,7 +373,7 @@ def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) ->
     for other in sorted({one.removesuffix(WAY_BACK_SUFFIX) for one in passing} - {successor}):
         found = meta.latest_cutover(other)
         if found is not None and found.state not in (State.BACK, State.ROLLED_BACK):
-            raise Refused(
+            raise UsageError(
                 f"Another pipeline, {other!r}, has led the application on from some of these shards, or is about to.",
                 where=asked.pipeline.pipeline,
                 code="usage.argument",

@@ -262,7 +262,7 @@ def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> No
 
 def _finished(moving: Moving) -> Cutover:
     """The way back is let in. Safe to repeat. Raises RetryLater (cutover.unchecked), DataAtRisk
-    (cutover.slipped_before, cutover.unchecked)."""
+    (cutover.slipped_before)."""
     work = moving.work
     if moving.state is State.SWITCHED:
         look_again(moving)

@@ -90,7 +90,7 @@ def found_in(cutover: Cutover) -> DataAtRisk | None:
         else "The application was switched, and whether the old tables took writes after the final position can never "
         f"be looked up: {unchecked}",
         where=f"cutover {cutover.cutover_id}",
-        code="cutover.slipped_before" if slipped else "cutover.unchecked",
+        code="cutover.slipped_before",
         remedy=f"`lockstep run {cutover.way_back}`, then `lockstep verify {cutover.way_back}` names the rows; carry "
         "them over by hand",
     )

@@ -148,7 +148,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
     script = parse(text, name)
     statements = script.up if direction == "up" else script.down
     if not statements:
-        raise Refused(
+        raise UsageError(
             f"{name} has no statements for {direction}.",
             where=name,
             code="ddl.script",
@@ -208,7 +208,7 @@ def _decided(
     """former: the latest rollout, if it is of the same statements: what they make of a table was foretold then."""
     places = shard_tables(work.target, logical)
     if not 0 <= options.canary < len(places):
-        raise Refused(
+        raise UsageError(
             f"{logical!r} has no shard {options.canary}.",
             where="--canary",
             code="usage.unknown_name",

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Connection, Row, bindparam, exists, insert, or_, select, update
 
-from cdc_core.errors import BatchesTaken, Refused, RetryLater, defect
+from cdc_core.errors import BatchesTaken, Refused, RetryLater, UsageError, defect
 from cdc_core.meta import failures, layouts, tables, writes
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, Renewals, RunRow, SetAside
@@ -84,7 +84,7 @@ def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> N
     now = now_us(connection)
     known = find(connection, run.run_id, lock=True)
     if known is not None and (known.pipeline, known.window) != (run.pipeline, run.window):
-        raise Refused(
+        raise UsageError(
             f"The run {run.run_id!r} exists for pipeline {known.pipeline!r} and window {known.window}, "
             f"not for {run.pipeline!r} and {run.window}.",
             where=run.run_id,

@@ -44,7 +44,7 @@ def parse_layout(text: str) -> tuple[int, int]:
         raise UsageError(
             f"{text!r} is not a layout.",
             where="--to",
-            code="reshard.layout",
+            code="usage.argument",
             remedy="give the numbers of databases and of tables in each, as in 16x16",
         )
     return int(match[1]), int(match[2])
@@ -58,7 +58,7 @@ def new_name(name: str, new: NewLayout, suffix: str = "") -> str:
     raise UsageError(
         f"The name {made!r} is longer than 48 characters.",
         where="--to",
-        code="reshard.layout",
+        code="usage.argument",
         remedy="give the new target a shorter name with --name",
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -60,7 +60,7 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
         ]
         others.update(part.table for part in manifest.parts)
     if not found:
-        raise Refused(
+        raise UsageError(
             f"Nothing is staged for the table {table!r}.",
             code="usage.unknown_name",
             remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",

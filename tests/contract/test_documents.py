@@ -14,7 +14,7 @@ import yaml
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from cdc_core import config
+from cdc_core import config, errors
 from cdc_core.cli import airflow, reference
 from cdc_core.cli.app import app
 from cdc_core.cli.performable import performable
@@ -130,6 +130,25 @@ def test_every_code_that_is_raised_is_a_name_of_room_and_slug() -> None:
 def test_every_code_that_is_raised_is_documented() -> None:
     known = set(documented_codes())
     assert [f"{code} ({place})" for code, place in raised_codes().items() if code not in known] == []
+
+
+def test_a_code_has_one_class_so_that_it_says_how_to_recover() -> None:
+    known = {kind.__name__: kind for kind in all_errors()}
+    classes: dict[str, set[str]] = {kind.own_code: {errors.severity(kind).__name__} for kind in known.values()}
+    for _, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
+                for part in node.keywords:
+                    if part.arg == "code" and isinstance(part.value, ast.Constant):
+                        kind = errors.severity(known[node.func.id])
+                        classes.setdefault(part.value.value, set()).add(kind.__name__)
+    assert {code: kinds for code, kinds in classes.items() if len(kinds) > 1 and code} == {}
+
+
+def all_errors(kind: type[errors.LockstepError] = errors.LockstepError) -> Iterator[type[errors.LockstepError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from all_errors(child)
 
 
 def test_every_documented_code_exists() -> None:
