@@ -281,7 +281,7 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
             assert prepared["code"] == "snapshot.blocked"
         else:
             assert prepared["code"] == "cutover.rolled_back"
-            assert "transactions that have written to them are still open" in prepared["what"]
+            assert "transactions that wrote to them are still open" in prepared["what"]
         execute(made.source, "XA COMMIT 'moving'")
 
         with (

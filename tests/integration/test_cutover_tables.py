@@ -217,7 +217,7 @@ def test_gates_that_are_gone_are_found_and_closed_again(server: Any, database: s
     with pytest.raises(DataAtRisk) as caught:
         require_gates(places)
     assert (caught.value.code, f"away from {database}.a, and" in caught.value.what) == ("cutover.gates_gone", True)
-    assert "`lockstep cutover resume shop` closes them again" in caught.value.remedy
+    assert "`lockstep cutover resume shop` closes the gates again" in caught.value.remedy
     assert closed_gates(places) == {f"{database}.b"}
     with pytest.raises(Refused, match="2 tables"):  # the application has left both
         require_not_left(places)

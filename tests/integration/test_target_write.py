@@ -685,7 +685,7 @@ def test_a_unique_value_may_swap_though_other_values_are_absent(table: Table) ->
 
 def test_absent_values_of_a_row_that_is_not_there_are_refused_and_nothing_is_written(table: Table) -> None:
     table.write([shop("u", 1, "a", 1, 1)])
-    with pytest.raises(DataAtRisk, match=r"2 rows are not in the target.*key 7") as refused:
+    with pytest.raises(DataAtRisk, match=r"target lacks 2 rows.*key 7") as refused:
         table.write([partial(1, 2, n=5), partial(7, 3, n=5), partial(8, 4, n=5)])
     assert refused.value.code == "target.absent_values"
     assert table.rows() == [(1, "a", 1)]
