@@ -264,6 +264,17 @@ class ValuesAbsent(DataAtRisk):
     own_code = "target.absent_values"
 
 
+RESYNC = (
+    "set tables.on_unreadable: resync, which leaves the table out from here on and has it copied again "
+    "(on_unreadable: isolate only leaves it out)"
+)
+"""The remedy where the log lacks something of one table for ever."""
+GIVE_UP = (
+    "give up what cannot be read: `lockstep extract PIPELINE --source NAME --abandon FILE:OFFSET`, with the position "
+    "up to which it was read, continues at the end of the log and has every table copied again"
+)
+"""The remedy where the log of a source cannot be read any more."""
+
 SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
 """Worst first: the class of several errors together."""
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import Refused, TableRefused
+from cdc_core.errors import RESYNC, Refused, TableRefused
 from cdc_core.model.collations import own_name
 from cdc_core.model.schema import (
     GEOMETRY_BASES,
@@ -23,7 +23,6 @@ from cdc_core.model.schema import (
     ColumnType,
     TableSchema,
 )  # fmt: skip
-from cdc_core.remedies import RESYNC
 
 SCHEMA_REMEDY = f"SET GLOBAL binlog_row_metadata = FULL on the source, so that the log names its columns, and {RESYNC}"
 

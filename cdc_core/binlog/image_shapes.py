@@ -23,10 +23,9 @@ from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import INSERT, UPDATE
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import Refused, defect
+from cdc_core.errors import RESYNC, Refused, defect
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import absent_text
-from cdc_core.remedies import RESYNC
 
 Bools = npt.NDArray[np.bool_]
 

@@ -26,10 +26,9 @@ from cdc_core.binlog.json_diff import patched
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import Refused, defect
+from cdc_core.errors import RESYNC, Refused, defect
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE_MARK, row_field
-from cdc_core.remedies import RESYNC
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import GIVE_UP, DataAtRisk
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -27,7 +27,6 @@ from cdc_core.model.staged import (
     row_field,
     staged_schema,
 )
-from cdc_core.remedies import GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import answers, is_mariadb, quote
-from cdc_core.errors import NeverCaptured, Refused
+from cdc_core.errors import RESYNC, NeverCaptured, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.remedies import RESYNC
 from cdc_core.source import merge_tables
 from cdc_core.source.facts import as_text, query
 

@@ -17,9 +17,8 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Source
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, ServerChanged
+from cdc_core.errors import GIVE_UP, DataAtRisk, LockstepError, RetryLater, ServerChanged
 from cdc_core.model.position import Checkpoint, Position, above
-from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import (
     ServerFacts,
     applies_replicated,

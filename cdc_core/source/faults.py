@@ -9,6 +9,7 @@ import pymysql
 
 from cdc_core.binlog.events import Event, parse_incident, type_name
 from cdc_core.errors import (
+    GIVE_UP,
     ConnectionLost,
     DamagedBytes,
     DataAtRisk,
@@ -19,7 +20,6 @@ from cdc_core.errors import (
     UndoneAfterParts,
     UsageError,
 )
-from cdc_core.remedies import GIVE_UP
 from cdc_core.server_errors import Kind, explained, kind_of
 
 _UNSTAGED = "Nothing after this position was staged"

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
-from cdc_core.errors import Refused
+from cdc_core.errors import RESYNC, Refused
 from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.remedies import RESYNC
 from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.mentioned_names import Table
 from cdc_core.source.statements import Action, Statement

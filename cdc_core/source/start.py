@@ -20,10 +20,9 @@ from cdc_core.binlog.events import Event, EventType
 from cdc_core.binlog.events import format_crc as format_crc_of
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
 from cdc_core.config import Source, StartConfig
-from cdc_core.errors import DataAtRisk, NoEventHere, Refused, ServerChanged, UsageError
+from cdc_core.errors import GIVE_UP, DataAtRisk, NoEventHere, Refused, ServerChanged, UsageError
 from cdc_core.leaving import leave_if_told
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
-from cdc_core.remedies import GIVE_UP
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import (
     BinlogFile,

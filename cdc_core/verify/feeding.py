@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import RESYNC, Refused, UsageError
 from cdc_core.model.schema import TableSchema
-from cdc_core.remedies import RESYNC
 from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import SourceTables
 from cdc_core.verify.target_rows import tables_with_rows

@@ -269,7 +269,7 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
 def remedies() -> Iterator[tuple[str, str]]:
     """Place and text of each literal that is given as `remedy=`, and of those that several errors share."""
     for path, tree in sources():
-        shared = path.name == "remedies.py"
+        shared = path.name == "errors.py"
         for given in (
             node for node in ast.walk(tree) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
         ):

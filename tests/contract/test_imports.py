@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BASE = {
     "account", "errors", "extras", "informing", "leaving", "model", "windows", "config", "connections",
-    "server_errors", "session", "words", "remedies",
+    "server_errors", "session", "words",
 }  # fmt: skip
 PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
 JOINED = BASE | PACKAGES | {"source", "apply", "extract", "history"}
@@ -27,7 +27,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"errors"},
     "windows": {"errors"},
     "words": set(),
-    "remedies": set(),
     "tls": {"errors"},
     "mysql_client": {"errors", "tls"},
     "server_errors": {"errors"},
