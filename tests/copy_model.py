@@ -34,7 +34,7 @@ from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import parse
 from cdc_core.connections import Server
-from cdc_core.errors import RetryLater
+from cdc_core.errors import ConnectionLost, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest, Part
@@ -248,7 +248,7 @@ class Reader:
             yield pa.RecordBatch.from_pylist(some, schema=pa.schema(fields))
             world.move()
             if self._session._server.dead:
-                raise RetryLater("lost", where="", code="connection.unreachable", remedy="")
+                raise ConnectionLost("lost", where="", remedy="")
 
 
 @dataclass

@@ -55,7 +55,7 @@ def fail_over(
 ) -> Failover:
     """Where to continue at the server that `control` is connected to.
 
-    Raises DataAtRisk (source.other_log, source.log_lost; source.other_server where there are neither GTIDs nor several
+    Raises DataAtRisk (source.log_lost; source.other_log where there are neither GTIDs nor several
     servers in the source), RetryLater (source.standby_behind), Refused (connection.setting).
     """
     files = binlog_files(control)

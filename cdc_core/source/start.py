@@ -60,7 +60,7 @@ def find_start(
     """The checkpoint to read from: `stored` if there is one, else by `source.start`.
 
     server: where to open the log for a start by position, GTID or time; by default what `source.connection` names.
-    Raises DataAtRisk (source.log_lost, source.other_log, source.other_server, source.bad_position), UsageError
+    Raises DataAtRisk (source.log_lost, source.other_log, source.bad_position), UsageError
     (config.invalid, usage.argument), Refused (connection.setting).
     """
     known = facts(connection)
@@ -97,7 +97,7 @@ def require_available(
 ) -> None:
     """Requires that the server still has the log from a checkpoint on, and that it is the checkpoint's log.
 
-    Raises DataAtRisk (source.other_server, source.log_lost, source.other_log).
+    Raises DataAtRisk (source.log_lost, source.other_log).
     """
     where = f"{source.name}, {checkpoint.position}"
     if checkpoint.server and checkpoint.server != known.identity:

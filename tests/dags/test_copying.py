@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from cdc_core import config, leaving
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
@@ -60,7 +60,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     @contextmanager
     def lease(*_: Any) -> Iterator[None]:
         if made.running:
-            raise RetryLater("Another.", code="lease.held", remedy="wait")
+            raise LeaseHeld("Another.", remedy="wait")
         yield
 
     def step(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
@@ -132,13 +132,13 @@ def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_whe
     assert not task.poke(context)
     assert world.asked == []
     world.running = False
-    world.failure = RetryLater("Paused.", code="snapshot.paused", remedy="resume")
+    world.failure = Paused("Paused.", remedy="resume")
     assert not task.poke(context)
     world.asked.clear()
-    world.failure = RetryLater("Another server.", code="source.other_server", remedy="extract")
+    world.failure = OtherServer("Another server.", remedy="extract")
     assert not task.poke(context)
     assert world.asked == ["read", "extract"]
-    world.failure = RetryLater("Lost.", code="connection.unreachable", remedy="wait")
+    world.failure = ConnectionLost("Lost.", remedy="wait")
     with pytest.raises(AirflowException) as raised:
         task.poke(context)
     assert not isinstance(raised.value, AirflowFailException)

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import cdc_core.extract
 from cdc_core import config, leaving
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
@@ -25,7 +25,7 @@ from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.sensor import ExtractSensor
 
-HELD = RetryLater("Held by another.", code="lease.held", remedy="wait")
+HELD = LeaseHeld("Held by another.", remedy="wait")
 POSITION = Position(0, "binlog.000007", 1234)
 STAGED = StagingTotals(batches=1, files=2, rows=3, events=4), POSITION, 99
 

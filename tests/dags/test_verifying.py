@@ -12,7 +12,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import DataAtRisk, RetryLater
+from cdc_core.errors import DataAtRisk, Paused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.repair import repairer
 from cdc_core.repair.repairer import Result
@@ -92,7 +92,7 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 
 
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = finds(monkeypatch, raises=RetryLater("Paused.", code="snapshot.paused", remedy="resume"))
+    asked = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
     assert not poke(file).is_done
     with Meta.open(config.load(file).meta.url, "shop") as meta, verifier_lease(meta, "shop", "main"):
         assert not poke(file).is_done

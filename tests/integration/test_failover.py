@@ -351,7 +351,7 @@ def test_without_gtids_a_server_that_is_not_listed_is_refused(pair: Pair, line: 
         alone = Line(pair, tmp_path, opened, sources="env:B")
         with pytest.raises(DataAtRisk) as caught:
             alone.drain()
-    assert caught.value.code == "source.other_server"
+    assert caught.value.code == "source.other_log"
 
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)

@@ -12,7 +12,7 @@ import pytest
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.snapshot import copy_sources
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.rebuild import rebuild as rebuild_source
@@ -36,7 +36,7 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
     def key_columns(schema: TableSchema) -> tuple[Column, ...]:
         if schema.table == "odd" and len(schema.columns) == 2:
-            raise Refused("No order.", where="odd", code="snapshot.not_copyable", remedy="use a dump")
+            raise TableRefused("No order.", where="odd", code="snapshot.not_copyable", remedy="use a dump")
         return known(schema)
 
     monkeypatch.setattr(keys, "key_columns", key_columns)
@@ -197,7 +197,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
             return [(one.task, one.subject, one.code) for one in meta.status("shop").failures]
 
     def broken(*_: object, **__: object) -> None:
-        raise RetryLater("Lost.", where="shop", code="connection.unreachable", remedy="wait")
+        raise ConnectionLost("Lost.", where="shop", remedy="wait")
 
     with monkeypatch.context() as patch:
         patch.setattr(copier, "read_view", broken)

@@ -181,7 +181,7 @@ def test_another_server_at_the_same_address_is_not_read(
         swap()
         with pytest.raises(DataAtRisk) as caught:
             list(stream.blocks(lambda: False))
-    assert caught.value.code == "source.other_server"
+    assert caught.value.code == "source.other_log"
 
 
 def test_a_login_that_is_refused_meanwhile_stops_at_once(origin: Origin, proxy: TcpProxy) -> None:

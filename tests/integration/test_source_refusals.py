@@ -434,7 +434,7 @@ def test_a_managed_server_keeps_its_log_by_its_own_setting(origin: Origin, hours
 
 def test_a_stored_position_of_another_server_is_refused(origin: Origin) -> None:
     stored = Checkpoint(origin.end().position, server="server_id=424242")
-    error_of(DataAtRisk, "source.other_server", lambda: find_start(origin.source(), origin.control, stored))
+    error_of(DataAtRisk, "source.other_log", lambda: find_start(origin.source(), origin.control, stored))
 
 
 def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) -> None:

@@ -520,7 +520,7 @@ def test_a_truncate_of_another_source_table_takes_no_definition_away(store):
 
 
 def test_a_table_that_is_not_staged_is_refused_with_the_names_that_are(store):
-    with pytest.raises(Refused, match=r"shop\.orders") as caught:
+    with pytest.raises(UsageError, match=r"shop\.orders") as caught:
         table_state(store, stage(store, [Made([insert(1)])]), "shop.order")
     assert caught.value.code == "usage.unknown_name"
 
