@@ -463,7 +463,7 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
     start = starts.read(store, source)
     problems = []
     if start is None and (infos or horizon is not None):
-        problems.append(ChainProblem("stage.start", start_path(source), starts.missing_start(store, source).what))
+        problems.append(ChainProblem("stage.damaged", start_path(source), starts.missing_start(store, source).what))
     if horizon is None:
         return infos, None if start is None else start.position, problems
     first = first_at(source, horizon.position)
