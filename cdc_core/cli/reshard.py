@@ -364,7 +364,7 @@ def _successors(asked: _Asked, led: Cutover) -> tuple[str, str]:
 
 def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) -> None:
     """The application has not been led on from any of the shards by another pipeline: the fences let the way back of
-    one pipeline through. Raises Refused (usage.argument)."""
+    one pipeline through. Raises Refused (cutover.left_before)."""
     from cdc_core.config import WAY_BACK_SUFFIX
     from cdc_core.cutover.states import State
     from cdc_core.target.fence import let_through_by
@@ -373,10 +373,10 @@ def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) ->
     for other in sorted({one.removesuffix(WAY_BACK_SUFFIX) for one in passing} - {successor}):
         found = meta.latest_cutover(other)
         if found is not None and found.state not in (State.BACK, State.ROLLED_BACK):
-            raise UsageError(
+            raise Refused(
                 f"Another pipeline, {other!r}, has led the application on from some of these shards, or is about to.",
                 where=asked.pipeline.pipeline,
-                code="usage.argument",
+                code="cutover.left_before",
                 remedy=f"name shards that {other!r} does not move (--shards); or lead its shards back first",
             )
 

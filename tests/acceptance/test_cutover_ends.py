@@ -212,7 +212,7 @@ def test_a_cutover_that_is_told_twice_to_end_lets_the_application_write_first(
         made.until(lambda: started.ended)
         started.kill()
         assert released.exists(), log.read_text()
-        assert '"cli.interrupted"' in log.read_text()
+        assert '"run.interrupted"' in log.read_text()
         found = made.cutover("status", "shop.yaml")
         assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal")
         nothing_is_left(made)

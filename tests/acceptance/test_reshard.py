@@ -118,7 +118,7 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         assert made("cutover", "run", first)["state"] == "WATCH"
         for shards in (("--shards", "0-1"), ()):  # the first part has taken shard 0
             refused = made("reshard", "run", *to[:-1], *shards, code=3)
-            assert refused["error"]["code"] == "usage.argument"
+            assert refused["error"]["code"] == "cutover.left_before"
 
         def place(table: str, key: int) -> str:
             return made.new_place(table, key) if key % 4 == 0 else made.old_place(table, key)

@@ -208,6 +208,6 @@ def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, databas
     other = TableSchema.from_json(
         schema.to_json() | {"columns": [c | {"key_part": 1} for c in schema.to_json()["columns"]]}
     )
-    with pytest.raises(Refused, match="lack a, which is needed to identify the row") as refused:
+    with pytest.raises(Refused, match="lack a, so they do not say which row") as refused:
         decode_rows(other, table, RowImages.from_events(events))
     assert refused.value.code == "source.incomplete_rows"

@@ -188,7 +188,7 @@ class Outcome:
             return f"sent {self.elsewhere[:60]!r} elsewhere"
         if error is None:
             return "" if self.watched.result == expected else f"answered {str(self.watched.result)[:200]}"
-        if not isinstance(error, LockstepError) or error.code.startswith(("internal.", "internal.defect")):
+        if not isinstance(error, LockstepError) or error.code.startswith("internal."):
             return f"{type(error).__name__}: {str(error)[:300]}"
         return ""
 

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, UniqueConstraint, create_engine, inspect, make_url, text
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import (
     Claim,
     LastWrite,
@@ -140,7 +140,7 @@ def staged(meta: Meta, count: int, **options: Any) -> Lease:
 def test_a_held_lease_is_refused_with_its_holder_and_expiry(meta: Meta) -> None:
     lease_of(meta, holder="worker-7:123")
     error = refusal(lambda: lease_of(meta, holder="worker-8:9"))
-    assert (type(error), error.code) == (RetryLater, "lease.held")
+    assert (severity(type(error)), error.code) == (RetryLater, "lease.held")
     assert "worker-7:123" in error.what
     assert "until 20" in error.what
 
@@ -317,7 +317,7 @@ def test_a_gap_is_refused_and_moves_nothing(meta: Meta, database_url: str) -> No
     lease = staged(meta, 1)
     before = dump(database_url)
     error = refusal(lambda: meta.commit_batch(lease, manifest(2)))
-    assert (type(error), error.code) == (DataAtRisk, "meta.gap")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "meta.gap")
     assert dump(database_url) == before
 
 
@@ -325,7 +325,7 @@ def test_another_batch_in_the_place_of_a_recorded_one_is_refused(meta: Meta, dat
     lease = staged(meta, 1)
     before = dump(database_url)
     error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=2)))
-    assert (type(error), error.code) == (DataAtRisk, "stage.chain")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.chain")
     changed = manifest(0)
     changed = replace(changed, parts=(replace(changed.parts[0], sha256="f" * 64),))
     assert refusal(lambda: meta.commit_batch(lease, changed)).code == "stage.chain"
@@ -350,7 +350,7 @@ def test_a_batch_of_another_source_or_without_extent_is_refused(meta: Meta) -> N
     assert refusal(lambda: meta.commit_batch(lease, manifest(0, source="other"))).code == "internal.defect"
     assert refusal(lambda: meta.commit_batch(lease, manifest(0, pipeline="other"))).code == "internal.defect"
     error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=0)))
-    assert (type(error), error.code) == (InternalError, "internal.defect")
+    assert (severity(type(error)), error.code) == (InternalError, "internal.defect")
 
 
 def test_the_watermark_moves_alone_and_never_falls(meta: Meta) -> None:
@@ -415,7 +415,7 @@ def test_a_chain_that_does_not_fit_rebuilds_nothing(meta: Meta, database_url: st
     lease = staged(meta, 2)
     before = dump(database_url)
     error = refusal(lambda: meta.rebuild(lease, [manifest(number) for number in numbers]))
-    assert (type(error), error.code) == (DataAtRisk, "stage.chain")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.chain")
     assert dump(database_url) == before
 
 
@@ -524,7 +524,7 @@ def test_what_was_not_applied_is_not_committed_not_even_in_part(meta: Meta, data
     meta.mark_applied("a", "t", IDS[:1])
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1]))
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
     assert dump(database_url) == before
 
 
@@ -548,7 +548,7 @@ def test_a_run_of_whose_batches_another_took_over_some_commits_nothing_until_tha
     assert states(meta) == [("STAGED", "b"), ("STAGED", "b"), ("APPLIED", "a")]
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1, 2]))
-    assert (type(error), error.code) == (RetryLater, "run.taken_over")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     assert meta.mark_applied("a", "t", IDS) == 0
     assert dump(database_url) == before
     meta.mark_applied("b", "t", IDS[:2])
@@ -564,7 +564,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
     commit(meta, "a", [0])
     before = dump(database_url)
     error = refusal(lambda: claim(meta, "b", [0, 1]))
-    assert (type(error), error.code) == (RetryLater, "run.taken_over")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     assert dump(database_url) == before
     claim(meta, "b", [0], target="another")
 
@@ -572,7 +572,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
 def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
     claim(meta, "a", [])
     error = refusal(lambda: meta.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
-    assert (type(error), error.code) == (Refused, "usage.argument")
+    assert (severity(type(error)), error.code) == (UsageError, "usage.argument")
 
 
 def test_a_failure_is_kept_and_moves_no_state(meta: Meta) -> None:
@@ -846,7 +846,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 def test_a_reader_makes_no_tables(server_url: str) -> None:
     error = refusal(lambda: opened(server_url, create=False))
-    assert (type(error), error.code) == (Refused, "meta.absent")
+    assert (severity(type(error)), error.code) == (Refused, "meta.absent")
 
 
 def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:

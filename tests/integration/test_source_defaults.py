@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
 from cdc_core.source.defaults import column_defaults
@@ -174,7 +174,7 @@ def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused
         run(*insert(2), *change, *insert(3))
     assert require_equal(drain(origin, start, read)) == 3
     error = refusal(lambda: drain(origin, start))
-    assert (type(error), error.code) == (Refused, "source.incomplete_rows")
+    assert (severity(type(error)), error.code) == (Refused, "source.incomplete_rows")
     assert "redefines the table" in error.what
     assert "isolate" in error.remedy
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.stage import s3
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from cdc_core.stage.manifest import Copies, sweep
@@ -330,7 +330,7 @@ def refusal(store: ObjectStore) -> LockstepError:
 def test_a_wrong_secret_is_refused_and_not_shown(bucket, s3_server, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-private")
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "wrong-and-private" not in str(error)
 
 
@@ -341,19 +341,19 @@ def test_missing_credentials_are_refused(bucket, s3_server, monkeypatch, tmp_pat
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "AWS_ACCESS_KEY_ID" in str(error)
 
 
 def test_a_bucket_that_does_not_exist_is_refused(bucket, s3_server):
     error = refusal(open_store("s3://there-is-no-such-bucket", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "there-is-no-such-bucket" in str(error)
 
 
 def test_a_server_that_does_not_answer_is_worth_a_retry(bucket):
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint="http://127.0.0.1:9"))
-    assert (type(error), error.code) == (RetryLater, "stage.unreachable")
+    assert (severity(type(error)), error.code) == (RetryLater, "stage.unreachable")
 
 
 def test_a_uri_without_a_bucket_is_a_usage_error():
@@ -367,7 +367,7 @@ def test_a_directory_that_cannot_be_written_is_refused_for_no_retry_helps(tmp_pa
     for place in (f"{tmp_path}/file/stage", "/proc/lockstep/stage", f"{tmp_path}/{'x' * 300}"):
         store = open_store(f"file://{place}")
         error = refusal(store)
-        assert (type(error), error.code) == (Refused, "disk.not_permitted"), place
+        assert (severity(type(error)), error.code) == (Refused, "disk.not_permitted"), place
         with pytest.raises(Refused):
             store.open_output(["a"], tmp_path)
 

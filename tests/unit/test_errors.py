@@ -21,6 +21,7 @@ from cdc_core.errors import (
     defect,
     from_text,
     parts_of,
+    severity,
     to_line,
 )
 
@@ -67,7 +68,7 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
     narrow = Refused("n is narrow.", where="shop.t", code="target.definition", remedy="ALTER TABLE t MODIFY n int")
     lost = Refused("t is missing.", where="shop.t", code="target.table", remedy="CREATE TABLE t (n int)")
     error = combined([away, combined([narrow, lost]), narrow])
-    assert (type(error), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
+    assert (severity(type(error)), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
     assert "\n" not in str(error)
     for one in (away, narrow, lost):
         assert one.what.rstrip(".") in error.what

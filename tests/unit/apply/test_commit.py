@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc_core.apply import lost_writes
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.run import WriteCounts, counts_path
 from tests.made_batches import manifest
@@ -70,25 +70,25 @@ def test_a_commit_run_twice_changes_nothing_even_when_the_runs_files_are_gone(li
 
 def test_a_ledger_that_does_not_add_up_moves_nothing(line: Line) -> None:
     error = refused(line, written=[WriteCounts("shop.orders", "0", 8, 0, 0), WriteCounts("shop.items", "0", 3, 0, 0)])
-    assert (type(error), error.code) == (DataAtRisk, "run.unbalanced")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "run.unbalanced")
     assert "shop.items" in error.what
 
 
 def test_quality_that_failed_or_is_missing_moves_nothing(line: Line) -> None:
     error = refused(line, quality={"a.json": {"success": True}, "b.json": {"success": False}})
-    assert (type(error), error.code) == (DataAtRisk, "quality.failed")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "quality.failed")
     assert "b.json" in error.what
     assert "a.json" not in error.what
     for found in list(line.store.list("runs/r/")):
         if "/quality/" in found.path:
             line.store.delete(found.path)
     error = refused(line, quality={})
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def test_quality_that_was_killed_between_two_results_moves_nothing(line: Line) -> None:
     error = refused(line, quality={"a.json": {"success": True}}, reported=False)
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 @pytest.mark.parametrize("result", [{}, {"success": "yes"}, {"success": 1}, [], None])
@@ -104,7 +104,7 @@ def test_counts_that_are_missing_or_cut_off_move_nothing(line: Line, folder: str
     whole = line.store.get(path)
     line.store.delete(path)
     error = refusal(lambda: line.commit(run))
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
     for broken in (whole[: len(whole) // 2], b'[{"no": 1}]', b"[1]", b"{}x"):
         line.store.put(path, broken)
         assert refusal(lambda: line.commit(run)).code == "run.clear_task"
@@ -119,7 +119,7 @@ def test_a_commit_before_the_write_has_finished_is_refused(line: Line) -> None:
     again = line.plan("other", WINDOW)  # takes the records over as they stand
     assert taken_states(line) == {("APPLIED", "other")}
     error = refusal(lambda: line.commit(again))
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def taken_states(line: Line) -> set[tuple[str, str]]:
@@ -135,7 +135,7 @@ def test_records_that_were_not_applied_are_not_committed(line: Line) -> None:
     with fresh.meta:
         _back_to_staged(fresh)
         error = refusal(lambda: fresh.commit(run))
-        assert (type(error), error.code) == (Refused, "run.clear_task")
+        assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
         assert fresh.meta.ledger("r") == ()
 
 

@@ -16,7 +16,7 @@ from cdc_core.apply import replay, retention
 from cdc_core.apply.compaction import By, Compacted, compact
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.turn import Turn
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, severity
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint
@@ -297,7 +297,7 @@ def test_two_compactions_at_once_take_turns(staged: Staged, monkeypatch: pytest.
 
     monkeypatch.setattr(staged.line.store, "put_if_absent", meanwhile)
     staged.compact()
-    assert [(type(error), error.code) for error in inner] == [(RetryLater, "lease.held")] * 2
+    assert [(severity(type(error)), error.code) for error in inner] == [(RetryLater, "lease.held")] * 2
 
 
 def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -457,7 +457,7 @@ def test_a_reader_from_before_a_removal_is_told_to_read_again(staged: Staged) ->
     staged.removed()
     for read in (stage["shop.orders"].changes(), stage["shop.orders"].now()):
         error = refusal(read.to_arrow)
-        assert (type(error), error.code) == (RetryLater, "stage.removed")
+        assert (severity(type(error)), error.code) == (RetryLater, "stage.removed")
     stage.refresh()
     assert stage["shop.orders"].now().to_arrow().num_rows == 6
 
@@ -526,7 +526,7 @@ def test_a_file_that_does_not_have_the_rows_of_its_parts_is_never_used(
 
     monkeypatch.setattr(PartFile, "add", turned)
     error = refusal(staged.compact)
-    assert (type(error), error.code) == (DataAtRisk, "stage.damaged")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.damaged")
     monkeypatch.undo()
     assert (staged.changes(), staged.paths("compactions/")) == (before, [])
 

@@ -14,7 +14,7 @@ import pytest
 from cdc_core.apply import commit, plan, replay
 from cdc_core.apply.layouts import note_layouts, require_layouts
 from cdc_core.apply.replay import Selection
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.coverage import How, TableCoverage
@@ -95,7 +95,7 @@ def test_a_window_takes_its_own_batches_and_all_earlier_ones_not_yet_applied(lin
 def test_a_window_that_a_source_has_not_staged_to_its_end_waits(line: Line) -> None:
     line.stage(B[0])
     error = refusal(lambda: line.plan("r", WINDOW))
-    assert (type(error), error.code, error.where) == (RetryLater, "stage.behind", "shop")
+    assert (severity(type(error)), error.code, error.where) == (RetryLater, "stage.behind", "shop")
     assert line.meta.run("r") is None
     line.stage(B[1], until_us=WINDOW[1] - 1)
     assert refusal(lambda: line.plan("r", WINDOW)).code == "stage.behind"
@@ -115,7 +115,7 @@ def test_a_source_that_is_staged_up_to_a_time_which_metas_clock_is_far_from_is_n
         assert taken(line.plan("r", WINDOW)) == IDS[:1]
         return
     error = refusal(lambda: line.plan("r", WINDOW))
-    assert (type(error), error.code, "not at all yet" in error.what) == (RetryLater, "stage.behind", True)
+    assert (severity(type(error)), error.code, "not at all yet" in error.what) == (RetryLater, "stage.behind", True)
     assert line.meta.run("r") is None
     monkeypatch.setattr(type(line.meta), "now_us", lambda _: WINDOW[1])
     assert taken(line.plan("r", WINDOW)) == IDS[:1]
@@ -151,7 +151,7 @@ def test_a_hole_in_the_positions_is_refused_and_claims_nothing(line: Line, tmp_p
             saved = connection.execute("SELECT * FROM batch WHERE batch_id = ?", (IDS[hole],)).fetchone()
             connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[hole],))
         error = refusal(lambda: line.plan("r"))
-        assert (type(error), error.code, error.where) == (DataAtRisk, "meta.gap", "shop")
+        assert (severity(type(error)), error.code, error.where) == (DataAtRisk, "meta.gap", "shop")
         assert IDS[hole - 1] in error.what
         assert line.meta.records("t", IDS) == ()
         with sqlite3.connect(tmp_path / "meta.db") as connection:
@@ -231,7 +231,7 @@ def test_a_run_takes_over_what_a_dead_run_has_claimed(line: Line) -> None:
     assert taken(heir) == IDS[:3]
     line.apply(dead)  # as if it had not been dead
     error = refusal(lambda: line.commit(dead))
-    assert (type(error), error.code) == (RetryLater, "run.taken_over")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     line.apply(heir)
     line.commit(heir)
     assert line.commit(dead).moved == 0  # done by the other run: its ledger is closed, no record moves
@@ -368,7 +368,7 @@ def test_a_batch_without_rows_is_consumed_too(line: Line) -> None:
 def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
     line.stage(manifest(0, schemas=[schema(key=())]))
     error = refusal(lambda: line.plan("r"))
-    assert (type(error), error.code) == (Refused, "config.table_rule")
+    assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
     assert "shop.orders" in error.what
     assert "targets.t.tables.shop.orders.key" in error.remedy
     assert line.meta.records("t", IDS) == ()
@@ -405,7 +405,7 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
         lambda: replay.plan(line.meta, line.store, counted.pipeline, replay.Selection("t"), run_id="again"),
     ):
         error = refusal(attempt)
-        assert (type(error), error.code) == (Refused, "stage.partial")
+        assert (severity(type(error)), error.code) == (Refused, "stage.partial")
         assert behind(5).batch_id in error.what
     without = line.with_targets({"name": "t", "tables": {"shop.items": {}}})
     without.done("without")
@@ -440,14 +440,14 @@ def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Lin
 def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:
     line.stage(B[0], manifest(1, schemas=[schema("orders_1", key=("id", "v"))]))
     error = refusal(lambda: line.plan("r"))
-    assert (type(error), error.code) == (Refused, "stage.key")
+    assert (severity(type(error)), error.code) == (Refused, "stage.key")
     assert taken(line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}}).plan("r")) == IDS[:2]
 
 
 def test_a_key_column_that_a_source_table_lacks_is_refused(line: Line) -> None:
     line.stage(B[0])
     error = refusal(lambda: line.with_targets({"name": "t", "tables": {"*": {"key": ["nope"]}}}).plan("r"))
-    assert (type(error), error.code) == (Refused, "config.table_rule")
+    assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
     assert "'nope'" in error.what
 
 
@@ -458,7 +458,7 @@ def test_a_changed_key_in_the_pipeline_file_makes_a_new_plan_of_the_same_run(lin
     new = changed.plan("r")
     assert new.merge_set("0").tables[0].key == ("v",)
     error = refusal(lambda: commit.mark_applied(line.meta, old, "t"))
-    assert (type(error), error.code) == (Refused, "run.clear_task")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_pat
 )
 def test_wrong_arguments_are_usage_errors(line: Line, options: dict[str, object], code: str) -> None:
     error = refusal(lambda: line.plan(**options))  # type: ignore[arg-type]
-    assert (type(error), error.code) == (UsageError, code)
+    assert (severity(type(error)), error.code) == (UsageError, code)
 
 
 def test_a_run_id_is_not_reused_for_another_window(line: Line) -> None:
@@ -595,7 +595,7 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     assert refusal(lambda: note_layouts(line.meta, after.pipeline, first, "t")).code == "run.clear_task"
     require_layouts(line.meta, before.pipeline, first)
     error = refusal(lambda: after.plan("r"))
-    assert (type(error), error.code, error.where) == (
+    assert (severity(type(error)), error.code, error.where) == (
         DataAtRisk,
         "target.layout",
         "targets.t.tables.shop.orders.sharding",

@@ -15,7 +15,7 @@ from cdc_core.apply import replay, retention
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
 from cdc_core.check.targets import writer_of
-from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, RecordState
 from cdc_core.meta.copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
@@ -123,7 +123,7 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
     with monkeypatch.context() as patch:
         patch.setattr(line.meta, "purge", meanwhile)
         error = refusal(lambda: purge(line))
-    assert (type(error), error.code) == (RetryLater, "lease.lost")
+    assert (severity(type(error)), error.code) == (RetryLater, "lease.lost")
     assert (staged(line), horizon.read(line.store, "shop")) == (list(IDS), None)
 
 
@@ -132,7 +132,7 @@ def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_
     purge(line, B[3].window_end_us)
     copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
     error = refusal(lambda: line.meta.decide_copied(copier, read_at(3, 5), ()))
-    assert (type(error), error.code, line.meta.decided_copied("shop")) == (RetryLater, "lease.lost", ())
+    assert (severity(type(error)), error.code, line.meta.decided_copied("shop")) == (RetryLater, "lease.lost", ())
     line.meta.decide_copied(copier, read_at(4, 5), ())
 
 
@@ -164,7 +164,7 @@ def test_what_a_run_of_any_target_holds_is_not_purged(line: Line) -> None:
     later = line.with_targets({"name": "t"}, {"name": "new"})
     later.plan("second", targets=["new"])
     error = refusal(lambda: purge(line))
-    assert (type(error), error.code, error.where) == (Refused, "stage.not_committed", "new")
+    assert (severity(type(error)), error.code, error.where) == (Refused, "stage.not_committed", "new")
     assert staged(line) == list(IDS)
     assert set(states(line).values()) == {RecordState.COMMITTED}
 
@@ -218,7 +218,7 @@ def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(line.meta, "purge", meanwhile)
     purge(line)
-    assert [(type(error), error.code) for error in inner] == [(RetryLater, "lease.held")]
+    assert [(severity(type(error)), error.code) for error in inner] == [(RetryLater, "lease.held")]
 
 
 def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,7 @@ def test_a_replay_that_would_begin_before_the_horizon_is_refused_and_told_where_
         return made.target("t").batches
 
     error = refusal(again)
-    assert (type(error), error.code, IDS[3] in error.remedy) == (Refused, "plan.purged", True)
+    assert (severity(type(error)), error.code, IDS[3] in error.remedy) == (Refused, "plan.purged", True)
     assert again(first=replay.places(line.pipeline, [IDS[3]], "--from")) == IDS[3:]
     assert refusal(lambda: require_unpurged(line.store, IDS)).code == "plan.purged"
     require_unpurged(line.store, IDS[3:])

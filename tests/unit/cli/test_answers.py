@@ -168,7 +168,7 @@ def test_an_empty_stage_has_nothing_to_show_and_that_is_no_error(lockstep: Locks
     assert json.loads(lockstep("stage", "ls", pipeline, "--json").out)["batches"] == []
     assert json.loads(lockstep("stage", "verify", pipeline, "--json").out)["ok"] is True
     assert json.loads(lockstep("stage", "show", pipeline, "--json").out)["error"]["code"] == "usage.unknown_name"
-    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 3
+    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 2
 
 
 def test_an_export_does_not_overwrite_unless_told(lockstep: Lockstep, pipeline: Path) -> None:

@@ -32,7 +32,7 @@ def test_a_layout_is_two_numbers() -> None:
     for text in ("16", "x16", "0x4", "4X4", "4x4x4", "-1x4"):
         with pytest.raises(LockstepError) as caught:
             parse_layout(text)
-        assert caught.value.code == "reshard.layout"
+        assert caught.value.code == "usage.argument"
 
 
 def test_a_new_target_has_the_rules_of_the_old_one_and_other_tables() -> None:
