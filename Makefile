@@ -96,7 +96,7 @@ test: setup ## the tests, on real servers (PYTEST_ARGS=... for a part)
 test-all: ## test, and what is marked `matrix`: every crash, and what only repeats a case elsewhere
 	@$(MAKE) test PYTEST_ARGS='-m "matrix or not matrix" $(PYTEST_ARGS)'
 
-crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
+crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints how each case ended
 	@$(PY) -m pytest tests/crash tests/dags/test_scheduler.py -m "matrix or crash_sample" -v $(PYTEST_ARGS)
 
 move-matrix: servers ## moves, DDL over shards, and kills during a cutover at every step and at random moments (LOCKSTEP_CUTOVERS=20 of these for each pair of servers)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start
 from cdc_core.stage.layout import PartName, part_path
@@ -120,8 +122,8 @@ def rebuild(pipeline: Pipeline) -> str:
 def plan(pipeline: Pipeline) -> str:
     from cdc_core.apply.plan import plan as made
 
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        found = made(meta, open_stage(pipeline.stage), pipeline, window=None, run_id="benchmark")
+    with open_pipeline(pipeline, os.environ) as opened:
+        found = made(opened, window=None, run_id="benchmark")
         return f"{len(found.target('t').batches)} batches"
 
 

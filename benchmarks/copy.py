@@ -335,12 +335,12 @@ def text_of(turns: Mapping[str, Sequence[Turn]], rows: int) -> str:
         ours = ours if ours in turns else "lockstep, 1 reader"
         return f"{median(name, lambda one: one.wall_s) / median(ours, lambda one: one.wall_s):.2f}×"
 
-    columns = ("", "time", "rows/s", "time / Lockstep's", "client CPU", "server CPU", "memory")
+    columns = ("", "rows/s", "time / Lockstep's", "client CPU", "server CPU", "memory")
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for name in turns:
         wall_s = median(name, lambda one: one.wall_s)
         lines.append(
-            f"| {name} | {wall_s:.2f} s | {rows / wall_s:,.0f} | {beside(name)} | "
+            f"| {name} | {rows / wall_s:,.0f} | {beside(name)} | "
             f"{median(name, lambda one: one.client_cpu_s):.2f} s | "
             f"{median(name, lambda one: one.server_cpu_s):.2f} s | "
             f"{'–' if '|' in name else f'{median(name, lambda one: one.rss_mib):,.0f} MiB'} |"

@@ -31,8 +31,8 @@ def machine(server: SqlServer, load: float, *others: str) -> str:
     product = "MariaDB" if "mariadb" in version.lower() else "MySQL"
     programs = [f"{product} {version}", f"Python {sys.version.split()[0]}", f"pyarrow {pa.__version__}", *others]
     said = (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; "
-        f"load average before the run {load:.0f}; {', '.join(programs)}."
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server, load {load:.0f}; "
+        f"{', '.join(programs)}."
     )
     return textwrap.fill(said, 120)
 

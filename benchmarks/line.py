@@ -28,11 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.document import keep, machine
+from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline, load
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.staged import BOOKKEEPING
-from cdc_core.run import RunContext, apply
+from cdc_core.operations.open_pipeline import OpenPipeline, Progress
 from cdc_core.stage.stores import open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -274,6 +275,16 @@ class _Enough(Exception):
     """What is measured has ended."""
 
 
+class Marked(Progress):
+    """Hands each task of a run on as it begins."""
+
+    def __init__(self, began: Callable[[str], None]) -> None:
+        self._began = began
+
+    def step(self, name: str) -> None:
+        self._began(name)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a workload runs: a pipeline with its file, and both servers."""
@@ -303,14 +314,13 @@ class Place:
                 if self.workload.merged and len(marks) > 2:
                     raise _Enough
 
-            run_id = f"line-{time.time_ns()}"
             store, output = open_stage(self.pipeline.stage), self.folder / "spark.log"
             with (
                 Driver(self.pipeline, store, master=self.pipeline.spark.master, output=output) as spark,
                 suppress(_Enough),
             ):
-                context = RunContext(self.pipeline, meta, store, os.environ, began, spark)
-                result = apply(context, run_id)
+                progress = Marked(began)
+                result = apply(OpenPipeline(self.pipeline, meta, store, os.environ, progress), spark, "line")
                 began("end")
                 if not result.summaries:
                     raise SystemExit(f"{self.workload.name}: the run applied nothing")
@@ -462,6 +472,11 @@ def replayed(place: Place, since: tuple[str, int], database: str) -> float | Non
     return time.perf_counter() - started_s
 
 
+PEERS = ("executemany", "mysqlbinlog \\| mysql")
+IN_DOCUMENT = ("merge", "filter", "write", "quality")
+"""The steps that take most of the time."""
+
+
 @dataclass(frozen=True)
 class Result:
     workload: Workload
@@ -493,6 +508,22 @@ class Result:
             lines.append(f"| {step.name} | {step.wall_s:.1f} s | {cpus} | {memory:,.0f} MiB |")
         return "\n".join(lines)
 
+    def row(self) -> str:
+        """The same in one line, for the document."""
+        steps = {step.name: f"{step.wall_s:.1f}" for step in self.steps}
+        peers = (f"{self.peers_s[name] / self.wall_s:.2f}×" if name in self.peers_s else "–" for name in PEERS)
+        cpu_s = sum(step.cpu_s[role] for step in self.steps for role in ("run", "jvm", "workers"))
+        target_s = sum(step.cpu_s["target"] for step in self.steps)
+        count = f"{self.rows:,} "
+        cells = (count + self.workload.about.removeprefix(count), f"**{self.wall_s:.1f} s**", *peers,
+                 *(steps.get(name, "–") for name in IN_DOCUMENT), f"{cpu_s:.1f} s", f"{target_s:.1f} s")  # fmt: skip
+        return f"| {' | '.join(cells)} |"
+
+
+def table(results: Sequence[Result]) -> str:
+    columns = ("changes", "run", *(f"× {name}" for name in PEERS), *IN_DOCUMENT, "CPU", "target's CPU")
+    return "\n".join([f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}", *(one.row() for one in results)])
+
 
 def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result:
     with placed(workload, kind) as place:
@@ -514,8 +545,8 @@ def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result
             place.require_equal(TARGET_DATABASE, "lockstep", workload.shards)
         found: dict[str, float] = {}
         ways: dict[str, Callable[[], float | None]] = {
-            "executemany": partial(executemany, place, decoded(place, known) if peers else {}),
-            "mysqlbinlog \\| mysql": partial(replayed, place, (since[0], int(since[1])), PLAIN),
+            PEERS[0]: partial(executemany, place, decoded(place, known) if peers else {}),
+            PEERS[1]: partial(replayed, place, (since[0], int(since[1])), PLAIN),
         }
         for name, way in ways.items() if peers else ():
             place.copy(BEFORE, 0, PLAIN)
@@ -542,16 +573,16 @@ def main() -> None:
     names = [one.name for one in WORKLOADS if not (chosen.quick and one.tables > 1_000)]
     if chosen.only:
         names = chosen.only.split(",")
-    load_before, texts = os.getloadavg()[0], []
+    load_before = os.getloadavg()[0]
+    results: list[Result] = []
     for workload in WORKLOADS:
         if workload.name in names:
             rows = workload.rows if workload.fixed else chosen.rows or workload.rows // (5 if chosen.quick else 1)
             print(f"{workload.name}: {rows:,} changes", file=sys.stderr)
-            texts.append(measured(workload, chosen.server, rows, peers=not chosen.no_peers).text())
-            print(texts[-1], file=sys.stderr, flush=True)
+            results.append(measured(workload, chosen.server, rows, peers=not chosen.no_peers))
+            print(f"{results[-1].text()}\n", flush=True)
     with {"mariadb": MariaDb.start, "mysql": MySql.start}[chosen.server](server_id=9) as server:
-        texts.insert(0, machine(server, load_before))
-    text = "\n\n".join(texts)
+        text = f"{machine(server, load_before)}\n\n{table(results)}"
     print(text)
     if chosen.write:
         keep("line", text)

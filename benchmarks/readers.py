@@ -19,6 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.workloads import Stretch
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage.stores import open_stage
 
 SOURCE = "bench"
 
@@ -48,7 +50,7 @@ def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
     meta = Meta.open(pipeline.meta.url, pipeline.pipeline)
     try:
         opened_s = time.perf_counter()
-        with Extractor(pipeline, SOURCE, meta=meta, environ={"BENCH": url}) as extractor:
+        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage), {"BENCH": url}), SOURCE) as extractor:
             started_s, used_s = time.perf_counter(), time.process_time()
             result = extractor.drain()
             ended_s, used_s = time.perf_counter(), time.process_time() - used_s

@@ -187,25 +187,19 @@ def started(server: SqlServer, target: SqlServer, rows: int, quiet_s: float, lim
 
 
 def text_of(found: Start) -> str:
-    columns: tuple[str, ...] = ("", "rows", "time", "rows/s", "CPU", "source CPU", "memory")
+    columns = ("", "rows/s", "source CPU", "statement, median", "p99", "lag, median", "p95")
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for name, (one, rows) in found.steps.items():
-        lines.append(
-            f"| {name} | {rows:,} | {one.wall_s:.1f} s | {rows / one.wall_s:,.0f} | {one.client_cpu_s:.1f} s | "
-            f"{one.server_cpu_s:.1f} s | {one.rss_mib:,.0f} MiB |"
-        )
-    columns = ("", "statements", "median", "p99", "lag, median", "lag, p95")
-    lines += ["", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for name, seen in (
-        ("without a copy", found.quiet),
-        ("during the gentle copy", found.gentle),
-        ("during the copy", found.copying),
-    ):
-        took, lags = seen.statements_s, seen.lags_s
-        lines.append(
-            f"| {name} | {len(took):,} | {1e3 * share(took, 0.5):.2f} ms | {1e3 * share(took, 0.99):.2f} ms | "
-            f"{share(lags, 0.5):.1f} s | {share(lags, 0.95):.1f} s |"
-        )
+    seen_beside = {"gentle copy": found.gentle, "copy": found.copying}
+    for name, seen in (("no copy", found.quiet), *((name, seen_beside.get(name)) for name in found.steps)):
+        cells = [name, "", "", "", "", "", ""]
+        if name in found.steps:
+            one, rows = found.steps[name]
+            cells[1:3] = f"{rows / one.wall_s:,.0f}", f"{one.server_cpu_s:.1f} s"
+        if seen:
+            took, lags = seen.statements_s, seen.lags_s
+            cells[3:5] = (f"{1e3 * share(took, at):.2f} ms" for at in (0.5, 0.99))
+            cells[5:7] = (f"{share(lags, at):.1f} s" for at in (0.5, 0.95))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -37,12 +37,14 @@ def extract(root: Path, *, profile: bool) -> dict[str, Any]:
     from cdc_core.config import parse
     from cdc_core.extract import Extractor
     from cdc_core.meta import Meta
+    from cdc_core.operations.open_pipeline import OpenPipeline
+    from cdc_core.stage.stores import open_stage
 
     pipeline = parse(PIPELINE.format(root=root), where="benchmark")
     stats = cProfile.Profile()
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         started, started_cpu = time.perf_counter(), time.process_time()
-        with Extractor(pipeline, "many", meta=meta) as extractor:
+        with Extractor(OpenPipeline(pipeline, meta, open_stage(pipeline.stage), os.environ), "many") as extractor:
             opened, opened_cpu = time.perf_counter(), time.process_time()
             if profile:
                 stats.enable()

@@ -347,6 +347,19 @@ def _from_fields(fields: Mapping[str, Any]) -> LockstepError:
     return _rebuild(kind, what, where, remedy, code, parts)
 
 
+def to_document(error: LockstepError) -> dict[str, Any]:
+    """The JSON form of an error, for commands and for the page in Airflow."""
+    return {
+        "error": {
+            "code": error.code,
+            "class": error.exit_class,
+            "what": error.what,
+            "where": error.where,
+            "remedy": error.remedy,
+        }
+    }
+
+
 def from_document(fields: Mapping[str, Any]) -> LockstepError:
     """The error of a command, from what its JSON document has of it. Raises KeyError for anything else."""
     what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))

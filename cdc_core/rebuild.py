@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 from cdc_core.apply.turn import Turn
-from cdc_core.config import Pipeline
-from cdc_core.errors import LeaseHeld
-from cdc_core.extract import default_holder
-from cdc_core.meta import Meta
+from cdc_core.errors import RetryLater
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.model.position import Position
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage import start as starts
+from cdc_core.stage.manifest import chain, newest, require_reached
 
 
-def rebuild(meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str) -> int:
-    """How many batches were missing. Nobody adds to the chain meanwhile, or removes from it: what meta is told after
+def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
+    """How many batches were missing, and the position of the source then.
+
+    Nobody adds to the chain meanwhile, or removes from it: what meta is told after
     the chain was read would be replaced by what the chain said then.
 
     Raises RetryLater (lease.held, lease.lost), and what reading the chain and Meta.rebuild
     raise.
     """
-    lease_s = pipeline.limits.lease_s
-    taken = LeaseHeld(
+    meta, store = opened.meta, opened.store
+    starts.require_own(store, source, opened.name)
+    lease_s = opened.pipeline.limits.lease_s
+    taken = RetryLater(
         f"The source {source!r} is being extracted.",
         where=source,
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     with (
-        Turn(meta, pipeline) as turn,
-        copier_lease(meta, pipeline, source),
+        Turn(meta, opened.pipeline) as turn,
+        copier_lease(opened, source),
         # A DAG tries to extract the source all the time, and a long chain takes longer to read than a lease lasts.
-        kept_lease(meta, source, pipeline.pipeline, default_holder(), lease_s, taken=taken) as lease,
+        kept_lease(meta, source, opened.name, opened.holder, lease_s, taken=taken) as lease,
     ):
         horizon = horizons.read(store, source)
         manifests = tuple(chain(store, source))
         turn.renew()
         lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
         meta.release_lease(lease)  # it has another epoch than the one that the block began with
-    return added
+    stored = meta.checkpoint(source)
+    position = stored.position if stored is not None else None
+    require_reached(store, source, newest(store, source), position)
+    return added, position

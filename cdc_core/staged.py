@@ -76,9 +76,8 @@ def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = 
     With a pipeline file the stage is compared with the meta database, so that lost manifests are noticed at its end
     too, and of copied rows; a stage that is opened by its directory or URI alone is checked up to its last manifest.
     s3_endpoint, s3_region: for a URI; a pipeline file has its own.
-    Raises UsageError (usage.argument, and what is wrong with a pipeline file), Refused (source.not_extracted), DataAtRisk
-    (stage.chain
-    and others, for a stage that is not whole).
+    Raises UsageError (usage.argument, and what is wrong with a pipeline file), Refused (source.not_extracted),
+    DataAtRisk (stage.chain and others, for a stage that is not whole).
     """
     text = str(stage)
     if text.endswith((".yaml", ".yml")):

@@ -32,6 +32,7 @@ from cdc_core.errors import (
 from cdc_core.meta import Meta
 from cdc_core.model.run import MergeTable, RunPlan, TargetRun
 from cdc_core.model.schema import Column, DefinedSince, TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.sink import Capture
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.facts import lower_case_names
@@ -181,7 +182,8 @@ def _require_no_loops(
 
 
 def create_missing(
-    meta: Meta, pipeline: Pipeline, targets: Sequence[Target], environ: Mapping[str, str] | None = None
+    opened: OpenPipeline,
+    targets: Sequence[Target],
 ) -> list[MadeTable]:
     """Creates the tables that these targets lack, of all captured ones: those that were created, and those that could
     not be, with their errors. Definitions are read only where a table is missing. Raises what `create` does.
@@ -190,20 +192,22 @@ def create_missing(
     A table of which nothing is staged stops no run.
     """
     lacking: dict[str, tuple[Target, frozenset[str]]] = {}
-    logicals = _captured(pipeline, environ)
+    logicals = _captured(opened.pipeline, opened.environ)
     for target in targets:
-        written = meta.last_writes(target.name)
+        written = opened.meta.last_writes(target.name)
         taken = [one for one in logicals if target.table(one) is not None and not written.get(one)]
-        missing = missing_tables(target, taken, environ=environ)
+        missing = missing_tables(target, taken, environ=opened.environ)
         if missing:
             lacking[target.name] = target, frozenset(missing)
     if not lacking:
         return []
-    tables = source_tables(pipeline, environ, only=frozenset().union(*(names for _, names in lacking.values())))
+    tables = source_tables(
+        opened.pipeline, opened.environ, only=frozenset().union(*(names for _, names in lacking.values()))
+    )
     results: list[MadeTable] = []
     for target, names in lacking.values():
         mine = {logical: origins for logical, origins in tables.origins.items() if logical in names}
-        results += create(pipeline, target, replace(tables, origins=mine), Actions(), environ=environ)
+        results += create(opened.pipeline, target, replace(tables, origins=mine), Actions(), environ=opened.environ)
     return [one for one in results if one.state == "created" or one.error is not None]
 
 
@@ -220,40 +224,46 @@ def _captured(pipeline: Pipeline, environ: Mapping[str, str] | None) -> list[str
 
 
 def require_any_ready(
-    meta: Meta, pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+    opened: OpenPipeline,
+    plan: RunPlan,
 ) -> dict[str, LockstepError]:
     """check.targets.require_any_target, after what the tables of the plan lack was made, where the pipeline file says
     so. A target that lacks nothing is asked once, and the sources only after statements that define tables."""
     for one in () if plan.replay else plan.targets:
         try:
-            _follow(meta, pipeline, plan, one, environ)
+            _follow(
+                opened,
+                plan,
+                one,
+            )
         except LockstepError as error:
             log.warning("%s: its columns do not follow those of the sources yet: %s", one.target, error)
 
     def make(name: str, error: LockstepError) -> bool:
-        return make_ready(meta, pipeline, plan, name, error, environ)
+        return make_ready(
+            opened,
+            plan,
+            name,
+            error,
+        )
 
-    return require_any_target(meta, pipeline, plan, environ, made=make)
+    return require_any_target(opened, plan, made=make)
 
 
 def make_ready(
-    meta: Meta,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     plan: RunPlan,
     name: str,
     error: LockstepError,
-    environ: Mapping[str, str] | None = None,
 ) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
     error: what require_target has found. Raises DataAtRisk (target.layout), what make_tables raises, and the errors of
     tables that cannot be made.
     """
-    target = pipeline.target(name)
+    target = opened.pipeline.target(name)
     found = parts_of(error)
-    if any(
-        isinstance(part, ExistingRows) for part in found
-    ):  # nothing is changed before somebody has said what is there
+    if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
         return False
     tables = [
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
@@ -263,43 +273,47 @@ def make_ready(
     if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
         return False
     if creates and not plan.replay:
-        _require_unmoved(meta, target, [one.table for one in tables], environ)
+        _require_unmoved(opened.meta, target, [one.table for one in tables], opened.environ)
     try:
-        present = source_tables(pipeline, environ, only=[one.table for one in tables]).origins
+        present = source_tables(opened.pipeline, opened.environ, only=[one.table for one in tables]).origins
     except LockstepError as unreachable:
         log.warning("%s: its tables are made without asking the source: %s", name, unreachable)
         present = {}
-    wanted, renames = {}, _renames(meta, pipeline)
+    wanted, renames = {}, _renames(opened.meta, opened.pipeline)
     for one in tables:
         schemas, now = plan.current_schemas(one), present.get(one.table, ())
         origins = _staged_origins(schemas, now)
         renamed = _followed(renames.get(one.table, ()), [origin.schema for origin in now], plan, one)
         wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins), renamed)
-    return _made(target, wanted, Actions(create=creates, add=add), environ)
+    return _made(target, wanted, Actions(create=creates, add=add), opened.environ)
 
 
-def _follow(meta: Meta, pipeline: Pipeline, plan: RunPlan, run: TargetRun, environ: Mapping[str, str] | None) -> None:
+def _follow(
+    opened: OpenPipeline,
+    plan: RunPlan,
+    run: TargetRun,
+) -> None:
     """Does at the target's tables what statements of the run's batches did to the columns of their source tables: no
     row of them need have come since. Raises what `make_tables` and `key_of` raise, and what connecting raises."""
-    target = pipeline.target(run.target)
+    target = opened.pipeline.target(run.target)
     redefined: set[str] = set()
-    for source in pipeline.sources if run.batches else ():
-        batches = [one for one in meta.batches(source.name) if one.batch_id in run.batches]
+    for source in opened.pipeline.sources if run.batches else ():
+        batches = [one for one in opened.meta.batches(source.name) if one.batch_id in run.batches]
         begin = min((one.begin.seq for one in batches), default=0)
         end = max((one.end.seq for one in batches), default=0)
-        redefined |= {name for one, name in _statements(meta, source) if begin <= one.seq < end}
+        redefined |= {name for one, name in _statements(opened.meta, source) if begin <= one.seq < end}
     add = {one for one in redefined if (rule := target.table(one)) is not None and rule.on_new_column == "add"}
     if not add:
         return
-    renames = _renames(meta, pipeline)
+    renames = _renames(opened.meta, opened.pipeline)
     staged = {table.table: table for table in plan.merge_set(run.merge_set).tables}
     wanted = {}
-    for logical, origins in source_tables(pipeline, environ, only=add).origins.items():
+    for logical, origins in source_tables(opened.pipeline, opened.environ, only=add).origins.items():
         schemas, mine = [origin.schema for origin in origins], renames.get(logical, ())
         renamed = _followed(mine, schemas, plan, staged.get(logical))
         if renamed == mine:
             wanted[logical] = Wanted(tuple(origins), key_of(target, logical, schemas), _alone(origins), renamed)
-    _made(target, wanted, Actions(create=False, add=frozenset(wanted)), environ)
+    _made(target, wanted, Actions(create=False, add=frozenset(wanted)), opened.environ)
 
 
 def _statements(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:

@@ -12,6 +12,7 @@ which nothing happens, the event `number`. So hypothesis finds the interleaving,
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, Tabl
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair import claims, reverse_query
 from cdc_core.repair.claims import Wanted, claim
 from cdc_core.repair.reverse_query import look_up
@@ -68,6 +70,7 @@ from cdc_core.verify.source_rows import SourceTables
 from tests.copy_keys import Key, Shape, as_sqlite
 from tests.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
 from tests.copy_target import Target, winners
+from tests.opened import opened_line
 
 NAME, TABLE = "shop", "shop.t"
 DURABLE = (
@@ -380,7 +383,7 @@ class World:
         """The product's copier reads the table to its end, if nothing comes in between."""
         with self._process(), self._copier_lease() as lease:
             sessions = self._sessions()
-            context = CopyContext(self.pipeline, NAME, self.meta, self.store, self.capture, lease, self.folder)
+            context = CopyContext(self.ready, NAME, self.capture, lease, self.folder)
             facts = self._facts
             copier._require_same(self.staged, facts, NAME)  # type: ignore[arg-type]
             watermarks.await_logged(sessions.source.control, facts)  # type: ignore[arg-type]
@@ -427,10 +430,8 @@ class World:
             keys = [key_text([str(one) for one in key]) for key in some]
             places = SimpleNamespace(shard_numbers=lambda rows: np.zeros(rows.num_rows, np.int64))
             shape = SimpleNamespace(key=self.schema.key, logical=TABLE, destination=places, errors=frozenset())
-            job = SimpleNamespace(
-                pipeline=self.pipeline, meta=self.meta, store=self.store, environ=None, wait_s=60.0,
-                extract_on=lambda _: self._extract_on(chance),
-            )  # fmt: skip
+            job = SimpleNamespace(opened=self.ready, pipeline=self.pipeline, meta=self.meta, wait_s=60.0)
+            self.chance = chance
             claim(job, [Wanted(shape, [(source, self.schema)], keys, self._key_rows)], {NAME: lease})  # type: ignore[arg-type]
 
     def _key_rows(self, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
@@ -442,9 +443,8 @@ class World:
     def query(self, chance: random.Random) -> None:
         """The product looks up the staged changes that no target has; here all of them are old."""
         with self._process():
-            look_up(
-                self.pipeline, self.meta, self.store, ["main"], lambda _: self._extract_on(chance),
-            )  # fmt: skip
+            self.chance = chance
+            look_up(self.ready, ["main"])
 
     def _source_tables(self) -> SourceTables:
         reader, control = Session(self, reader=True), Session(self, reader=False)
@@ -454,12 +454,17 @@ class World:
             Server("model", 3306, "", ""),
         )  # fmt: skip
 
-    def _extract_on(self, chance: random.Random) -> None:
+    @property
+    def ready(self) -> OpenPipeline:
+        return OpenPipeline(self.pipeline, self.meta, self.store, os.environ)
+
+    def extract_on(self) -> None:
+        """Beside a look-up."""
         self.move()
         self.source.settle_all()
         self.moving = True  # a lease keeps other extractors away meanwhile
         try:
-            self.extract(chance.randint(1, 3))
+            self.extract(self.chance.randint(1, 3))
         finally:
             self.moving = False
         self.move()
@@ -467,7 +472,7 @@ class World:
     def stage(self) -> None:
         with self._process(), self._copier_lease() as lease:
             before = horizons.read(self.store, NAME)
-            done = stage_due(self.meta, self.store, self.pipeline, NAME, lease, capture=self.capture)
+            done = stage_due(opened_line(self), NAME, lease, capture=self.capture)
             if done.tables and horizons.read(self.store, NAME) == before:
                 assert not self.purged, "what a copy needs was purged before it was staged"
 
@@ -568,7 +573,7 @@ class World:
         with self._process():
             self.runs += 1
             options = {"most_rows": chance.choice((None, 1, 3)), **options}
-            plan = plans.plan(self.meta, self.store, self.pipeline, window=None, run_id=f"run{self.runs}", **options)
+            plan = plans.plan(opened_line(self), window=None, run_id=f"run{self.runs}", **options)
             rows = winners(self.store, plan)
             self.move()
             for target in self.targets:
@@ -586,9 +591,7 @@ class World:
         for some in (batches[0::2], batches[1::2]):
             self.runs += 1
             chosen = Selection("main", batches=frozenset(some))
-            rows = winners(
-                self.store, replays.plan(self.meta, self.store, self.pipeline, chosen, run_id=f"run{self.runs}")
-            )
+            rows = winners(self.store, replays.plan(opened_line(self), chosen, run_id=f"run{self.runs}"))
             for target in (*new, *self.targets):
                 target.write(rows)
         after = [target.state for target in self.targets]
@@ -601,10 +604,10 @@ class World:
         # Nobody forgets a run that is under way, as the one may be that this happens in.
         forget_us = None if self.depth else chance.choice((None, NEVER_US))
         with self._process():
-            purge(self.meta, self.store, self.pipeline, cutoff_us=NEVER_US, forget_us=forget_us)
+            purge(opened_line(self), cutoff_us=NEVER_US, forget_us=forget_us)
 
     def clean(self) -> None:
-        sweep(self.meta, self.store, self.pipeline, older_than_s=-60.0)
+        sweep(opened_line(self), older_than_s=-60.0)
 
     def _parts(self, entries: Sequence[Entry], lease: Lease, begin: Position) -> tuple[Part, ...]:
         schema, arrow = self.schema, staged_schema(self.schema)
@@ -739,6 +742,7 @@ def patched(world: World) -> Iterator[None]:
         patch.setattr(claims, "chunk_rows", lambda *_: next(sizes))
         patch.setattr(reverse_query, "open_source", lambda *_: nullcontext(world._source_tables()))
         patch.setattr(claims, "copier_lease", lambda *_: world._copier_lease())
+        patch.setattr(claims, "extract_if_free", lambda *_: world.extract_on())
         patch.setattr(Meta, "now_us", lambda _: 1 << 61)
         patch.setattr(claims, "_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)

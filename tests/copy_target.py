@@ -1,7 +1,7 @@
 """A target in memory, for the model of copies: what a run of the product would write to it.
 
 Real are the merge (cdc_core/history) and the comparison of versions. The guard of a target
-is stated here in a few lines (G26, G28 and G29 in docs/guarantees.md): a change older than the row, than the tombstone
+is stated here in a few lines (G8 in docs/guarantees.md): a change older than the row, than the tombstone
 of its key, or than the last truncate is not written; of changes whose keys the target holds for equal, the newest
 counts (target/keys.py).
 """

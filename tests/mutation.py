@@ -1,7 +1,7 @@
 """Do the tests notice when the code is wrong? cosmic-ray changes the core line by line, and some test must fail.
 
 Of each package a seeded sample of all possible mutants is tried, in a copy of the repository. What survives is printed
-with its difference: an equivalent change, or a test that is missing. docs/guarantees.md keeps the last account.
+with its difference: an equivalent change, or a test that is missing. docs/guarantees.md has the last figures.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ from typing import Any
 from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.apply.set_aside import forget_replaced
-from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
+from cdc_core.errors import DataAtRisk, FilesLost, Refused
 from cdc_core.meta import LedgerRow, Meta, Renewals
 from cdc_core.meta.failures import GATES
 from cdc_core.model.run import (
@@ -31,6 +30,7 @@ from cdc_core.model.run import (
     counts_path,
     quality_report,
 )
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.gates import Table, lost_gates
 from cdc_core.target.sharding import shard_tables
@@ -90,13 +90,9 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
 
 
 def commit(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     plan: RunPlan,
     target: str,
-    *,
-    environ: Mapping[str, str] | None = None,
 ) -> CommitSummary:
     """Close the ledger and move the target's records APPLIED -> COMMITTED, in one transaction.
 
@@ -104,57 +100,64 @@ def commit(
     Raises DataAtRisk (run.unbalanced, quality.failed, run.clear_task, target.lost_writes), Refused
     (run.clear_task, usage.argument), RetryLater (run.taken_over), and what lost_writes.find raises.
     """
-    if pipeline.pipeline != plan.pipeline:
-        raise UsageError(
-            f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {pipeline.pipeline!r}.",
+    if opened.name != plan.pipeline:
+        raise Refused(
+            f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {opened.name!r}.",
             where=plan.path,
             code="usage.argument",
             remedy="name the pipeline that the run was planned for",
         )
-    _require_same_plan(meta, plan)
+    _require_same_plan(opened.meta, plan)
     batches, claimed = plan.target(target).batches, plan.claimed(target)
-    closed = meta.ledger(plan.run_id, target)
-    if not batches or (closed and all(record.state.consumed for record in meta.records(target, claimed))):
+    closed = opened.meta.ledger(plan.run_id, target)
+    if not batches or (closed and all(record.state.consumed for record in opened.meta.records(target, claimed))):
         return replace(_summary(plan, target, 0, closed), again=bool(closed))
     entries: list[LedgerEntry] = []
     written: list[WriteCounts] = []
     lacking: Mapping[str, set[str]] = {}
     renewed: Renewals = {}
     if plan.merge_set(plan.target(target).merge_set).tables:
-        entries, written = _account(store, plan, target)
-        lost_writes.require_own(pipeline, plan, target, written, environ)
-        lost = lost_writes.find(meta, pipeline.target(target), environ)
+        entries, written = _account(opened.store, plan, target)
+        lost_writes.require_own(opened.pipeline, plan, target, written, opened.environ)
+        lost = lost_writes.find(opened.meta, opened.pipeline.target(target), opened.environ)
         if lost and not plan.replay:
-            raise lost_writes.refusal(pipeline, target, lost)
+            raise lost_writes.refusal(opened.pipeline, target, lost)
         lacking, renewed = lost_writes.still_lost(lost, plan)
         if plan.replay:
-            left_out.replayed(meta, plan, target)
+            left_out.replayed(opened.meta, plan, target)
     else:
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
-        meta.mark_applied(plan.run_id, target, claimed)
-    moved = meta.commit_run(
+        opened.meta.mark_applied(plan.run_id, target, claimed)
+    moved = opened.meta.commit_run(
         plan.run_id, target, claimed, entries, written,
         plan=(plan.path, plan.digest), spans=plan.spans(target), lost=lacking, renewed=renewed,
     )  # fmt: skip
-    forget_replaced(meta, store, pipeline.target(target), plan, environ)
-    summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
+    forget_replaced(
+        opened,
+        opened.pipeline.target(target),
+        plan,
+    )
+    summary = _summary(plan, target, moved, opened.meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
 
 
-def require_gates_closed(meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None) -> None:
+def require_gates_closed(
+    opened: OpenPipeline,
+    target: str,
+) -> None:
     """Nobody writes to tables that a cutover has led the application away from, and that this pipeline carries its
     changes back to. Raises DataAtRisk (cutover.gates_gone), which is kept until they are closed again."""
-    rules, places = pipeline.target(target), dict[str, list[Table]]()
-    for logical in meta.last_writes(target):
+    rules, places = opened.pipeline.target(target), dict[str, list[Table]]()
+    for logical in opened.meta.last_writes(target):
         if rules.table(logical) is not None:
             for place in shard_tables(rules, logical):
                 places.setdefault(rules.connections[place.connection], []).append((place.database, place.table))
-    error = lost_gates(places, environ)
+    error = lost_gates(places, opened.environ)
     if error is None:
-        meta.succeeded(pipeline.pipeline, GATES, target)
+        opened.meta.succeeded(opened.name, GATES, target)
         return
-    meta.failed(pipeline.pipeline, GATES, target, error)
+    opened.meta.failed(opened.name, GATES, target, error)
     raise error
 
 

@@ -33,6 +33,7 @@ from cdc_core.informing import informing
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.compaction import Compaction
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction
 from cdc_core.stage import start as starts
 from cdc_core.stage.compacting import compact as write
@@ -107,9 +108,7 @@ Watch = Callable[[str, str, int, int], None]
 
 
 def compact(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     *,
     by: By = By.DAY,
     sources: Sequence[str] | None = None,
@@ -123,11 +122,18 @@ def compact(
     Raises RetryLater (lease.held: a purge, sweep or compaction; lease.lost), DataAtRisk
     (stage.damaged), and what the stage raises.
     """
-    names = [source.name for source in pipeline.sources] if sources is None else list(sources)
-    work = _Work(meta, store, pipeline, by, older_than_us, informing("The progress of a compaction")(progressed))
+    names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
+    work = _Work(
+        opened.meta,
+        opened.store,
+        opened.pipeline,
+        by,
+        older_than_us,
+        informing("The progress of a compaction")(progressed),
+    )
     if dry_run:
         return work.look(names)
-    with Turn(meta, pipeline) as turn:
+    with Turn(opened.meta, opened.pipeline) as turn:
         return work.do(names, turn)
 
 

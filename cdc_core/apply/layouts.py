@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import Target
 from cdc_core.errors import Refused
-from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 
 def planned_layouts(plan: RunPlan) -> dict[str, Mapping[str, str]]:
@@ -34,14 +34,14 @@ def require_planned(target: Target, plan: RunPlan) -> None:
             )
 
 
-def require_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan) -> None:
+def require_layouts(opened: OpenPipeline, plan: RunPlan) -> None:
     """Raises DataAtRisk (target.layout), and what require_planned raises."""
     for name, layouts in planned_layouts(plan).items():
-        require_planned(pipeline.target(name), plan)
-        meta.require_layouts(name, layouts)
+        require_planned(opened.pipeline.target(name), plan)
+        opened.meta.require_layouts(name, layouts)
 
 
-def note_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan, target: str) -> None:
+def note_layouts(opened: OpenPipeline, plan: RunPlan, target: str) -> None:
     """Before the first row of a run is written to a target. Raises as require_layouts."""
-    require_planned(pipeline.target(target), plan)
-    meta.note_layouts(target, plan.target(target).layouts)
+    require_planned(opened.pipeline.target(target), plan)
+    opened.meta.note_layouts(target, plan.target(target).layouts)

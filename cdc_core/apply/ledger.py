@@ -1,4 +1,4 @@
-"""The account of a run, per table of a target: it adds up, or the run stops (G34 of docs/guarantees.md).
+"""The account of a run, per table of a target: it adds up, or the run stops (G9 of docs/guarantees.md).
 
     changes staged (a key change counts as two) = winners + superseded
     winners = written + stale + already absent + quarantined

@@ -9,12 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from math import inf
 
-from cdc_core.config import Pipeline
 from cdc_core.meta import Meta
 from cdc_core.model.batch import at_place
 from cdc_core.model.run import RunPlan
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.objects import ObjectStore
 
 
 def left_out(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
@@ -51,21 +50,21 @@ def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
     return said
 
 
-def in_part(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, target: str) -> frozenset[str]:
+def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
     """Tables of which the run leaves out batches that the target needs, and that no later one brings: those that were
     left out; of a replay, all before its end."""
     if not plan.replay:
-        return frozenset(left_out(meta, plan, target))
+        return frozenset(left_out(opened.meta, plan, target))
     takes, found = set(plan.target(target).batches), set[str]()
-    for source in [one.name for one in pipeline.sources]:
-        batches, horizon = meta.batches(source), horizons.read(store, source)
+    for source in [one.name for one in opened.pipeline.sources]:
+        batches, horizon = opened.meta.batches(source), horizons.read(opened.store, source)
         end = max((one.begin.seq for one in batches if one.batch_id in takes), default=inf)
         others = [one for one in batches if one.batch_id not in takes and one.begin.seq < end]
-        files = meta.files([one.batch_id for one in others])
+        files = opened.meta.files([one.batch_id for one in others])
         ends = dict.fromkeys(horizon.tables, horizon.position.seq) if horizon is not None else {}
         for one in others:  # in stream order
             ends |= {file.table: one.end.seq + one.copied for file in files[one.batch_id]}
-        found |= {table for table, last in ends.items() if last > _needed_from(meta, table, source)}
+        found |= {table for table, last in ends.items() if last > _needed_from(opened.meta, table, source)}
     return frozenset(found)
 
 

@@ -21,6 +21,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.meta import ClosedWrite, LastWrite, Meta, Renewal
 from cdc_core.model.batch import at_place
 from cdc_core.model.run import Restored, RunPlan, WriteCounts
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.ledger_rows import ledger_rows
@@ -85,11 +86,14 @@ def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], close
     return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))
 
 
-def require_kept(meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None) -> None:
+def require_kept(
+    opened: OpenPipeline,
+    target: str,
+) -> None:
     """Raises DataAtRisk (target.lost_writes), and what ledger_rows raises."""
-    lost = find(meta, pipeline.target(target), environ)
+    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
     if lost:
-        raise refusal(pipeline, target, lost)
+        raise refusal(opened.pipeline, target, lost)
 
 
 def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> DataAtRisk:
@@ -130,16 +134,14 @@ def first_batches(lost: Iterable[LostWrites]) -> list[str]:
     return [first[source] for source in sorted(first)]
 
 
-def restored_by(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, lost: Iterable[LostWrites]
-) -> tuple[Restored, ...]:
+def restored_by(opened: OpenPipeline, plan: RunPlan, lost: Iterable[LostWrites]) -> tuple[Restored, ...]:
     """Those of the lost writes that a replay repeats: it takes every batch that they came from."""
-    sources = [source.name for source in pipeline.sources]
+    sources = [source.name for source in opened.pipeline.sources]
     taken = {table.table: {file.batch_id for file in table.files} for one in plan.merge_sets for table in one.tables}
     return tuple(
         Restored(one.table, one.shard, one.runs, one.everything)
         for one in lost
-        if (batches := taken.get(one.table)) and _needed(meta, store, sources, one) <= batches
+        if (batches := taken.get(one.table)) and _needed(opened.meta, opened.store, sources, one) <= batches
     )
 
 
@@ -197,14 +199,15 @@ def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> tuple[dict[str, set
 
 
 def accept(
-    meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None
+    opened: OpenPipeline,
+    target: str,
 ) -> tuple[LostWrites, ...]:
     """Ask no more for what the target has lost; what that was."""
-    lost = find(meta, pipeline.target(target), environ)
+    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
     shown: dict[str, dict[str, Renewal]] = {}
     for one in lost:
         shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
-    meta.accept_writes(target, shown)
+    opened.meta.accept_writes(target, shown)
     return lost
 
 

@@ -34,6 +34,7 @@ from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, 
 from cdc_core.meta.runs import require_plan
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction
 from cdc_core.stage.compaction import Compactions
 from cdc_core.stage.layout import parse_copied
@@ -48,9 +49,7 @@ _RUN_ID_CHARS = 250
 
 
 def plan(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     *,
     window: tuple[int, int] | None,
     run_id: str,
@@ -68,11 +67,11 @@ def plan(
     (config.table_rule, stage.key, stage.partial, plan.purged, usage.argument),
     UsageError (quality.suite, usage.argument, usage.unknown_name).
     """
-    require_suites(pipeline)
-    chosen = _checked(pipeline, window, run_id, targets)
+    require_suites(opened.pipeline)
+    chosen = _checked(opened.pipeline, window, run_id, targets)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _plan(meta, store, pipeline, window, run_id, chosen, airflow_run_id, most_rows)
+            return _plan(opened, window, run_id, chosen, airflow_run_id, most_rows)
         except BatchesTaken as error:
             # Another run committed between our read and our claim: read again.
             if attempt == _ATTEMPTS:
@@ -137,29 +136,27 @@ def _checked(
 
 
 def _plan(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     window: tuple[int, int] | None,
     run_id: str,
     targets: Sequence[Target],
     airflow_run_id: str | None,
     most_rows: int | None,
 ) -> RunPlan:
-    known = meta.run(run_id)
-    sources = [source.name for source in pipeline.sources]
-    view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
-    require_staged(view, sources, window, now_us=meta.now_us())
-    ranges = compaction.read(store, sources)
+    known = opened.meta.run(run_id)
+    sources = [source.name for source in opened.pipeline.sources]
+    view = opened.meta.plan_view(run_id, sources, [target.name for target in targets], window)
+    require_staged(view, sources, window, now_us=opened.meta.now_us())
+    ranges = compaction.read(opened.store, sources)
     for source in sources:
         require_chain(view, source)
-        require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
-        require_seeded(store, source, [target.name for target in targets])
-    require_unpurged(store, sorted(set().union(*view.pending.values())))
-    schemas = schemas_of(view, store)
+        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches(source)])
+        require_seeded(opened.store, source, [target.name for target in targets])
+    require_unpurged(opened.store, sorted(set().union(*view.pending.values())))
+    schemas = schemas_of(view, opened.store)
     plan: RunPlan | None = None
     if known is not None and any(view.own.values()):
-        plan = composed(pipeline, window, run_id, targets, view, view.own, schemas, ranges)
+        plan = composed(opened.pipeline, window, run_id, targets, view, view.own, schemas, ranges)
     if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         if most_rows is not None:
@@ -171,7 +168,7 @@ def _plan(
                 "run %s: the key of a table changes later on; the run ends before that, and the next one continues "
                 "there", run_id,
             )  # fmt: skip
-        plan = composed(pipeline, window, run_id, targets, view, open_, schemas, ranges)
+        plan = composed(opened.pipeline, window, run_id, targets, view, open_, schemas, ranges)
         if retyped := retyped_table(plan):
             log.warning(
                 "run %s: a column of %s has another type later on; the run ends before that, and the next one "
@@ -180,20 +177,20 @@ def _plan(
             open_ = {
                 one.name: before_retyping(view, open_[one.name], one, schemas) for one in targets if one.name in open_
             }
-            plan = composed(pipeline, window, run_id, targets, view, open_, schemas, ranges)
-    require_counted_once(meta, store, view, plan)
+            plan = composed(opened.pipeline, window, run_id, targets, view, open_, schemas, ranges)
+    require_counted_once(opened.meta, opened.store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
-    store.put(plan.path, plan.to_bytes())
+    opened.store.put(plan.path, plan.to_bytes())
     layouts = planned_layouts(plan)
-    by_driver = plan.by_driver(pipeline.spark.driver_rows)
+    by_driver = plan.by_driver(opened.pipeline.spark.driver_rows)
     run = PlannedRun(
-        run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id, layouts=layouts, by_driver=by_driver
+        run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, layouts=layouts, by_driver=by_driver
     )
-    meta.claim(run, claims)
+    opened.meta.claim(run, claims)
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)
-        for warning in left_out.warnings(meta, plan, one.target):
+        for warning in left_out.warnings(opened.meta, plan, one.target):
             log.warning("run %s: target %s: %s", run_id, one.target, warning)
     return plan
 

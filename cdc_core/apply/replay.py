@@ -39,6 +39,7 @@ from cdc_core.errors import PlanOutdated, Refused, UsageError
 from cdc_core.meta import BatchRow, Meta, PlannedRun, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
@@ -136,14 +137,11 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
 
 
 def plan(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     selection: Selection,
     *,
     run_id: str,
     airflow_run_id: str | None = None,
-    environ: Mapping[str, str] | None = None,
 ) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
@@ -152,45 +150,45 @@ def plan(
     (stage.behind), DataAtRisk (meta.gap, stage.damaged), Refused
     (replay.from_first, config.table_rule, stage.key, stage.partial, plan.purged, usage.argument).
     """
-    require_suites(pipeline)
+    require_suites(opened.pipeline)
     check_run_id(run_id)
-    known = meta.run(run_id)
-    if known is not None and known.state is RunState.COMMITTED and store.stat(known.plan_path) is not None:
+    known = opened.meta.run(run_id)
+    if known is not None and known.state is RunState.COMMITTED and opened.store.stat(known.plan_path) is not None:
         try:
-            stored = load(meta, store, run_id)
+            stored = load(opened.meta, opened.store, run_id)
         except PlanOutdated:
             pass  # planned again
         else:
             if stored.target(selection.target).batches:
                 return stored
-    view = chosen(meta, pipeline, selection)
+    view = chosen(opened, selection)
     for source in view.chain:
-        require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
-    known_horizons = [horizon for source in view.chain if (horizon := horizons.read(store, source)) is not None]
+        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches(source)])
+    known_horizons = [horizon for source in view.chain if (horizon := horizons.read(opened.store, source)) is not None]
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
-    require_unpurged(store, sorted(selection.batches) if selection.batches is not None else purged)
-    target = _target(pipeline, selection)
-    schemas, ranges = schemas_of(view, store), compaction.read(store, view.chain)
-    made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
+    require_unpurged(opened.store, sorted(selection.batches) if selection.batches is not None else purged)
+    target = _target(opened.pipeline, selection)
+    schemas, ranges = schemas_of(view, opened.store), compaction.read(opened.store, view.chain)
+    made = composed(opened.pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
     made = replace(made, replay=True)
-    lost = lost_writes.find(meta, target, environ)
-    made = replace(made, restores=lost_writes.restored_by(meta, store, pipeline, made, lost))
+    lost = lost_writes.find(opened.meta, target, opened.environ)
+    made = replace(made, restores=lost_writes.restored_by(opened, made, lost))
     _require_tables(made, selection)
-    _require_no_change_between(meta, made, view)
-    require_counted_once(meta, store, view, made)
+    _require_no_change_between(opened.meta, made, view)
+    require_counted_once(opened.meta, opened.store, view, made)
     replays = bool(made.target(target.name).batches)
-    store.put(made.path, made.to_bytes())
-    meta.claim(
+    opened.store.put(made.path, made.to_bytes())
+    opened.meta.claim(
         PlannedRun(
             run_id,
-            pipeline.pipeline,
+            opened.name,
             selection.window,
             made.path,
             made.digest,
             airflow_run_id,
             replays=replays,
             layouts=planned_layouts(made),
-            by_driver=made.by_driver(pipeline.spark.driver_rows),
+            by_driver=made.by_driver(opened.pipeline.spark.driver_rows),
         ),
         (),
     )
@@ -198,10 +196,10 @@ def plan(
     return made
 
 
-def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
+def chosen(opened: OpenPipeline, selection: Selection) -> PlanView:
     """The selection as a plan sees it. Raises what `plan` raises for batches."""
-    target = _target(pipeline, selection)
-    sources = [source.name for source in pipeline.sources]
+    target = _target(opened.pipeline, selection)
+    sources = [source.name for source in opened.pipeline.sources]
     if selection.start_us is not None and selection.end_us is not None and selection.start_us >= selection.end_us:
         raise UsageError(
             f"The window {from_us(selection.start_us)} to {from_us(selection.end_us)} is empty.",
@@ -209,21 +207,21 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
             code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
-    chain = {source: tuple(filter(selection.takes, meta.batches(source))) for source in sources}
+    chain = {source: tuple(filter(selection.takes, opened.meta.batches(source))) for source in sources}
     ids = [batch.batch_id for batches in chain.values() for batch in batches]
-    files = meta.files(ids)
+    files = opened.meta.files(ids)
     view = PlanView(
-        checkpoints=meta.checkpoints(pipeline.pipeline),
+        checkpoints=opened.meta.checkpoints(opened.name),
         chain=chain,
         pending={target.name: frozenset(ids)},
         consumed={target.name: ()},
         own={target.name: frozenset()},
         closed=frozenset(),
         files=files,
-        schemas=meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
+        schemas=opened.meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
     )
     if selection.end_us is not None:
-        require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=meta.now_us())
+        require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=opened.meta.now_us())
     if selection.batches is None:  # otherwise they were planned before, over a chain that was whole
         for source in sources:
             require_chain(view, source, whole=False)

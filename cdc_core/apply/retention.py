@@ -29,13 +29,13 @@ from typing import Any
 
 from cdc_core.apply.consumed import committed
 from cdc_core.apply.turn import Turn, turn_of
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.meta import Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
 from cdc_core.model.run import PLAN, RUNS, run_root
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
@@ -84,9 +84,7 @@ class Purged:
 
 
 def purge(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     *,
     cutoff_us: int,
     forget_us: int | None = None,
@@ -98,30 +96,28 @@ def purge(
     """
     before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
-        found = [_look(meta, store, pipeline, source.name, cutoff_us)[0] for source in pipeline.sources]
-        batches = meta.forget_batches(_positions(found), before_us, dry_run=True)
+        found = [_look(opened, source.name, cutoff_us)[0] for source in opened.pipeline.sources]
+        batches = opened.meta.forget_batches(_positions(found), before_us, dry_run=True)
     else:
-        check_writable(store)  # if it deletes nothing, nothing must be recorded as purged
-        with Turn(meta, pipeline) as turn:
-            found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
-            batches = meta.forget_batches(_positions(found), before_us)
+        check_writable(opened.store)  # if it deletes nothing, nothing must be recorded as purged
+        with Turn(opened.meta, opened.pipeline) as turn:
+            found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
+            batches = opened.meta.forget_batches(_positions(found), before_us)
         for one in found:
             if one.horizon is not None:
-                _delete_before(store, one.horizon)
-    runs = _old_runs(meta, store, pipeline, cutoff_us)
+                _delete_before(opened.store, one.horizon)
+    runs = _old_runs(opened, cutoff_us)
     if not dry_run:
         for done, paths in enumerate(runs.values()):
             with _saying(f"the files of {done} of {len(runs)} old runs were removed before"):
                 for path in paths:
-                    store.delete(path)
-    forgotten = meta.forget_runs(pipeline.pipeline, before_us, dry_run=dry_run)
+                    opened.store.delete(path)
+    forgotten = opened.meta.forget_runs(opened.name, before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
 
 
 def sweep(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     *,
     older_than_s: float = SWEPT_AFTER_S,
     sources: Sequence[str] | None = None,
@@ -132,23 +128,23 @@ def sweep(
     Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises: nothing is removed of a
     source whose chain is broken.
     """
-    names = [source.name for source in pipeline.sources] if sources is None else list(sources)
+    names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
 
     def swept(name: str) -> Swept:
-        starts.require_own(store, name, pipeline.pipeline)
+        starts.require_own(opened.store, name, opened.name)
         return clear_orphans(
-            store,
+            opened.store,
             name,
-            live_epoch=meta.live_epoch(name),
-            compactor_epoch=meta.live_epoch(turn_of(pipeline)),
-            copies=_copies(meta, name),
+            live_epoch=opened.meta.live_epoch(name),
+            compactor_epoch=opened.meta.live_epoch(turn_of(opened.pipeline)),
+            copies=_copies(opened.meta, name),
             older_than_s=older_than_s,
             dry_run=dry_run,
         )
 
     if dry_run:
         return {name: swept(name) for name in names}
-    with Turn(meta, pipeline) as turn:
+    with Turn(opened.meta, opened.pipeline) as turn:
         done = {}
         for name in names:
             turn.renew()
@@ -157,9 +153,7 @@ def sweep(
 
 
 def sweep_plans(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     *,
     older_than_s: float = SWEPT_AFTER_S,
     dry_run: bool = False,
@@ -172,32 +166,36 @@ def sweep_plans(
     Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises.
     """
     if dry_run:
-        return _dead_plans(meta, store, pipeline, older_than_s)
-    with Turn(meta, pipeline):
-        dead = _dead_plans(meta, store, pipeline, older_than_s)
+        return _dead_plans(opened, older_than_s)
+    with Turn(opened.meta, opened.pipeline):
+        dead = _dead_plans(opened, older_than_s)
         for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
             with _saying(f"the files of {done} of {len(dead)} dead plans were removed before"):
                 for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
-                    store.delete(info.path)
+                    opened.store.delete(info.path)
         return dead
 
 
-def _dead_plans(meta: Meta, store: ObjectStore, pipeline: Pipeline, older_than_s: float) -> dict[str, list[ObjectInfo]]:
+def _dead_plans(opened: OpenPipeline, older_than_s: float) -> dict[str, list[ObjectInfo]]:
     folders: dict[str, list[ObjectInfo]] = {}
-    for info in store.list(RUNS):
+    for info in opened.store.list(RUNS):
         folders.setdefault("/".join(info.path.split("/", 3)[:3]), []).append(info)
     latest = time.time() - older_than_s
     old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
-    staged = {batch.batch_id for source in pipeline.sources for batch in meta.batches(source.name)} if old else set()
+    staged = (
+        {batch.batch_id for source in opened.pipeline.sources for batch in opened.meta.batches(source.name)}
+        if old
+        else set()
+    )
     return {
         root: files
         for root, files in old.items()
-        if (raw := find(store, f"{root}/{PLAN}")) is not None and _is_dead(meta, pipeline, raw, staged)
+        if (raw := find(opened.store, f"{root}/{PLAN}")) is not None and _is_dead(opened, raw, staged)
     }
 
 
-def _is_dead(meta: Meta, pipeline: Pipeline, raw: bytes, staged: set[str]) -> bool:
+def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
     """raw: a plan.json, of any version and any pipeline: a stage may be shared."""
     try:
         made = json.loads(raw)
@@ -205,13 +203,13 @@ def _is_dead(meta: Meta, pipeline: Pipeline, raw: bytes, staged: set[str]) -> bo
         takes = [(one["target"], staged.intersection(one["batches"])) for one in made["targets"]]
     except (ValueError, KeyError, TypeError):
         return False
-    if owner != pipeline.pipeline:
+    if owner != opened.name:
         return False
-    known = meta.run(run_id)
+    known = opened.meta.run(run_id)
     finished = replay or (known is not None and known.state is RunState.COMMITTED)
     if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
         return False  # a purge removes it
-    return not any(_is_open(meta, target, batches) for target, batches in takes)
+    return not any(_is_open(opened.meta, target, batches) for target, batches in takes)
 
 
 def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
@@ -232,9 +230,7 @@ def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
 
 
 def seeded(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     target: str,
     *,
     require: Callable[[], object] = lambda: None,
@@ -243,51 +239,52 @@ def seeded(
 
     require: is called before, once nothing more can be purged; raises where the target does not hold it.
     """
-    if target not in {one.name for one in pipeline.scheduled_targets}:
+    taking = [one.name for one in opened.pipeline.scheduled_targets]
+    if target not in taking:
         raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {target!r} that takes part in its runs.",
+            f"The pipeline {opened.name!r} has no target {target!r} that takes part in its runs.",
             where="--seeded",
             code="usage.unknown_name",
-            remedy=f"choose one of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
         )
-    with Turn(meta, pipeline) as turn:
+    with Turn(opened.meta, opened.pipeline) as turn:
         require()
         added = 0
-        for source in pipeline.sources:
-            starts.require_own(store, source.name, pipeline.pipeline)
-            horizon = horizons.read(store, source.name)
+        for source in opened.pipeline.sources:
+            starts.require_own(opened.store, source.name, opened.name)
+            horizon = horizons.read(opened.store, source.name)
             if horizon is not None:
                 purged = [
-                    one for one in meta.batches(source.name, until=horizon.position) if one.begin < horizon.position
+                    one
+                    for one in opened.meta.batches(source.name, until=horizon.position)
+                    if one.begin < horizon.position
                 ]
-                added += meta.seed(target, purged)
+                added += opened.meta.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
                 turn.renew()  # a purge that took the turn may have moved the horizon
-                store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
+                opened.store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
     return added
 
 
-def _look(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
-) -> tuple[PurgedSource, list[Manifest], list[Manifest]]:
+def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSource, list[Manifest], list[Manifest]]:
     """What can be purged now of a source, its manifests, and those that stay. Raises Refused (stage.other_pipeline)."""
-    starts.require_own(store, source, pipeline.pipeline)
-    manifests = list(chain(store, source))
+    starts.require_own(opened.store, source, opened.name)
+    manifests = list(chain(opened.store, source))
     old = []
     for manifest in manifests[:-1]:
         if manifest.window_end_us > cutoff_us:
             break
         old.append(manifest)
-    ready, held_by = committed(meta, pipeline, old)
-    held_by = _needed_by_copies(meta, source, ready) or held_by
+    ready, held_by = committed(opened.meta, opened.pipeline, old)
+    held_by = _needed_by_copies(opened.meta, source, ready) or held_by
     count = -1
     while count != len(ready):  # what one rule leaves out may concern the others
         count = len(ready)
-        held_by = _whole_ranges(store, source, ready) or held_by
+        held_by = _whole_ranges(opened.store, source, ready) or held_by
         while ready and ready[-1].copied:
             ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
         held_by = _needed_by_claims(manifests, ready) or held_by
-    horizon = horizons.read(store, source)
+    horizon = horizons.read(opened.store, source)
     if ready:
         tables = Counter(dict(horizon.tables) if horizon is not None else {})
         coverage = dict(horizon.coverage) if horizon is not None else {}
@@ -295,22 +292,20 @@ def _look(
             tables.update({part.table: part.rows for part in manifest.parts})
             coverage = settled(coverage, manifest.coverage)
         last = ready[-1]
-        names = tuple(sorted(_having(meta, pipeline, source, horizon, ready)))
+        names = tuple(sorted(_having(opened, source, horizon, ready)))
         place, until_us = last.end.position, last.window_end_us
         horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
 
 
-def _having(
-    meta: Meta, pipeline: Pipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]
-) -> Iterator[str]:
+def _having(opened: OpenPipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]) -> Iterator[str]:
     """The targets that have all that is purged: those that runs feed, and others that are being filled, and have come
     that far. horizon: the former one."""
     ids = {manifest.batch_id for manifest in ready}
-    for target in pipeline.targets:
+    for target in opened.pipeline.targets:
         had = horizon is None or target.name in horizon.targets
-        if not target.replay_only or (had and meta.first_lacking(source, target.name) not in ids):
+        if not target.replay_only or (had and opened.meta.first_lacking(source, target.name) not in ids):
             yield target.name
 
 
@@ -352,18 +347,16 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
     return ""
 
 
-def _move_horizon(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: Turn
-) -> PurgedSource:
-    found, ready, stay = _look(meta, store, pipeline, source, cutoff_us)
+def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Turn) -> PurgedSource:
+    found, ready, stay = _look(opened, source, cutoff_us)
     if ready:
         assert found.horizon is not None
-        targets = [target.name for target in pipeline.scheduled_targets]
+        targets = [target.name for target in opened.pipeline.scheduled_targets]
         ids = [manifest.batch_id for manifest in ready]
         copied = {one.batch_id for one in stay if one.copied}
-        meta.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
+        opened.meta.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
         turn.renew()
-        store.put(horizon_path(source), found.horizon.to_bytes())
+        opened.store.put(horizon_path(source), found.horizon.to_bytes())
         log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
     return found
 
@@ -399,13 +392,13 @@ def _saying(done: str) -> Iterator[None]:
         raise error.with_text(remedy=remedy) from error
 
 
-def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int) -> dict[str, list[str]]:
+def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:
     """The files of runs that were committed before the cutoff, by run."""
-    roots = {run_root(run_id): run_id for run_id in meta.finished_runs(pipeline.pipeline, cutoff_us)}
+    roots = {run_root(run_id): run_id for run_id in opened.meta.finished_runs(opened.name, cutoff_us)}
     if not roots:
         return {}
     found: dict[str, list[str]] = {}
-    for info in store.list(RUNS):
+    for info in opened.store.list(RUNS):
         run_id = roots.get("/".join(info.path.split("/", 2)[:2]))
         if run_id is not None:
             found.setdefault(run_id, []).append(info.path)

@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from cdc_core.config import Target
 from cdc_core.errors import LockstepError
-from cdc_core.meta import Meta
 from cdc_core.model.merged import SHARD
 from cdc_core.model.run import MergeTable, RunPlan, plan_folder, quarantine_folder, table_folder
 from cdc_core.model.version import newer_or_equal
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.load import open_session
@@ -33,19 +33,23 @@ log = logging.getLogger(__name__)
 
 
 def forget_replaced(
-    meta: Meta, store: ObjectStore, target: Target, plan: RunPlan, environ: Mapping[str, str] | None = None
+    opened: OpenPipeline,
+    target: Target,
+    plan: RunPlan,
 ) -> None:
     """After a commit of the plan: looks at rows that earlier runs have set aside, of the tables that it has written. An
     error is logged: then they count until the next commit."""
     tables = {one.table: one for one in plan.merge_set(plan.target(target.name).merge_set).tables if one.key}
-    for one in meta.set_aside(target.name):
+    for one in opened.meta.set_aside(target.name):
         if one.table not in tables or one.run_id == plan.run_id:
             continue
         try:
-            found = meta.run(one.run_id)
+            found = opened.meta.run(one.run_id)
             folder = "" if found is None else quarantine_folder(plan_folder(found.plan_path), target.name)
-            if folder and _replaced(store, target, plan, tables[one.table], table_folder(folder, one.table), environ):
-                meta.settle(target.name, run_id=one.run_id, table=one.table)
+            if folder and _replaced(
+                opened.store, target, plan, tables[one.table], table_folder(folder, one.table), opened.environ
+            ):
+                opened.meta.settle(target.name, run_id=one.run_id, table=one.table)
         except (LockstepError, OSError, pa.ArrowException) as error:
             log.warning("%s: rows of %s that run %s set aside: %s", target.name, one.table, one.run_id, error)
 

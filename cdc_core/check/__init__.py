@@ -27,6 +27,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.source.server_id import replica_host
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import newest, require_continuable
@@ -144,8 +145,8 @@ def _writer(pipeline: Pipeline, target: str) -> Writer:
 
 
 def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:
-    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-        require_kept(meta, pipeline, target, environ)
+    with open_pipeline(pipeline, os.environ if environ is None else environ) as opened:
+        require_kept(opened, target)
 
 
 def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> bool:

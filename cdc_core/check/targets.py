@@ -23,6 +23,7 @@ from cdc_core.errors import ColumnsMissing, LockstepError, TableMissing, TargetA
 from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.sink import Capture
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
@@ -77,11 +78,9 @@ def check_target(
 
 
 def require_target(
-    meta: Meta,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     plan: RunPlan,
     target_name: str,
-    environ: Mapping[str, str] | None = None,
     *,
     covered: Callable[[str], SourceCoverage] | None = None,
 ) -> None:
@@ -91,27 +90,27 @@ def require_target(
 
     Raises one error with everything that is wrong (errors.combined).
     """
-    target = pipeline.target(target_name)
+    target = opened.pipeline.target(target_name)
     problems: list[LockstepError] = []
     if not plan.replay:
         try:
-            require_kept(meta, pipeline, target_name, environ)
+            require_kept(opened, target_name)
         except LockstepError as error:
             if error.retriable:
                 raise
             problems.append(error)
     tables = plan.merge_set(plan.target(target_name).merge_set).tables
     tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
-    owner = writer_of(meta, pipeline, target_name)
+    owner = writer_of(opened.meta, opened.pipeline, target_name)
     if target.existing == "replace" and not all(owner.owns(table.table, None) for table in tables):
-        owner = replace(owner, in_part=left_out.in_part(meta, open_stage(pipeline.stage), pipeline, plan, target_name))
+        owner = replace(owner, in_part=left_out.in_part(opened, plan, target_name))
     new: list[tuple[str, ShardTable]] = []
     try:
-        followed = _followed(covered or meta.coverage, pipeline, target)
+        followed = _followed(covered or opened.meta.coverage, opened.pipeline, target)
         require_apart(target, dict.fromkeys([*(table.table for table in tables), *followed]))
     except LockstepError as error:
         problems.append(error)
-    with Survey(target, [table.table for table in tables], environ) as survey:
+    with Survey(target, [table.table for table in tables], opened.environ) as survey:
         for table in tables:
             schemas = plan.current_schemas(table)
             try:
@@ -122,10 +121,10 @@ def require_target(
                     key=table.key,
                     ready=False,
                     partial=rows_lacking_values(table) > 0,
-                    shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
-                    pipeline=pipeline.pipeline,
+                    shared=keys_apart(opened.pipeline, table.table, table.key, table.shared_keys, schemas),
+                    pipeline=opened.name,
                     owner=owner,
-                    environ=environ,
+                    environ=opened.environ,
                     survey=survey,
                 )
                 new += [(table.table, shard.table) for shard in found.shards if not shard.noted]
@@ -135,7 +134,7 @@ def require_target(
                     break  # a server that cannot be reached gives the same error for every table
     if problems:
         raise combined(problems)
-    take(target, new, owner, environ)
+    take(target, new, owner, opened.environ)
 
 
 def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
@@ -175,10 +174,8 @@ def _is_named(target: Target, logical: str) -> bool:
 
 
 def require_any_target(
-    meta: Meta,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     plan: RunPlan,
-    environ: Mapping[str, str] | None = None,
     *,
     made: Callable[[str, LockstepError], bool] = lambda name, error: False,
 ) -> dict[str, LockstepError]:
@@ -187,11 +184,11 @@ def require_any_target(
 
     made: what may change a target that fails, so that it is asked again; whether it has."""
     asked = [one.target for one in plan.targets if one.batches]
-    covered = cache(meta.coverage)  # the same for each target
+    covered = cache(opened.meta.coverage)  # the same for each target
     failed: dict[str, LockstepError] = {}
     for name in asked:
         try:
-            _require_or_make(partial(require_target, meta, pipeline, plan, name, environ, covered=covered), name, made)
+            _require_or_make(partial(require_target, opened, plan, name, covered=covered), name, made)
         except LockstepError as error:
             failed[name] = error
     if failed and len(failed) == len(asked):

@@ -48,7 +48,7 @@ if _folder.errors:
 def dags(
     import_errors: Annotated[
         bool,
-        typer.Option("--import-errors", help="Print the file that reports unusable pipeline files instead."),
+        typer.Option("--import-errors", help="Print the file that reports broken pipeline files instead."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -58,10 +58,8 @@ def dags(
       lockstep airflow dags > dags/lockstep_pipelines.py
       lockstep airflow dags --import-errors > dags/lockstep_pipeline_errors.py
 
-    The file reads the pipeline files in the folder that LOCKSTEP_PIPELINES names, by default `pipelines` beside the
-    file; add the line `pipelines` to .airflowignore there. The second file reports errors in pipeline files under
-    Airflow's Import Errors; without it, such a pipeline has no DAG and nothing says why. The page and the operators
-    come with the package, as a plugin.
+    The file reads the folder that LOCKSTEP_PIPELINES names, by default `pipelines` beside it; add the line `pipelines`
+    to .airflowignore there. The second file reports broken pipeline files under Airflow's Import Errors.
     """
     text = IMPORT_ERRORS if import_errors else DAGS
     name = "lockstep_pipeline_errors.py" if import_errors else "lockstep_pipelines.py"

@@ -30,11 +30,11 @@ def register(app: typer.Typer) -> None:
 
 def check(
     pipeline: PipelineArgument,
-    show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is in order.")] = False,
-    spark: Annotated[bool, typer.Option(help="Ask the executors of a Spark that is not on this machine.")] = True,
+    show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is fine.")] = False,
+    spark: Annotated[bool, typer.Option(help="Ask the executors of a Spark on other machines.")] = True,
     spark_master: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Ask those of this master, instead of the pipeline's spark.master."),
+        typer.Option(metavar="URL", help="Ask the executors of this master."),
     ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -43,18 +43,10 @@ def check(
 
     \b
       lockstep check shop
-      lockstep check shop -v
-      lockstep check ./shop.yaml --json
       lockstep check shop --spark-master spark://spark.example:7077
 
-    Checks connections, grants, binlog_format, row image and row metadata, whether the server still has the position
-    where reading would start, server_id, the stage (with a conditional write), meta, whether the two agree, and the
-    target's tables and keys. These are the same checks that extract and run make. Problems come first. The exit code is
-    that of the worst finding.
-
-    Where spark.master is not this machine, a tiny Spark job asks the executors whether they can import what jobs need,
-    and reach stage and targets. --no-spark leaves it out. --spark-master asks a cluster that only an Airflow connection
-    names.
+    These are the checks that extract and run make: connections, grants, server settings, stage, meta and target tables.
+    A tiny job asks the executors of a Spark that is not on this machine. Exit code: that of the worst finding.
     """
     from cdc_core.apply.jobs import is_local
     from cdc_core.check import check as preflight

@@ -18,8 +18,7 @@ def schema(as_json: JsonOption = False) -> None:
     \b
       lockstep config schema > pipeline.schema.json
 
-    Editors with a YAML language server use the schema if the file starts with a line such as
-    # yaml-language-server: $schema=pipeline.schema.json
+    Editors use it if a file starts with: # yaml-language-server: $schema=pipeline.schema.json
     """
     from cdc_core.config import json_schema
 

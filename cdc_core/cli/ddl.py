@@ -20,9 +20,8 @@ from cdc_core.cli.options import (
     TargetOption,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, error_document, print_error, table
-from cdc_core.cli.verify import one_target
-from cdc_core.errors import UsageError, combined
+from cdc_core.cli.output import CliOutput, print_error, table
+from cdc_core.errors import UsageError, combined, to_document
 
 if TYPE_CHECKING:
     from cdc_core.ddl.rollout import Decided, DecidedTable, Options, Work
@@ -33,23 +32,20 @@ app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target."
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="ALTER TABLE statements below `-- migrate:up` and `-- migrate:down`.")
 ]
-CanaryOption = Annotated[
-    int, typer.Option("--canary", metavar="SHARD", min=0, help="The shard that is altered first, alone.")
-]
+CanaryOption = Annotated[int, typer.Option("--canary", metavar="SHARD", min=0, help="The shard to alter first.")]
 WaveOption = Annotated[
-    int, typer.Option("--wave", metavar="N", min=1, max=64, help="How many shards are altered at once afterwards.")
+    int, typer.Option("--wave", metavar="N", min=1, max=64, help="How many shards to alter at once after that.")
 ]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", metavar="S", min=1, help="Seconds for which each shard waits for a lock, 2 at a time."),
+    typer.Option("--patience", metavar="S", min=1, help="Seconds to wait for a lock of each shard, 2 at a time."),
 ]
 CopyOption = Annotated[
     str,
     typer.Option(
         "--copy-with",
         metavar="COMMAND",
-        help="Makes the copies of a statement that copies the table: called with LOCKSTEP_DDL_PHASE=start for every "
-        "shard, then with LOCKSTEP_DDL_PHASE=complete.",
+        help="Command that makes copies for a statement that copies the table.",
     ),
 ]
 
@@ -65,15 +61,13 @@ def plan(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how a file would alter the shards, and what speaks against it; alter none.
+    """Show how a file would alter the shards, and what prevents it. Alters nothing.
 
     \b
       lockstep ddl plan shop add-note.sql
 
-    Every statement is tried on an empty copy of a table, which shows the way that the server takes: instant, or in
-    place while others write. What would copy a table or lock it is refused. Shards that are defined otherwise than the
-    others are listed with the difference. A column may be dropped once the source lacks it and nothing staged brings
-    it. Exit code 3: something speaks against it.
+    Tries every statement on an empty copy of a table. Statements that would copy or lock a table are refused, and
+    shards that differ are listed. Exit code 3: something prevents it.
     """
     from cdc_core.ddl.rollout import Options, decide
 
@@ -108,9 +102,7 @@ def run(
       lockstep ddl run shop add-note.sql
       lockstep ddl run shop add-note.sql --canary 17 --wave 16
 
-    After every statement the shard's definition is compared with what was foretold. The first error stops the waves
-    that have not begun; `lockstep ddl resume` continues, after a kill, too. A lock is waited for 2 s at a time, so that
-    nobody waits longer behind it, and again until --patience.
+    The first error stops the waves that have not begun; `lockstep ddl resume` continues.
     """
     from cdc_core.ddl.rollout import Options
 
@@ -134,7 +126,7 @@ def down(
     \b
       lockstep ddl down shop add-note.sql
 
-    Shards that the file has not reached stay as they are, if the statements lead back to their definition.
+    Shards that the file has not reached stay as they are.
     """
     from cdc_core.ddl.rollout import Options
 
@@ -152,12 +144,12 @@ def resume(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue what was stopped or killed before all shards had it.
+    """Continue a rollout that was stopped or killed.
 
     \b
       lockstep ddl resume shop
 
-    The file as it was is kept in the meta database. Begins with what the servers have, not with what was noted.
+    Uses the file as it was, and begins with the definitions that the servers have.
     """
     from cdc_core.ddl.rollout import Options
 
@@ -211,7 +203,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, command: str) -> I
     from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    chosen = parsed.target(one_target(parsed, target, command))
+    chosen = parsed.one_target(target, f"lockstep {command}")
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         yield Work(parsed, chosen, meta, os.environ)
 
@@ -240,7 +232,7 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
         "direction": decided.direction,
         "done": decided.done,
         "tables": tables,
-        "problems": [error_document(one)["error"] for one in decided.problems],
+        "problems": [to_document(one)["error"] for one in decided.problems],
     }
     shown = [Text(line) for one in decided.tables for line in _statements(one)]
     rows = [

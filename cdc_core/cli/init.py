@@ -65,17 +65,14 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a source for its tables and keys, and write a commented pipeline file that passes `lockstep check`.
+    """Write a pipeline file for a source, with its tables and keys.
 
     \b
-      export SHOP=mysql://cdc:secret@db:3306
       lockstep init shop --source env:SHOP --include 'shop\\..*'
-      lockstep init shop --source env:SHOP --include 'shop\\..*' \\
-        --exclude '.*_tmp' --target env:COPY -o dags/pipelines/shop.yaml
+      lockstep init shop --source env:SHOP --include 'shop\\..*' --target env:COPY -o dags/pipelines/shop.yaml
 
-    By default, the stage and the meta database are under ./.lockstep/NAME. Tables that cannot be captured (views,
-    unsupported types) are left out; a comment gives the reason for each. A table without a key is captured; a target
-    keeps as many copies of each of its rows as the source has (`no_key: rows`). Passwords stay in the environment.
+    Comments name the tables that are left out, with the reason. The file passes `lockstep check`. Stage and meta are
+    under ./.lockstep/NAME by default. Passwords stay in the environment.
     """
     from cdc_core.init import Wishes, draft
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -23,12 +24,12 @@ app = typer.Typer(name="meta", help="Maintain the database of positions and reco
 def upgrade(
     pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
 ) -> None:
-    """Upgrade the tables of the meta database to this version, or create them in an empty database.
+    """Bring the tables of the meta database up to this version, or create them.
 
     \b
       lockstep meta upgrade shop
 
-    Run it while no task of the pipeline is running. Running it twice changes nothing.
+    Run it while no task of the pipeline is running. Safe to repeat.
     """
     from cdc_core.meta import Meta
 
@@ -46,31 +47,23 @@ def rebuild(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore positions and batches from the manifests on the stage, if meta was lost or lacks some of them.
+    """Restore positions and batches from the stage, if the meta database was lost or lacks some.
 
     \b
       lockstep meta rebuild shop
 
-    The manifests are the source of truth for what is staged. Consume records and ledgers exist in meta only: after a
-    loss the targets apply all batches again, which changes nothing in them. A rebuild adds what is missing and removes
-    nothing. Running it twice changes nothing. Exit code 75: a source is being extracted, copied or purged.
+    Adds what is missing and removes nothing. Afterwards the targets apply all batches again, which changes nothing in
+    them. Exit code 75: a source is being extracted, copied or purged.
     """
-    from cdc_core.meta import Meta
+    from cdc_core.operations.open_pipeline import open_pipeline
     from cdc_core.rebuild import rebuild as rebuild_source
-    from cdc_core.stage import start as starts
-    from cdc_core.stage.manifest import newest, require_reached
-    from cdc_core.stage.stores import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = open_stage(parsed.stage)
     done = []
-    with Meta.open(parsed.meta.url, parsed.pipeline, upgrade=True) as meta:
+    with open_pipeline(parsed, os.environ, upgrade=True) as ready:
         for name in choose([one.name for one in parsed.sources], source, "source"):
-            starts.require_own(store, name, parsed.pipeline)
-            added = rebuild_source(meta, store, parsed, name)
-            stored = meta.checkpoint(name)
-            require_reached(store, name, newest(store, name), stored.position if stored else None)
-            done.append((name, added, str(stored.position) if stored else None))
+            added, position = rebuild_source(ready, name)
+            done.append((name, added, str(position) if position else None))
     columns = ("source", "batches restored", "position")
     CliOutput(as_json).answer(
         {
@@ -88,22 +81,20 @@ def accept(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Accept the tables of a target as they are, although they lack writes that were committed (target.lost_writes).
+    """Accept the tables of a target although they lack committed writes (target.lost_writes).
 
     \b
       lockstep meta accept shop --target shards
 
-    Only if the lost rows are there in another way, such as a copy of the tables: a replay of the lost batches writes
-    them again and needs no acceptance. Shows what is accepted; later losses are reported again. Running it twice
-    changes nothing.
+    Only if the lost rows are there in another way; otherwise replay the lost batches. Safe to repeat.
     """
     from cdc_core.apply.lost_writes import accept as accept_writes
-    from cdc_core.meta import Meta
+    from cdc_core.operations.open_pipeline import open_pipeline
 
     _, parsed = load_pipeline(pipeline, pipelines)
     (name,) = choose([one.name for one in parsed.targets], [target], "target")
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        lost = accept_writes(meta, parsed, name)
+    with open_pipeline(parsed, os.environ) as ready:
+        lost = accept_writes(ready, name)
     rows = [(one.shard, one.rows, ", ".join(one.runs)) for one in lost]
     CliOutput(as_json).answer(
         {

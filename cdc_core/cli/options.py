@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +15,15 @@ from cdc_core.errors import UsageError
 from cdc_core.windows import parse_moment, to_us
 
 if TYPE_CHECKING:
+    from cdc_core.cli.output import CliOutput
     from cdc_core.config import Pipeline
+    from cdc_core.operations.open_pipeline import OpenPipeline
 
 PipelineArgument = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="A pipeline's YAML file, or its name NAME for NAME.yaml in the pipelines folder or here.",
+        help="A pipeline's YAML file, or the NAME of NAME.yaml in the pipelines folder or here.",
     ),
 ]
 PipelinesOption = Annotated[
@@ -31,7 +35,9 @@ PipelinesOption = Annotated[
 TargetsOption = Annotated[
     list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
 ]
-TargetOption = Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")]
+TargetOption = Annotated[
+    str | None, typer.Option("--target", metavar="NAME", help="The target; default: the only one.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
 DEFAULT_PIPELINES = Path("dags/pipelines")
 
@@ -111,3 +117,16 @@ def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
                 remedy=f"give one of: {', '.join(names) or '(it has none)'}",
             )
     return list(dict.fromkeys(wanted)) if wanted else names
+
+
+@contextmanager
+def opened(pipeline: Pipeline, output: CliOutput, *, bars: bool = True) -> Iterator[OpenPipeline]:
+    """The pipeline, opened for an operation. bars: False for notes only."""
+    from cdc_core.cli.progress import TerminalNotes, TerminalProgress
+    from cdc_core.operations.open_pipeline import open_pipeline
+
+    with (
+        TerminalProgress(output) if bars else nullcontext(TerminalNotes(output)) as progress,
+        open_pipeline(pipeline, os.environ, progress) as ready,
+    ):
+        yield ready

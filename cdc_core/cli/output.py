@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core.cli.performable import performable
-from cdc_core.errors import LockstepError, parts_of
-from cdc_core.windows import from_us
+from cdc_core.errors import LockstepError, parts_of, to_document
+from cdc_core.words import shown
 
 WIDE = 200
 """Width of a table that goes into a file or a pipe, neither of which has a width of its own."""
@@ -78,8 +78,20 @@ class CliOutput:
 
 
 def _json(document: object, indent: int | None = None) -> str:
+    document = _with_performable_remedies(document)
     plain = (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
     return json.dumps(document, indent=indent, ensure_ascii=plain, default=_plain) + "\n"
+
+
+def _with_performable_remedies(document: object) -> object:
+    if isinstance(document, Mapping):
+        return {
+            name: performable(value) if name == "remedy" and value else _with_performable_remedies(value)
+            for name, value in document.items()
+        }
+    if isinstance(document, list | tuple):
+        return [_with_performable_remedies(value) for value in document]
+    return document
 
 
 def _plain(value: object) -> object:
@@ -161,42 +173,10 @@ def _holds(cell: object) -> bool:
     return bool(cell.plain if isinstance(cell, Text) else cell)
 
 
-def shown(value: object) -> str:
-    """A cell's text, with thousands separators; an empty one is a dash."""
-    if value is None or value == "":
-        return "–"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":
-            break
-        amount /= 1024
-    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
-
-
-def error_document(error: LockstepError) -> dict[str, Any]:
-    """The JSON form of an error, the same for every command."""
-    return {
-        "error": {
-            "code": error.code,
-            "class": error.exit_class,
-            "what": error.what,
-            "where": error.where,
-            "remedy": performable(error.remedy),
-        }
-    }
-
-
 def print_error(error: LockstepError, *, as_json: bool) -> None:
     """On stderr for people; with --json the document on stdout."""
     if as_json:
-        CliOutput(as_json=True).answer(error_document(error))
+        CliOutput(as_json=True).answer(to_document(error))
         return
     console = _console(stderr=True)
     for one in parts_of(error):
@@ -205,21 +185,3 @@ def print_error(error: LockstepError, *, as_json: bool) -> None:
             console.print(Text.assemble(("  at   ", "bold"), one.where), soft_wrap=True)
         console.print(Text.assemble(("  fix  ", "bold green"), performable(one.remedy)), soft_wrap=True)
         console.print(Text(f"  code {one.code} (docs/errors.md)", style="dim"), soft_wrap=True)
-
-
-def moment(moment_us: int) -> str:
-    """A time in UTC; "" for none."""
-    return from_us(moment_us).strftime("%Y-%m-%dT%H:%M:%SZ") if moment_us else ""
-
-
-def duration(seconds: float) -> str:
-    """A time span for people."""
-    if seconds <= -0.5:
-        return f"-{duration(-seconds)}"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 86_400:.1f} d"

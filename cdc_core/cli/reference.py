@@ -1,6 +1,6 @@
 """The reference parts of docs/: generated from the commands and the models, so that they stay current.
 
-`python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the tables between the
+`python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the lists between the
 markers of docs/configuration.md; a contract test compares them with what this module makes.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,15 @@ BEGIN, END = "<!-- keys: generated -->", "<!-- end of keys -->"
 _CLI_HEAD = """# Command line
 
 Generated from the commands by `python -m cdc_core.cli.reference`; `lockstep COMMAND --help` says the same.
-Results go to stdout, progress and errors to stderr. With `--json`, stdout is exactly one JSON document, even if a
-command fails. [errors.md](errors.md) lists exit codes and error codes. You can set every option by the environment
-variable in brackets.
+
+`PIPELINE` is the path of a pipeline file, or the NAME of `NAME.yaml` in the folder `--pipelines` (`dags/pipelines`),
+which `LOCKSTEP_PIPELINES` sets, or in the current folder. Results go to stdout, progress and errors to stderr. With
+`--json`, stdout is exactly one JSON document, even if a command fails. The variable in brackets sets an option.
+
+Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal ([errors.md](errors.md)).
 """
+_SAID_ONCE = ("--json", "--pipelines", "PIPELINE")
+"""Options and arguments that the head explains."""
 
 
 def cli_markdown() -> str:
@@ -37,9 +43,9 @@ def cli_markdown() -> str:
     parts = [_CLI_HEAD]
     for path, command in commands(get_command(app), "lockstep"):
         parts.append(f"## {path}\n\n{_prose(command.help or '')}\n")
-        rows = [_parameter(path, one) for one in command.params if one.name != "help"]
+        rows = [_parameter(path, one) for one in command.params if one.name != "help" and not _is_said(one)]
         if rows:
-            parts.append("| | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+            parts.append("\n".join(rows) + "\n")
     return "\n".join(parts)
 
 
@@ -57,34 +63,35 @@ def _prose(text: str) -> str:
         if block.startswith("\b"):
             lines = block.splitlines()[1:]
             block = "```\n" + "\n".join(line.removeprefix("  ") for line in lines) + "\n```"
+        else:
+            block = textwrap.fill(" ".join(block.split()), 120, break_long_words=False, break_on_hyphens=False)
         paragraphs.append(block.replace("\\[", "["))
     return "\n\n".join(paragraphs)
 
 
+def _is_said(one: Any) -> bool:
+    return one.metavar in _SAID_ONCE or any(name in _SAID_ONCE for name in one.opts)
+
+
 def _parameter(path: str, one: Any) -> str:
-    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+    text = (one.help or "").replace("\\[", "[")
     if one.param_type_name == "argument":
-        return f"| `{one.metavar or one.name.upper()}` | {_cell(one.help)} | |"
-    variable = one.envvar or "_".join([*path.split(), one.name]).upper()
-    text = _cell(one.help)
-    if one.name != "version":
-        text += f" [{variable}]"
-    default = "" if one.default in (None, False, 0, ()) or callable(one.default) else f"`{one.default}`"
-    return f"| {names} | {text} | {default} |"
-
-
-def _cell(text: str | None) -> str:
-    return (text or "").replace("\\[", "[").replace("|", "\\|")
+        return _wrapped(f"- `{one.metavar or one.name.upper()}`: {text}")
+    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+    default = "" if one.default in (None, False, True, 0, (), "") or callable(one.default) else f" (`{one.default}`)"
+    variable = "" if one.name == "version" else f" [{one.envvar or '_'.join([*path.split(), one.name]).upper()}]"
+    return _wrapped(f"- {names}{default}: {text}{variable}")
 
 
 def configuration_keys() -> str:
-    """The tables of docs/configuration.md: one a model, one row a key."""
-    parts = []
+    """The lists of docs/configuration.md: one a model, one line a key."""
+    paths: dict[type[BaseModel], list[str]] = {}
     for path, model in models(config.Pipeline, ""):
-        title = f"### {path}" if path else "### top level"
-        rows = [_key(name, field) for name, field in model.model_fields.items()]
-        table = "| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
-        parts.append(f"{title}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{table}\n")
+        paths.setdefault(model, []).append(path or "top level")
+    parts = []
+    for model, places in paths.items():
+        keys = "\n".join(_key(name, field) for name, field in model.model_fields.items())
+        parts.append(f"### {', '.join(places)}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{keys}\n")
     return "\n".join(parts)
 
 
@@ -98,16 +105,19 @@ def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseMo
 
 
 def _key(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        default = "required"
-    else:
+    default = " (required)"
+    if not field.is_required():
         value = field.get_default(call_default_factory=True, validated_data={})
-        default = "" if value is None or value == () or isinstance(value, BaseModel | dict) else f"`{value}`"
-    return f"| `{name}` | {default} | {_cell(field.description)} |"
+        default = "" if value is None or value == () or isinstance(value, BaseModel | dict) else f" (`{value}`)"
+    return _wrapped(f"- `{name}`{default}: {field.description}")
+
+
+def _wrapped(line: str) -> str:
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def with_keys(text: str) -> str:
-    """A text with the tables between its markers brought up to date."""
+    """The text with the lists between its markers brought up to date."""
     pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
     return pattern.sub(lambda _: f"{BEGIN}\n\n{configuration_keys()}\n{END}", text, count=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,19 +15,18 @@ from cdc_core.cli.options import (
     PipelinesOption,
     TargetOption,
     load_pipeline,
+    opened,
 )
-from cdc_core.cli.output import CliOutput, error_document, table
+from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.performable import performable
-from cdc_core.cli.run import run_context, run_id
-from cdc_core.cli.status import ledger_document
-from cdc_core.cli.verify import extract_on, findings_table, one_target, result_document, verdict
-from cdc_core.errors import LockstepError
+from cdc_core.cli.run import driver
+from cdc_core.cli.verify import findings_table, result_document, verdict
+from cdc_core.errors import to_document
 from cdc_core.extras import require
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
-    from cdc_core.repair.repairer import Result
-    from cdc_core.run import RunResult
+    from cdc_core.repair.repairer import RepairReport
 
 
 def register(app: typer.Typer) -> None:
@@ -49,98 +48,57 @@ def repair(
             "--evidence", metavar="PATH", help="A file of evidence/ on the stage; default: the newest of each table."
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show how the rows differ now; stage and change nothing.")
-    ] = False,
-    stage_only: Annotated[
-        bool, typer.Option("--stage-only", help="Stage the source's rows, and leave applying them to the next run.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how the rows differ now.")] = False,
+    stage_only: Annotated[bool, typer.Option("--stage-only", help="Leave applying the rows to the next run.")] = False,
     authoritative: Annotated[
         bool,
         typer.Option(
             "--authoritative",
-            help="Also replace rows that somebody else wrote with a newer version or a greater freshness column.",
+            help="Also replace rows that somebody else wrote with a newer version.",
         ),
     ] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Repair the rows that a verification found to differ: at the target, and on the stage.
+    """Fix the rows that a verification found to differ, at the target and on the stage.
 
     \b
-      lockstep verify shop
       lockstep repair shop --dry-run
-      lockstep repair shop
       lockstep repair shop shop.orders --finding 0f3a9c21b7d4
 
-    Takes the findings of the newest evidence about each table, looks these rows up in the source by key, stages them as
-    copied rows (a row that the source does not have as a delete), applies what is staged by an ordinary run with its
-    ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target row
-    whose version is newer than everything that is staged was written by somebody else, and stays, as does one whose
-    freshness column is greater, unless --authoritative says that the source counts. repair.max_rows_per_day limits what
-    a repair may stage. Exit code 0: the rows are equal; 4: some still differ; 75: some could not be judged yet; 3: a
-    table cannot be repaired.
+    Looks the findings up in the source by key, stages the rows, applies them by an ordinary run, and verifies them
+    again. Newer changes win. Exit codes: 0 the rows are equal; 4 some still differ; 75 some could not be judged yet; 3
+    a table cannot be repaired.
     """
     output = CliOutput(as_json)
     _path, parsed = load_pipeline(pipeline, pipelines)
-    name = one_target(parsed, target, "repair")
+    name = parsed.one_target(target, "lockstep repair").name
     applies = not (dry_run or stage_only)
     if applies:
         require("spark", "quality", by="lockstep repair")
-    from cdc_core.repair.findings import keys_in, require_listed
-    from cdc_core.repair.repairer import outcome
-    from cdc_core.repair.repairer import repair as run
-    from cdc_core.run import apply
-    from cdc_core.verify import evidence as evidences
-    from cdc_core.verify.job import Job
-    from cdc_core.verify.lease import verifier_lease
+    from cdc_core.repair.repairer import repair_target
 
-    ran: list[RunResult] = []
-    with run_context(parsed, output) as context:
-        if evidence:
-            read, document = evidence, evidences.read(context.store, evidence)
-        else:
-            paths, document = evidences.outstanding(context.store, name)
-            read = paths[0]
-            for older in paths[1:]:
-                output.note(f"findings of earlier evidence count, too: {older}")
-        keys = keys_in(document, read, tables=tables or (), ids=finding or ())
-        if not finding and not dry_run:
-            require_listed(document, read, tables or ())
-
-        def applied() -> None:
-            ran.append(apply(context, run_id(context, "repair"), targets=[name]))
-
-        with verifier_lease(context.meta, parsed.pipeline, name) as lease:
-            job = Job(
-                parsed, parsed.target(name), context.meta, context.store,
-                lambda source: extract_on(parsed, source, output), os.environ, said=output.note, lease=lease,
-            )  # fmt: skip
-            done = run(job, keys, apply=applied if applies else None, authoritative=authoritative, dry_run=dry_run)
-    error = outcome(done)
-    for one in document["tables"]:
-        if (not tables or one["table"] in tables) and (one["error"] or one["unsettled"]):
-            output.note(f"{one['table']} was not judged completely by that verification: verify it again")
-    _answer(output, parsed.pipeline, name, read, done, ran, error, dry_run=dry_run)
+    with opened(parsed, output) as ready, driver(parsed, ready.store) if applies else nullcontext() as spark:
+        report = repair_target(
+            ready, name, spark, tables or (), finding or (), path=evidence, authoritative=authoritative,
+            dry_run=dry_run,
+        )  # fmt: skip
+    for one in report.unjudged:
+        output.note(f"{one} was not judged completely by that verification: verify it again")
+    error = report.error
+    _answer(output, parsed.pipeline, report, dry_run=dry_run)
     if error is not None:
         raise typer.Exit(error.exit_code)
 
 
-def _answer(
-    output: CliOutput,
-    pipeline: str,
-    target: str,
-    evidence: str,
-    done: Result,
-    ran: list[RunResult],
-    error: LockstepError | None,
-    *,
-    dry_run: bool,
-) -> None:
+def _answer(output: CliOutput, pipeline: str, report: RepairReport, *, dry_run: bool) -> None:
+    from cdc_core.operations.status import ledger_document
+
+    done, error = report.done, report.error
     document: dict[str, Any] = {
         "pipeline": pipeline,
-        "target": target,
-        "evidence": evidence,
+        "target": report.target,
+        "evidence": report.evidence,
         "dry_run": dry_run,
         "batches": list(done.batches),
         "rows": done.rows,
@@ -149,14 +107,14 @@ def _answer(
         "forgotten_versions": done.forgotten,
         "removed_from_wrong_shards": done.removed,
         "left_out": dict(done.left_out),
-        "runs": [one.run_id for one in ran],
-        "ledgers": [ledger_document(row.entry) for one in ran for row in one.ledgers],
+        "runs": [one.run_id for one in report.runs],
+        "ledgers": [ledger_document(row.entry) for one in report.runs for row in one.ledgers],
         "before": [result_document(one) for one in done.before.values()],
         "after": None if done.after is None else [result_document(one) for one in done.after.values()],
         "equal": done.settled,
     }
     if error is not None:
-        document |= error_document(error)
+        document |= to_document(error)
     document["refused"] = sorted(done.refused)
     rows = []
     for name, before in done.before.items():
@@ -164,7 +122,7 @@ def _answer(
         rows.append((name, before.differences, "" if after is None else after.differences, verdict(after or before)))
     shown: list[RenderableType] = [
         table(
-            f"repair: {target}", ("table", "differed", "differ now", "verdict"), rows,
+            f"repair: {report.target}", ("table", "differed", "differ now", "verdict"), rows,
             numbers=("differed", "differ now"), omit_empty=("differ now",),
         )
     ]  # fmt: skip

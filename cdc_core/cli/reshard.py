@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, choose, load_pipeline
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    choose,
+    load_pipeline,
+    opened,
+)
 from cdc_core.cli.output import CliOutput, table
-from cdc_core.cli.run import run_context, run_id
-from cdc_core.cli.verify import one_target
+from cdc_core.cli.run import driver
 from cdc_core.errors import Refused, UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
@@ -28,29 +35,29 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="reshard", help="Give a target a new layout: 16 x 16 shards, say.", no_args_is_help=True)
 
-LayoutOption = Annotated[
-    str, typer.Option("--to", metavar="LAYOUT", help="Databases x tables in each of them, as in 16x16.")
-]
+LayoutOption = Annotated[str, typer.Option("--to", metavar="LAYOUT", help="Databases x tables in each, as in 16x16.")]
 OldOption = Annotated[
     str | None,
-    typer.Option("--target", metavar="NAME", help="The target that has the rows now. Default: the only one."),
+    typer.Option("--target", metavar="NAME", help="The target that has the rows now; default: the only one."),
 ]
 NameOption = Annotated[
     str | None,
-    typer.Option("--name", metavar="NAME", help="Of the new target. Default: the old one's with the layout."),
+    typer.Option("--name", metavar="NAME", help="Name of the new target; default: the old one's with the layout."),
 ]
 DatabaseOption = Annotated[
     str | None,
-    typer.Option("--database", metavar="TEMPLATE", help="Of the new databases' names, as in 'shop16_{d:02d}'."),
+    typer.Option(
+        "--database", metavar="TEMPLATE", help="Template of the new databases' names, as in 'shop16_{d:02d}'."
+    ),
 ]
 ConnectionOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--connection", metavar="REF", help="Server of the new databases; once, or once for each. Default: the old one."
+        "--connection", metavar="REF", help="Server of the new databases, once or once for each; default: the old one."
     ),
 ]
 RowsOption = Annotated[
-    int, typer.Option("--rows", metavar="N", min=1, help="About how many staged rows a run takes at once.")
+    int, typer.Option("--rows", metavar="N", min=1, help="About how many staged rows each run takes.")
 ]
 
 ShardsOption = Annotated[
@@ -58,8 +65,7 @@ ShardsOption = Annotated[
     typer.Option(
         "--shards",
         metavar="0-7,12",
-        help="After a cutover: only these former shards, by a pipeline of their own, so that they are led by "
-        "themselves. Default: all of them.",
+        help="After a cutover: only these former shards.",
     ),
 ]
 
@@ -76,13 +82,13 @@ def plan(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what would be written: a second target, or, after a cutover, another pipeline; and what speaks against it.
+    """Show the target, or after a cutover the pipeline, that would be written, and what prevents it.
 
     \b
       lockstep reshard plan shop --to 16x16
       lockstep reshard plan shop --to 16x16 --database 'shop16_{d:02d}' --connection env:NEW
 
-    Writes nothing. Reads the pipeline file, meta and the stage.
+    Writes nothing.
     """
     output = CliOutput(as_json)
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
@@ -110,19 +116,13 @@ def run(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Add a target with the new layout and fill it from the stage; after a cutover, write the pipeline that moves the
-    shards.
+    """Add a target with the new layout and fill it from the stage.
 
     \b
       lockstep reshard run shop --to 16x16
 
-    Before a cutover, or after one back: the target is added to the pipeline file, its tables are created, and the
-    staged history is applied to it, about --rows at a time. No row is read from the source or from the old shards.
-    From then on every run feeds both targets; verify the new one, and lead the application there. Whatever ends the
-    command, the same command continues.
-
-    After a cutover the application writes to the shards: the command writes a pipeline beside this one, whose sources
-    are the shards, each a logical table of its own, and whose target is the new layout.
+    Reads no row from the source or the old shards. After an interruption, the same command continues. After a cutover,
+    it writes a pipeline whose sources are the shards and whose target is the new layout.
     """
     output = CliOutput(as_json)
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
@@ -147,12 +147,10 @@ def status(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how much of what is staged each target has, and whether runs feed it.
+    """Show how much of the staged history each target has, and whether runs feed it.
 
     \b
       lockstep reshard status shop
-
-    Reads only the pipeline file and meta.
     """
     from cdc_core.meta import Meta
     from cdc_core.reshard.fill import filled
@@ -248,7 +246,7 @@ def _asked(
     path, parsed = load_pipeline(pipeline, pipelines)
     new = NewLayout(*parse_layout(to), database, tuple(connection or ()))
     others = parsed.model_copy(update={"targets": tuple(one for one in parsed.targets if not _is(one, name, new))})
-    old = others.target(one_target(others, target, "reshard"))
+    old = others.one_target(target, "lockstep reshard")
     chosen = name or new_name(old.name, new)
     there = next((one for one in parsed.targets if one.name == chosen), None)
     if there is None:
@@ -335,9 +333,8 @@ def _fill(asked: _Asked, rows: int, output: CliOutput) -> None:
         add_target(asked.path, asked.made)
         output.note(f"{asked.path}: added the target {asked.name}")
     parsed = load(asked.path)
-    quiet = CliOutput(as_json=True)
-    with run_context(parsed, quiet) as context, filling(context.meta, parsed, asked.name):
-        now = fill(context, asked.name, run_id(context, "reshard"), rows, told)
+    with opened(parsed, output, bars=False) as ready, driver(parsed, ready.store) as spark, filling(ready, asked.name):
+        now = fill(ready, spark, asked.name, rows, told)
         let_in(asked.path, asked.name)
     document = asked.document | {"batches": now.batches, "fed_by_runs": True}
     output.answer(

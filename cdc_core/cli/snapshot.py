@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc_core.cli.copy_progress import progress_text
-from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
     JsonOption,
@@ -20,25 +14,16 @@ from cdc_core.cli.options import (
     PipelinesOption,
     choose,
     load_pipeline,
+    opened,
 )
-from cdc_core.cli.output import CliOutput, duration, error_document, size, table
-from cdc_core.errors import AnotherProcess, LeaseHeld, LockstepError, Paused, Refused, RetryLater, UsageError, combined
-from cdc_core.stage.stores import open_stage
-from cdc_core.words import counted
+from cdc_core.cli.output import CliOutput, table
+from cdc_core.errors import LockstepError, RetryLater, UsageError, combined, to_document
+from cdc_core.words import counted, duration, size
 
 if TYPE_CHECKING:
-    from cdc_core.config import Pipeline
-    from cdc_core.extract import DrainResult
-    from cdc_core.meta import ChunkRetries, Meta, TableCopy
+    from cdc_core.operations.open_pipeline import OpenPipeline
+    from cdc_core.snapshot.copying import Copied
     from cdc_core.snapshot.pending import PendingTable
-    from cdc_core.snapshot.progress import Figures
-    from cdc_core.snapshot.staging import Staged
-
-WAIT_S = 600.0
-"""How long another extractor may take to pass the place that the copy waits for."""
-_PAUSE_S = 2.0
-NOTE_S = 10.0
-"""Between two reports of progress without a terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -54,34 +39,25 @@ def snapshot(
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Only this source.")] = None,
     everything: Annotated[
         bool,
-        typer.Option(
-            "--all", help="Every captured table, whether rows of it are missing or not; says which others it leaves."
-        ),
+        typer.Option("--all", help="Copy every captured table."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be copied, and how long it may take; copy nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be copied, and how long it may take.")
     ] = False,
-    pause: Annotated[
-        bool, typer.Option("--pause", help="Let no process read chunks any more, until --resume.")
-    ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let copies continue.")] = False,
+    pause: Annotated[bool, typer.Option("--pause", help="Pause all copies until --resume.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let paused copies continue.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy tables of which rows or changes are missing, while the application keeps writing.
+    """Copy existing rows while the application keeps writing.
 
     \b
       lockstep snapshot shop --dry-run
-      lockstep snapshot shop
       lockstep snapshot shop shop.orders shop.items
 
-    Without TABLE, copies each captured table that had rows before its capture, that changed without row events, that
-    was not captured for a while, or whose rules were edited; of the latter three, rows that no longer exist are removed
-    as well. Tables are read in chunks by key, with SELECT only; one without a key in a single read (on MySQL its table
-    is locked for a moment). The rows are staged beside the changes (_cdc_op is r) and reach the targets with the next
-    run; newer changes always win. A copy that was interrupted continues after its last chunks. --pause stops the copies
-    of a source wherever they run, after the chunks that they are at; it lasts until --resume. Exit code 3: a table
-    cannot be copied; the others are. 75: rows that were read are not staged; run the command again.
+    Without TABLE, copies every captured table that lacks rows or changes. Reads with SELECT only, in chunks by key. The
+    next run applies the rows; newer changes win. An interrupted copy continues after its last chunks. Exit codes: 3 a
+    table cannot be copied, the others are; 75 rows that were read are not staged, run it again.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -100,168 +76,45 @@ def snapshot(
             code="usage.argument",
             remedy="give one of them",
         )
-    from cdc_core.meta import Meta
+    from cdc_core.snapshot import copying
 
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    with opened(parsed, output) as ready:
         if pause or resume:
-            _switch(output, parsed, meta, names, pause=pause)
+            _switch(output, ready, names, pause=pause)
             return
-        _extract_first(parsed, meta, names, output, needed=not dry_run)
+        copying.extract_before_copying(ready, names, known_will_do=dry_run)
         if not dry_run:
-            _read_again(parsed, meta, names, output)
+            copying.read_isolated_again(ready, names)
         wanted: dict[str, tuple[PendingTable, ...]] = {}
         left: dict[str, dict[str, str]] = {}
         for name in names:
-            wanted[name], left[name] = _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything)
+            wanted[name], left[name] = copying.tables_to_copy(ready, name, tables, everything=everything)
         if dry_run:
-            _show_plan(output, parsed, meta, wanted, left)
+            _show_plan(output, ready, wanted, left)
             return
-        copied = copy_sources(parsed, meta, wanted, output)
-    error = combined(list(copied.refused.values())) if copied.refused else None
-    if error is not None and not copied.staged:
-        raise error
-    _answer(output, parsed, left, copied, error)
+        copied = copying.copy_sources(ready, wanted)
+        error = combined(list(copied.refused.values())) if copied.refused else None
+        if error is not None and not copied.staged:
+            raise error
+        _answer(output, ready, left, copied, error)
     if error is not None:
         raise typer.Exit(error.exit_code)
     if any(one.dropped or one.waiting is not None for one in copied.staged.values()):
         raise typer.Exit(RetryLater.exit_code)
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """staged: by source. refused: by table, why it was not copied. retries: by source and table, of its chunks."""
-
-    staged: Mapping[str, Staged]
-    refused: Mapping[str, Refused]
-    retries: Mapping[str, Mapping[str, ChunkRetries]]
-
-
-def copy_sources(
-    pipeline: Pipeline,
-    meta: Meta,
-    wanted: Mapping[str, tuple[PendingTable, ...]],
-    output: CliOutput,
-) -> Copied:
-    """Copies the tables of each source and stages them; sources with nothing to copy are left alone.
-
-    What another process has copied while this one was waiting for the lease, or copying another source, is not copied
-    once more.
-    """
-    from cdc_core.snapshot.copier import copier_lease
-    from cdc_core.snapshot.pending import still_pending
-    from cdc_core.snapshot.staging import Staged
-    from cdc_core.snapshot.steps import read_tables, stage_read
-
-    store = open_stage(pipeline.stage)
-    found: dict[str, Staged] = {}
-    left_out: dict[str, Refused] = {}
-    retries: dict[str, Mapping[str, ChunkRetries]] = {}
-    for name, asked in wanted.items():
-        if not asked:
-            continue
-        with copier_lease(meta, pipeline, name) as lease:
-            tables = still_pending(meta, name, asked)
-            if not tables:
-                continue
-            with _watch(output, tables) as watch:
-                refused = read_tables(
-                    pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
-                )
-            retries[name] = meta.chunk_retries(name)
-            left_out |= {f"{name}: {table}": error for table, error in refused.items()}
-            if len(refused) == len(tables):
-                continue
-            deadline_s = time.monotonic() + WAIT_S
-            staged = Staged()
-            while True:
-                _extract_on(pipeline, name, output)
-                staged = staged.then(
-                    stage_read(pipeline, name, meta=meta, store=store, lease=lease, environ=os.environ)
-                )
-                if staged.waiting is None or time.monotonic() > deadline_s:
-                    break
-                time.sleep(_PAUSE_S)
-            found[name] = staged
-    return Copied(found, left_out, retries)
-
-
-def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult]:
-    """Copies what is pending of every source that has been extracted; how far each copied source is extracted then."""
-    from cdc_core.meta import Meta
-    from cdc_core.snapshot.pending import copied_by_runs
-
-    done: list[str] = []
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        _read_again(pipeline, meta, [source.name for source in pipeline.sources], output)
-        for source in pipeline.sources:
-            wanted = copied_by_runs(meta, pipeline, source.name)
-            try:
-                copied = copy_sources(pipeline, meta, {source.name: wanted}, output)
-            except (LeaseHeld, Paused) as error:
-                output.note(f"not copied here: {error.what}")
-                continue
-            _note_refused(output, copied)
-            done += [name for name, one in copied.staged.items() if one.batches]
-    # The coverage of the copied tables, for what is said of partial ones.
-    return dict(extract_sources(pipeline, done, None, output)) if done else {}
-
-
-def _note_refused(output: CliOutput, copied: Copied) -> None:
-    for error in copied.refused.values():
-        output.note(f"not copied: {error.what} {error.remedy}.")
-
-
-def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str], *, pause: bool) -> None:
+def _switch(output: CliOutput, ready: OpenPipeline, sources: list[str], *, pause: bool) -> None:
     """Pauses the copies of these sources, or resumes them."""
-    from cdc_core.extract.extractor import default_holder
-
     lines = []
-    for name in names:
+    for source in sources:
         if pause:
-            meta.pause_copies(name, default_holder())
-            lines.append(f"Copies of {name} are paused: no chunk is read until `lockstep snapshot --resume`.")
-        elif meta.resume_copies(name):
-            lines.append(f"Copies of {name} may continue: run `lockstep snapshot`, or wait for the next run.")
+            ready.meta.pause_copies(source, ready.holder)
+            lines.append(f"Copies of {source} are paused: no chunk is read until `lockstep snapshot --resume`.")
+        elif ready.meta.resume_copies(source):
+            lines.append(f"Copies of {source} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
-            lines.append(f"Copies of {name} were not paused.")
-    output.answer({"pipeline": pipeline.pipeline, "sources": names, "paused": pause}, "\n".join(lines))
-
-
-def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: CliOutput, *, needed: bool) -> None:
-    """Which tables there are, and what they lack, the extractor knows; where another one is running, it is waited for
-    later. needed: False if what was extracted before will do."""
-    fresh = [name for name in names if meta.checkpoint(name) is None]
-    if fresh:
-        extract_sources(pipeline, fresh, None, output)
-    if needed:
-        for name in names:
-            if name not in fresh:
-                _extract_on(pipeline, name, output)
-
-
-def _read_again(pipeline: Pipeline, meta: Meta, sources: list[str], output: CliOutput) -> None:
-    """Has isolated tables captured again where the pipeline says so, and says which cannot be read even now."""
-    from cdc_core.extract.extractor import default_holder
-    from cdc_core.snapshot.readmission import readmit
-    from cdc_core.stage.isolated import isolated
-
-    store = open_stage(pipeline.stage)
-    for name in sources:
-        if readmit(meta, store, pipeline, name, default_holder()):
-            _extract_on(pipeline, name, output)
-            for table_name, why in isolated(store, name).items():
-                output.note(f"not copied: {table_name} of {name} still cannot be read: {why}")
-
-
-def _wanted(
-    meta: Meta, source: str, tables: list[str] | None, *, on_new: str, everything: bool = False
-) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
-    """The tables to copy; of --all, why others are left out."""
-    from cdc_core.snapshot.pending import captured, chosen, pending
-
-    if everything:
-        return captured(meta, source)
-    return chosen(meta, source, tables) if tables else pending(meta, source, on_new=on_new), {}
+            lines.append(f"Copies of {source} were not paused.")
+    output.answer({"pipeline": ready.name, "sources": sources, "paused": pause}, "\n".join(lines))
 
 
 def _left_out(left: Mapping[str, Mapping[str, str]]) -> list[dict[str, str]]:
@@ -273,16 +126,9 @@ def _note_left_out(output: CliOutput, left: Mapping[str, Mapping[str, str]]) -> 
         output.note(f"left out: {one['why']}")
 
 
-def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
-    """Extracts up to now, unless another extractor is at it."""
-    with suppress(AnotherProcess):
-        extract_sources(pipeline, [source], None, output)
-
-
 def _show_plan(
     output: CliOutput,
-    pipeline: Pipeline,
-    meta: Meta,
+    ready: OpenPipeline,
     wanted: dict[str, tuple[PendingTable, ...]],
     left: Mapping[str, Mapping[str, str]],
 ) -> None:
@@ -291,7 +137,8 @@ def _show_plan(
     found: list[dict[str, Any]] = []
     shown = []
     for source, tables in wanted.items():
-        estimates = estimate(pipeline, source, [one.name for one in tables], meta, os.environ) if tables else {}
+        names = [one.name for one in tables]
+        estimates = estimate(ready.pipeline, source, names, ready.meta, ready.environ) if tables else {}
         for one in tables:
             known = estimates.get(one.name)
             rows = one.rows if known is None or (known.refused and not known.rows) else known.rows
@@ -315,9 +162,9 @@ def _show_plan(
                 "?" if seconds is None else f"~{duration(seconds)}", why,
             ))  # fmt: skip
     total_s = sum(one["seconds_estimated"] or 0 for one in found)
-    paused = [source for source in sorted(wanted) if meta.copies_paused(source) is not None]
+    paused = [source for source in sorted(wanted) if ready.meta.copies_paused(source) is not None]
     document = {
-        "pipeline": pipeline.pipeline,
+        "pipeline": ready.name,
         "tables": found,
         "seconds_estimated": round(total_s, 3) if any(one["seconds_estimated"] is not None for one in found) else None,
         "paused": paused,
@@ -329,7 +176,7 @@ def _show_plan(
     if document["seconds_estimated"] is not None:
         output.note(
             f"About {duration(total_s)} for one reader, from a sample; the pipeline has "
-            f"{counted(pipeline.snapshot.readers, 'reader')}. Rows and sizes are the server's estimates."
+            f"{counted(ready.pipeline.snapshot.readers, 'reader')}. Rows and sizes are the server's estimates."
         )
     _note_left_out(output, left)
     for source in paused:
@@ -338,15 +185,17 @@ def _show_plan(
 
 def _answer(
     output: CliOutput,
-    pipeline: Pipeline,
+    ready: OpenPipeline,
     left: Mapping[str, Mapping[str, str]],
     copied: Copied,
     error: LockstepError | None,
 ) -> None:
     """left: by source and table, why tables were not to be copied. error: of those that could not be."""
-    document: dict[str, Any] = {"pipeline": pipeline.pipeline, "sources": [], "left_out": _left_out(left)}
+    from cdc_core.snapshot.copying import note_refused
+
+    document: dict[str, Any] = {"pipeline": ready.name, "sources": [], "left_out": _left_out(left)}
     if error is not None:
-        document |= error_document(error)
+        document |= to_document(error)
     rows = []
     for name, result in copied.staged.items():
         staged_rows = sum(chunk.rows for batch in result.batches for chunk in batch.chunks)
@@ -377,7 +226,7 @@ def _answer(
             numbers=("tables", "rows", "size", "batches"),
         ),
     )
-    _note_refused(output, copied)
+    note_refused(ready, copied)
     _note_left_out(output, left)
     for name, result in copied.staged.items():
         for one, tried in copied.retries[name].items():
@@ -389,43 +238,3 @@ def _answer(
                 f"{name}: what is not staged yet waits until {result.waiting} is extracted: run `lockstep snapshot` "
                 "again."
             )
-
-
-@contextmanager
-def _watch(output: CliOutput, tables: tuple[PendingTable, ...]) -> Iterator[Callable[[TableCopy], None]]:
-    """A bar for each table that is being read, and one for all; without a terminal, a line every NOTE_S."""
-    from cdc_core.snapshot.progress import CopyProgress
-
-    state = CopyProgress({one.name: one.rows for one in tables})
-    if not output.animated:
-        next_s = [time.monotonic() + NOTE_S]
-
-        def report(copy: TableCopy) -> None:
-            state.update(copy)
-            if time.monotonic() >= next_s[0]:
-                next_s[0] = time.monotonic() + NOTE_S
-                output.note(f"{copy.table}: {progress_text(state.table(copy.table))}")
-                if len(tables) > 1:
-                    output.note(f"all {len(tables)} tables: {progress_text(state.overall())}")
-
-        yield report
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
-
-    bars: dict[str, Any] = {}
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
-    with Progress(*columns, console=output.err, transient=True) as progress:
-
-        def show(name: str, figures: Figures) -> None:
-            if name not in bars:
-                bars[name] = progress.add_task(name, total=None, text="")
-            total = figures.total or None
-            progress.update(bars[name], completed=figures.rows, total=total, text=progress_text(figures))
-
-        def update(copy: TableCopy) -> None:
-            state.update(copy)
-            if len(tables) > 1:
-                show("all tables", state.overall())
-            show(copy.table, state.table(copy.table))
-
-        yield update

@@ -20,14 +20,15 @@ from cdc_core.cli.options import (
     age_us,
     choose,
     load_pipeline,
+    opened,
     time_us,
 )
-from cdc_core.cli.output import CliOutput, moment, size, table
+from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, to_us
-from cdc_core.words import counted
+from cdc_core.words import counted, moment, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -75,7 +76,7 @@ def ls(
       lockstep stage ls shop
       lockstep stage ls shop --files
 
-    DuckDB, pandas and pyarrow open the paths as printed; --json adds the table, rows and checksum of each file.
+    DuckDB, pandas and pyarrow open the paths as printed. --json adds table, rows and checksum of each file.
     """
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -158,7 +159,7 @@ def show(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a batch: its range of the log, its files, the definitions of its tables, its notes.
+    """Show a batch: its range of the log, files, definitions and notes.
 
     \b
       lockstep stage show shop last
@@ -234,18 +235,15 @@ def isolated(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the source tables that are left out because they could not be read, with position and reason.
+    """Show the source tables that are left out because they could not be read.
 
     \b
       lockstep stage isolated shop
       lockstep stage isolated shop --source shop --clear shop.orders
 
-    With `tables.on_unreadable: isolate`, such a table is left out until you clear it. Fix the cause first. Its changes
-    from the position shown up to now are not staged: then copy the table (`lockstep snapshot`). With `resync`,
-    `lockstep run` does both.
+    Fix the cause before you clear a table. Then copy it (`lockstep snapshot`): its changes in the meantime are not
+    staged.
     """
-    from cdc_core.extract import default_holder
-    from cdc_core.meta import Meta
     from cdc_core.stage import isolated as left_out
     from cdc_core.stage import start as starts
 
@@ -262,10 +260,9 @@ def isolated(
                 code="usage.argument",
                 remedy="add --source NAME",
             )
-        limit_s = parsed.limits.lease_s
         with (
-            Meta.open(parsed.meta.url, parsed.pipeline) as meta,
-            meta.holding(names[0], parsed.pipeline, default_holder(), limit_s),
+            opened(parsed, CliOutput(as_json)) as ready,
+            ready.meta.holding(names[0], ready.name, ready.holder, parsed.limits.lease_s),
         ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
@@ -283,16 +280,14 @@ def verify(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify that the manifests form one chain without gaps, up to the position in the meta database, that every
-    batch recorded there has its manifest, and that every file they list exists.
+    """Verify that the batches form one chain without gaps, and that all of their files exist.
 
     \b
       lockstep stage verify shop
       lockstep stage verify shop --deep
 
-    If anything is wrong, shows all problems and exits with 'data at risk'. A lost or damaged file no longer counts once
-    its table was copied again, because no state needs the file then. It stays in the list, since the changes from
-    before the copy cannot be read.
+    A lost file no longer counts as a problem once its table was copied again. Exit code 4: something is lost or
+    damaged.
     """
     from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
@@ -336,25 +331,22 @@ def purge(
     ] = None,
     seeded: Annotated[
         str | None,
-        typer.Option("--seeded", metavar="TARGET", help="Purge nothing; record that this target has all purged rows."),
+        typer.Option("--seeded", metavar="TARGET", help="Only record that this target has all purged rows."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be purged.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old staged batches that every target has committed, and the files of old runs.
+    """Remove old batches that every target has committed, and the files of old runs.
 
     \b
       lockstep stage purge shop --older-than 30d --dry-run
-      lockstep stage purge shop --older-than 30d
       lockstep stage purge shop --seeded copy
 
-    With `retention.keep_meta` in the pipeline, rows of that age are deleted from the meta database too. Each source
-    keeps its newest batch. After a purge, the files no longer give the state of the tables concerned: `stage export`,
-    and SQL that reads the state, refuse and name the horizon, where the staged history now begins.
+    The newest batch of each source stays. Afterwards the files no longer give the state of the tables concerned:
+    exports and queries of it name the horizon where the staged history begins.
     """
     from cdc_core.apply import retention
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
@@ -366,17 +358,15 @@ def purge(
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    with opened(parsed, output) as ready:
         if seeded is not None:
-            added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
+            added = retention.seeded(ready, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
             return
         now_us = to_us(datetime.now(UTC))
         cutoff_us = now_us - age_us(age or "", "--older-than", "30d")
         forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
-        found = retention.purge(
-            meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run
-        )
+        found = retention.purge(ready, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run)
     rows = [
         (one.source, one.batches, one.rows, size(one.size_bytes), str(one.horizon or ""), one.held_by)
         for one in found.sources
@@ -405,7 +395,10 @@ def compact(
     pipeline: PipelineArgument,
     source: SourceOption = None,
     by: Annotated[
-        str | None, typer.Option("--by", metavar="day|window", help="What becomes one file per table.")
+        str | None,
+        typer.Option(
+            "--by", metavar="day|window", help="What becomes one file per table; default: retention.compact, else day."
+        ),
     ] = None,
     remove_originals: Annotated[
         bool, typer.Option("--remove-originals", help="Also remove the files that earlier compactions replaced.")
@@ -422,18 +415,12 @@ def compact(
 
     \b
       lockstep stage compact shop --dry-run
-      lockstep stage compact shop
       lockstep stage compact shop --by window --remove-originals
 
-    Only what is closed is joined: a later batch is staged, and every target has committed all of it. The rows and their
-    order stay the same; each new file is read back and compared before anything uses it. From then on, queries,
-    exports, `stage ls --files`, replays and new targets read the new files. The originals stay until they are purged.
-    With --remove-originals, those that were replaced a day ago are removed, unless a run that is not finished needs
-    them.
-    Default of --by: `retention.compact` in the pipeline, else day.
+    Joins batches that every target has committed. Rows and their order stay the same, and each new file is compared
+    before anything uses it. The originals stay until they are purged, or removed.
     """
     from cdc_core.apply import compaction
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
@@ -444,11 +431,9 @@ def compact(
         )
     age = age_us(older_than, "--older-than", "1d") if remove_originals else None
     output = CliOutput(as_json)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
+    with opened(parsed, output) as ready:
         found = compaction.compact(
-            meta,
-            open_stage(parsed.stage),
-            parsed,
+            ready,
             by=compaction.By(chosen),
             sources=names,
             older_than_us=age,
@@ -514,27 +499,23 @@ def sweep(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what killed or aborted tasks left on the stage: files that no batch lists, unfinished uploads, dead plans.
+    """Remove what killed tasks left on the stage: files that no batch lists, unfinished uploads, dead plans.
 
-    
+    \b
       lockstep stage sweep shop --dry-run
       lockstep stage sweep shop
 
-    It is safe beside running tasks: files that an extractor may still list in a manifest stay. Without --source it also
-    removes the files of runs that were planned again, or whose batches other runs have committed. If a source's chain
-    of manifests is broken, nothing of that source is removed; `stage verify` shows where. The DAG
-    `cdc_<pipeline>_retention` sweeps after each purge.
+    Safe beside running tasks. If a source's chain of manifests is broken, nothing of that source is removed.
     """
     from cdc_core.apply import retention
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
     age_s = age_us(older_than, "--older-than", "30d") / MICROSECONDS
-    store = open_stage(parsed.stage)
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
-        plans = {} if source else retention.sweep_plans(meta, store, parsed, older_than_s=age_s, dry_run=dry_run)
+    output = CliOutput(as_json)
+    with opened(parsed, output) as ready:
+        found = retention.sweep(ready, older_than_s=age_s, sources=names, dry_run=dry_run)
+        plans = {} if source else retention.sweep_plans(ready, older_than_s=age_s, dry_run=dry_run)
     document = {
         "pipeline": parsed.pipeline,
         "dry_run": dry_run,
@@ -559,7 +540,7 @@ def sweep(
         (root.removeprefix("runs/"), len(files), size(sum(info.size_bytes for info in files)))
         for root, files in plans.items()
     ]
-    CliOutput(as_json).answer(
+    output.answer(
         document,
         table(title, columns, rows, numbers=("files", "size", "unfinished")),
         table(f"{title}: runs", ("plan", "files", "size"), of_plans, numbers=("files", "size")),
@@ -599,7 +580,7 @@ def export(
             "-o",
             metavar="FILE",
             envvar="LOCKSTEP_STAGE_EXPORT_OUTPUT",
-            help="The file to write: Parquet, or CSV if its name ends with .csv. With --all, a folder.",
+            help="The file to write (.parquet or .csv); with --all, a folder.",
         ),
     ],
     name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")] = "",
@@ -608,7 +589,7 @@ def export(
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
     ] = None,
     since_horizon: Annotated[
-        bool, typer.Option("--since-horizon", help="If old changes were purged, only the rows that changed since.")
+        bool, typer.Option("--since-horizon", help="Only the rows that changed since a purge.")
     ] = False,
     partial: PartialOption = False,
     as_of: AsOfOption = "",
@@ -620,16 +601,14 @@ def export(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a table's state after all staged changes to one Parquet or CSV file: its columns, _cdc_seq, _cdc_ts,
-    _cdc_literal, _cdc_absent.
+    """Write a table's state after all staged changes to a Parquet or CSV file.
 
     \b
       lockstep stage export shop shop.orders -o orders.parquet
-      lockstep stage export shop shop.orders -o then.parquet --as-of 2026-11-21T04:00:00Z
       lockstep stage export shop --all -o tables
 
-    The file has the latest row of each key, without deleted rows. A table that had rows before the pipeline captured it
-    is partial: rows that have not changed since are not staged. A partial table is refused unless you pass --partial.
+    The file has the latest row of each key, with _cdc_seq and _cdc_ts. A table that lacks rows from before its capture
+    is refused unless you pass --partial.
     """
     from cdc_core.model.paths import segment
     from cdc_core.stage.reader import export as write
@@ -700,18 +679,14 @@ def sql(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Query the staged files with SQL. Each table has three views: NAME with its state, NAME_changes with every change,
-    and NAME_by_key, in which each change concerns a single key, so that the last row of each key is correct.
+    """Query the staged files with SQL: views NAME (state), NAME_changes (history), NAME_by_key (history by key).
 
     \b
       lockstep stage sql shop 'SELECT count(*) FROM shop.orders'
-      lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
-        FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
+      lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, status FROM shop.orders_changes WHERE order_id = 7'
 
-    With --as-of, all views show that moment. The state of a table with missing rows (it had rows before the pipeline
-    captured it, or changes were purged) is refused unless you pass --partial; its changes can always be read. DuckDB
-    runs inside this command and reads only the files that the manifests list: a query cannot read other files, write
-    files or change settings.
+    A query can read only the staged files, and write nothing. A state with missing rows is refused unless you pass
+    --partial.
     """
     from cdc_core.stage.reader import write_file
     from cdc_core.stage.views import sql as ask

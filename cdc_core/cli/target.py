@@ -19,8 +19,8 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, error_document, print_error, table
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined
+from cdc_core.cli.output import CliOutput, print_error, table
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined, to_document
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -48,14 +48,10 @@ def create(
 
     \b
       lockstep target create shop --dry-run
-      lockstep target create shop
       lockstep target create shop --target shards --alter
 
-    Every shard of every captured table is created from the source's current definition: types, keys, indexes, defaults
-    and comments, with what Lockstep needs beside it. Whatever would change or refuse rows by itself is left out:
-    AUTO_INCREMENT, ON UPDATE, triggers, foreign keys, CHECK constraints and partitions. Notes say what differs from the
-    source. Existing tables are only compared; with --alter, columns are added and types widened. The exit code is 3
-    if a table still cannot be written.
+    Every shard gets the source's current definition, without what would change or refuse rows by itself
+    (AUTO_INCREMENT, triggers, foreign keys, CHECK, partitions). Exit code 3: a table still cannot be written.
     """
     from cdc_core.target.make import Actions
     from cdc_core.target_tables import create as create_tables
@@ -104,23 +100,19 @@ def layout(
     target: TargetsOption = None,
     accept: Annotated[
         list[str] | None,
-        typer.Option(
-            "--accept", metavar="TABLE", help="Its rows are where the pipeline has them now; may be repeated."
-        ),
+        typer.Option("--accept", metavar="TABLE", help="Accept the current layout of this table; may be repeated."),
     ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the sharding under which each table was written, and what the pipeline says now.
+    """Show the sharding under which each table was written, and the pipeline's current one.
 
     \b
       lockstep target layout shop
       lockstep target layout shop --target shards --accept orders
 
-    Where the two differ, runs are refused (target.layout): rows that now belong to another shard would stay where they
-    are, beside their newer versions. --accept is for tables whose rows were moved, or are none, and for a shard key
-    that got another name. Each table of a target says itself which rows it has, so that a meta database that was lost
-    and rebuilt changes nothing; --accept tells the tables, too.
+    Where the two differ, runs are refused (target.layout). Accept a table whose rows were moved, that is empty, or
+    whose shard key was renamed.
     """
     from cdc_core.apply.lost_writes import accept_moved
     from cdc_core.meta import Meta
@@ -170,7 +162,7 @@ def fence(
         ),
     ] = None,
     note: Annotated[
-        str | None, typer.Option("--raise", metavar="WHY", help="Keep Lockstep's writes out; errors say why.")
+        str | None, typer.Option("--raise", metavar="WHY", help="Keep Lockstep's writes out; errors show this reason.")
     ] = None,
     lower: Annotated[bool, typer.Option("--lower", help="Let Lockstep write again.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
@@ -179,15 +171,11 @@ def fence(
     """Show, raise or lower fences, which keep Lockstep's writes out of tables of a target.
 
     \b
-      lockstep target fence shop
       lockstep target fence shop --target shards --raise "the application writes here since 12:00"
       lockstep target fence shop --target shards --table orders --lower
 
-    Once --raise has returned, no run, replay or repair of any pipeline writes to the tables: what was being written
-    has ended, and what comes later is refused (target.fenced) in its own transaction, without an effect. Raise fences
-    before an application begins to write to the tables by itself: an older change would overwrite its rows. A raise or
-    a lowering that was interrupted is finished by the same command again. Other programs are not kept out. The tables
-    are those that runs of the pipeline have written; one that is written for the first time later has no fence.
+    Once --raise has returned, no run, replay or repair of any pipeline writes to the tables (target.fenced). Raise
+    fences before an application writes there by itself. The same command finishes one that was interrupted.
     """
     from cdc_core.target.fence import FencedTable, fences, lower_fences, raise_fences
 
@@ -254,10 +242,7 @@ def check_ids(
       lockstep target check-ids shop
       lockstep target check-ids shop --target shards --table orders
 
-    A UNIQUE key holds within one table. Where it does not contain the shard key, two shards can have the same value,
-    and rows could not be carried back to one table. Every shard is read once for each such key. The tables are those
-    that runs of the pipeline have written. The exit code is 4 if a value is in two shards (target.unique_conflict).
-    Counters (AUTO_INCREMENT) that meet are only reported, because an application may set their steps itself.
+    Rows that share such a value could not be carried back to one table. Exit code 4: a value is in two shards.
     """
     from cdc_core.meta import Meta
     from cdc_core.target.ids import check_ids as checked
@@ -351,7 +336,7 @@ def _described(one: MadeTable) -> dict[str, Any]:
             for difference, statement in one.differences
         ],
         "notes": list(one.notes),
-        "error": error_document(one.error)["error"] if one.error else None,
+        "error": to_document(one.error)["error"] if one.error else None,
     }
 
 

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
     JsonOption,
     PipelineArgument,
     PipelinesOption,
     TargetOption,
-    choose,
     load_pipeline,
+    opened,
 )
-from cdc_core.cli.output import CliOutput, duration, error_document, table
+from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.performable import performable
-from cdc_core.errors import AnotherProcess, UsageError
+from cdc_core.errors import to_document
 from cdc_core.stage.stores import open_stage
-from cdc_core.verify.modes import Mode, outcome
-from cdc_core.words import counted
+from cdc_core.verify.modes import Mode
+from cdc_core.words import counted, duration
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.verify.job import Job
-    from cdc_core.verify.results import Finding, TableResult, Verified
+    from cdc_core.verify.results import Finding, TableResult
+    from cdc_core.verify.verifier import VerifyReport
 
 _SHOWN = 20
 """Findings of a table that are printed; --json has more."""
@@ -54,109 +51,79 @@ def verify(
     sample: Annotated[
         float | None,
         typer.Option(
-            "--sample", metavar="PERCENT", min=0.001, max=100, help="Of --mode random; default: verify.sample_percent."
+            "--sample",
+            metavar="PERCENT",
+            min=0.001,
+            max=100,
+            help="Share for --mode random; default: verify.sample_percent.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", help="Of --mode random: repeats an earlier sample, if no row came or left since."),
+        typer.Option(
+            "--seed", help="Repeat an earlier sample of --mode random, if no rows were added or deleted since."
+        ),
     ] = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Begin from the start, also if a verification was interrupted.")
-    ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Verify nothing; show the newest evidence and its age.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin from the start.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only show the newest evidence.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
     """Compare the rows of the sources with a target, while both are written.
 
     \b
-      lockstep verify shop
       lockstep verify shop shop.orders --target shards
       lockstep verify shop --mode random --sample 5
-      lockstep verify shop --show
 
-    Reads the sources in short chunks with SELECT only, stops nothing and locks nothing; it waits while a copy would
-    have to (snapshot.throttle). A change that the target has not applied yet is not a difference. For a row that
-    differs, the staged changes say whether the target is wrong, or the stage. A verification that was interrupted
-    continues after the last range. Evidence is kept on the stage. Only --mode ordered proves that the target is equal.
-    Exit code 0: nothing differs; 4: differences; 75: some rows could not be judged yet; 3: a table cannot be compared.
+    Reads with SELECT only. A change that the target has not applied yet is not a difference. An interrupted
+    verification continues after its last range. Only --mode ordered proves that the target is equal. Exit codes: 0
+    nothing differs; 4 differences; 75 some rows could not be judged yet; 3 a table cannot be compared.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
-    name = one_target(parsed, target)
+    name = parsed.one_target(target, "lockstep verify").name
     if show:
         _show(output, parsed, name)
         return
     from cdc_core.extract.process_memory import without_pandas
 
     without_pandas()  # its import takes longer than comparing 100,000 rows
-    from cdc_core.meta import Meta
-    from cdc_core.verify import evidence
-    from cdc_core.verify.job import Job
-    from cdc_core.verify.lease import verifier_lease
-    from cdc_core.verify.verifier import verify as run
+    from cdc_core.verify.verifier import FROM_THE_START, verify_target
 
-    store = open_stage(parsed.stage)
-    with (
-        Meta.open(parsed.meta.url, parsed.pipeline) as meta,
-        verifier_lease(meta, parsed.pipeline, name) as lease,
-        _watch(output) as watch,
-    ):
-        job = Job(
-            parsed, parsed.target(name), meta, store, lambda source: extract_on(parsed, source, output), os.environ,
-            watch, lease=lease, mode=mode, restart=restart, sample_percent=sample, seed=seed, said=output.note,
+    with opened(parsed, output) as ready:
+        report = verify_target(
+            ready, name, tables, mode=mode, begun_after_us=FROM_THE_START if restart else None, sample_percent=sample,
+            seed=seed,
         )  # fmt: skip
-        found = run(job, tables)
-        path = evidence.keep(job, found)
-    _answer(output, parsed, name, job, found, store.location(path))
-    error = outcome(found.results, name)
-    if error is not None:
-        raise typer.Exit(error.exit_code)
+    _answer(output, parsed.pipeline, report, ready.store.location(report.path))
+    if report.error is not None:
+        raise typer.Exit(report.error.exit_code)
 
 
-def extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
-    """Extracts up to now, unless another extractor is at it."""
-    with suppress(AnotherProcess):
-        extract_sources(pipeline, [source], None, output)
-
-
-def one_target(pipeline: Pipeline, wanted: str | None, command: str = "verify") -> str:
-    names = choose([one.name for one in pipeline.targets], [wanted] if wanted else None, "target")
-    if len(names) != 1:
-        raise UsageError(
-            f"The pipeline has {counted(len(names), 'target')}.",
-            where=f"lockstep {command}",
-            code="usage.argument",
-            remedy=f"add --target, one of: {', '.join(names)}" if names else "add a target to the pipeline file",
-        )
-    return names[0]
-
-
-def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found: Verified, path: str) -> None:
+def _answer(output: CliOutput, pipeline: str, report: VerifyReport, path: str) -> None:
     from cdc_core.verify.evidence import proven
 
-    results = found.results
+    results, target, mode = report.results, report.target, report.mode
     document: dict[str, Any] = {
-        "pipeline": pipeline.pipeline,
+        "pipeline": pipeline,
         "target": target,
-        "mode": job.mode,
+        "mode": mode,
         "equal": proven(results),
         "evidence": path,
         "tables": [result_document(one) for one in results],
     }
-    if job.mode is Mode.RANDOM:
-        document |= {"seed": found.seed, "sample_percent": job.share * 100}
-    error = outcome(results, target)
+    if mode is Mode.RANDOM:
+        document |= {"seed": report.verified.seed, "sample_percent": report.share * 100}
+    error = report.error
     if error is not None:
-        document |= error_document(error)
+        document |= to_document(error)
     rows = [
         (one.table, verdict(one), one.source.rows, one.target.rows, one.differences, one.moving, one.unsettled)
         for one in results
     ]
     shown: list[RenderableType] = [
         table(
-            f"verified: {target}" if job.mode is Mode.ORDERED else f"{target}: {_TITLES[job.mode]}",
+            f"verified: {target}" if mode is Mode.ORDERED else f"{target}: {_TITLES[mode]}",
             ("table", "verdict", "source rows", "target rows", "different", "moving", "unsettled"),
             rows,
             numbers=("source rows", "target rows", "different", "moving", "unsettled"),
@@ -172,19 +139,20 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found:
             output.note(f"{one.table} was not compared: {one.error}")
         for name, why in one.left_out.items():
             output.note(f"{one.table}.{name} was not compared: {why}")
-        if one.whole and one.error is None and job.mode is Mode.ORDERED:
+        if one.whole and one.error is None and mode is Mode.ORDERED:
             output.note(f"{one.table} was read in one range, which cannot be continued: {one.whole}")
         if one.greatest_differs:
             output.note(f"{one.table}: the greatest key of the target is another than the source's")
         if one.differences > _SHOWN and one.findings:
             output.note(f"{one.table}: {one.differences} differences; --json has the first {len(one.findings)}")
-    if job.mode is Mode.RANDOM:
+    if mode is Mode.RANDOM:
         seen, skipped = sum(one.source.rows for one in results), sum(one.skipped_rows for one in results)
         share = 100 * seen / (seen + skipped) if seen + skipped else 100
         output.note(
-            f"a sample: {seen:,} of about {seen + skipped:,} rows were compared ({share:.1f} %); --seed {found.seed}"
+            f"a sample: {seen:,} of about {seen + skipped:,} rows were compared ({share:.1f} %); "
+            f"--seed {report.verified.seed}"
         )
-    elif job.mode is not Mode.ORDERED:
+    elif mode is not Mode.ORDERED:
         output.note(
             "no row was compared: rows may differ though their number is the same; --mode ordered compares them"
         )
@@ -307,17 +275,3 @@ def _shown_verdict(one: Mapping[str, Any]) -> str:
     if one["equal"] is None:
         return "nothing found, not all rows compared"
     return "equal so far" if one["moving"] else "equal"
-
-
-@contextmanager
-def _watch(output: CliOutput) -> Iterator[Callable[[str, str, int], None]]:
-    """A line with what is being read."""
-    if not output.animated:
-        yield lambda table, side, rows: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=output.err, transient=True) as progress:
-        bar = progress.add_task("", total=None)
-        yield lambda table, side, rows: progress.update(bar, description=f"{table}, {side}: {counted(rows, 'row')}")

@@ -32,7 +32,7 @@ class Columns(Model):
 
 
 class RowFilter(Model):
-    """Which rows of the matching tables are captured. If several filters match a table, a row must meet them all."""
+    """Which rows of matching tables are captured. A row must meet all filters that match its table."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     where: Condition = Field(
@@ -41,7 +41,7 @@ class RowFilter(Model):
 
 
 class Processor(Model):
-    """A function of your own that changes the columns of matching tables, before anything else. They run in order."""
+    """A function of your own that changes the columns of matching tables. Processors run first, in order."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     use: str = Field(min_length=1, description="name of an entry point in the group lockstep.processors")
@@ -52,51 +52,48 @@ class CaptureRules(Model):
     """Which source tables, rows and columns are captured. Patterns must match the whole `database.table`."""
 
     include: tuple[Pattern, ...] = Field(
-        min_length=1, description="regular expressions; a table is captured if one matches"
+        min_length=1, description="a table is captured if one of these regular expressions matches"
     )
-    exclude: tuple[Pattern, ...] = Field((), description="regular expressions; a table is left out if one matches")
+    exclude: tuple[Pattern, ...] = Field((), description="a table is left out if one matches")
     processors: tuple[Processor, ...] = Field((), description="functions of your own that change columns, in order")
-    rows: tuple[RowFilter, ...] = Field((), description="which rows are captured; default: every row")
+    rows: tuple[RowFilter, ...] = Field((), description="which rows are captured; default: all")
     columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
     on_unlogged_change: Literal["stop", "record", "resync"] = Field(
         "stop",
-        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
-        "dropped and is created again, rows that a foreign key changes at a server that does not log them): stop; "
-        "record 'needs re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies "
-        "the table again",
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a table or column that is "
+        "dropped and created again, foreign keys that the server does not log). stop: the source "
+        "stops; record: note it and continue; resync: note it, and `lockstep run` copies the table "
+        "again",
     )
     on_definition: Literal["drop", "note"] = Field(
         "drop",
-        description="statements that define captured tables and change no row: drop them, or note their position and "
-        "text in the manifest",
+        description="definitions of captured tables that change no row: drop them, or note position and text in"
+        " the manifest",
     )
     on_truncate: Literal["unlogged", "stage"] = Field(
         "unlogged",
-        description="TRUNCATE TABLE, and a table that is created again after it was dropped. unlogged: treat it like "
-        "any other unlogged change; stage: stage it as a change of its own (t), which exports apply, and targets treat "
-        "as on_truncate of their tables says",
+        description="TRUNCATE TABLE, and a dropped table that is created again. unlogged: like any unlogged "
+        "change; stage: stage it as a change (t); see on_truncate of target tables",
     )
     on_new: Literal["snapshot", "stream", "stop"] = Field(
         "snapshot",
-        description="a table that appears later and matches: copy the rows that it already has, as snapshot.mode says, "
-        "and follow it; only follow it; or stop the source where the log creates it",
+        description="a table that appears later and matches. snapshot: copy its rows as snapshot.mode says, and"
+        " follow it; stream: only follow it; stop: the source stops",
     )
     on_unreadable: Literal["stop", "isolate", "resync"] = Field(
         "stop",
-        description="a table whose definition is unknown, or that has an unsupported value or event: stop the source; "
-        "isolate: leave the table out from there on, note 'needs re-sync' in every manifest, and continue with the "
-        "others; resync: isolate it, and the next `lockstep run` reads it again from where the source is by then, and "
-        "copies it",
+        description="a table with an unknown definition, or an unsupported value or event. stop: the source "
+        "stops; isolate: leave the table out and note it; resync: isolate it, and the next "
+        "`lockstep run` readmits and copies it",
     )
 
 
 class Route(Model):
-    """Source tables that become one logical table. If several routes match a source table, it feeds each of their
-    logical tables. If several source tables feed one logical table, they must not share keys, unless the
-    target's `shared_keys` is `newest`."""
+    """Source tables that become one logical table. A source table feeds every logical table whose route matches. Source
+    tables that feed one logical table must not share keys, unless `shared_keys` of the target is `newest`."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
-    to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> insert groups of `match`")
+    to: str = Field(min_length=1, description="logical table; \\1 or \\g<name> insert groups of `match`")
 
     @property
     def only(self) -> str:

@@ -17,32 +17,32 @@ from cdc_core.config.source import Source
 from cdc_core.config.storage import Limits, MetaConfig, Retention, StageConfig
 from cdc_core.config.target import Target
 from cdc_core.config.values import Cron, Model, Name
+from cdc_core.errors import UsageError
 from cdc_core.model.reference import same_variable
 from cdc_core.windows import Windows
+from cdc_core.words import counted
 
 
 class Pipeline(Model):
     """One pipeline file."""
 
-    pipeline: Name = Field(description="the pipeline's name; the DAG is cdc_<pipeline>")
+    pipeline: Name = Field(description="the pipeline's name; its DAG is cdc_<pipeline>")
     schedule: Cron = Field(
         "0 * * * *", description="cron expression (UTC); its intervals are the windows of the batches"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
     tables: CaptureRules = Field(description="which tables are captured")
-    routes: tuple[Route, ...] = Field(
-        (), description="logical tables; default: each table's logical name is `database.table`"
-    )
-    stage: StageConfig = Field(description="where staged files are stored")
-    meta: MetaConfig = Field(description="where positions and records are stored")
+    routes: tuple[Route, ...] = Field((), description="logical tables; default: `database.table`")
+    stage: StageConfig = Field(description="where staged files are kept")
+    meta: MetaConfig = Field(description="where positions and records are kept")
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
-    snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
+    snapshot: Snapshot = Field(default_factory=Snapshot, description="how existing rows are copied")
     verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
     repair: Repair = Field(default_factory=Repair, description="limits of repairs")
     reverse_query: ReverseQuery | None = Field(
-        None, description="old changes are looked up in the source before they are applied; default: they are not"
+        None, description="look old changes up in the source before they are applied; default: no"
     )
     cutover: Cutover = Field(default_factory=Cutover, description="how an application is switched to a target")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
@@ -132,3 +132,17 @@ class Pipeline(Model):
 
     def target(self, name: str) -> Target:
         return next(target for target in self.targets if target.name == name)
+
+    def one_target(self, name: str | None, where: str) -> Target:
+        """The target of this name, or the only one. where: who asks. Raises UsageError (usage.argument)."""
+        named = [target for target in self.targets if name in (None, target.name)]
+        if len(named) == 1:
+            return named[0]
+        names = ", ".join(target.name for target in self.targets)
+        raise UsageError(
+            f"The pipeline has {counted(len(self.targets), 'target')}"
+            + (f", and none is named {name!r}." if name is not None else "."),
+            where=where,
+            code="usage.argument",
+            remedy=f"add --target, one of: {names}" if names else "add a target to the pipeline file",
+        )

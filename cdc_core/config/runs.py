@@ -14,20 +14,19 @@ class Spark(Model):
 
     connection: str = Field(
         "spark_default",
-        description="under Airflow: the connection ID of the Spark cluster, or of a Spark Connect endpoint",
+        description="under Airflow: the connection ID of a Spark cluster or a Spark Connect endpoint",
     )
     master: str = Field(
         "local[*]",
-        description="for `lockstep run`: local[*], the URL of a Spark master, yarn, k8s://https://…, or "
-        "sc://host:15002, a Spark Connect endpoint",
+        description="for `lockstep run`: local[*], a Spark master's URL, yarn, k8s://https://…, or "
+        "sc://host:15002 (Spark Connect)",
     )
     driver_rows: int = Field(
         20_000,
         ge=0,
-        description="the driver does a run of at most so many changes itself, because a start of Spark would take "
-        "longer than its work; Spark does all others, and every run at 0",
+        description="a run of at most so many changes needs no Spark; 0: always use Spark",
     )
-    conf: Settings = Field(default_factory=dict, description="Spark settings by name, none of them a secret")
+    conf: Settings = Field(default_factory=dict, description="Spark settings by name; no secrets")
 
     @model_validator(mode="after")
     def _client_mode(self) -> Spark:
@@ -57,8 +56,8 @@ class Suite(Model):
     )
     path: str = Field(
         min_length=1,
-        description="JSON or YAML file with `expectations`, each with type, kwargs and severity as Great Expectations "
-        "writes them; relative to the pipeline file",
+        description="JSON or YAML file with `expectations`, each with type, kwargs and severity; relative to "
+        "the pipeline file",
     )
 
 
@@ -70,8 +69,8 @@ class Quality(Model):
         None,
         ge=1,
         le=1_000_000,
-        description="of a run that wrote more rows than this, at most so many, evenly spaced through all tables, are "
-        "read back from the target; default: all rows of every run are",
+        description="a run that wrote more rows reads back this many, evenly spaced; default: every run reads "
+        "all rows back",
     )
 
 
@@ -85,4 +84,4 @@ class Airflow(Model):
     timeout_s: float = Field(6 * 3600.0, gt=0, description="the extract task fails if it pokes for longer")
     retries: int = Field(5, ge=0, description="retries of a task that was killed or met a temporary error")
     retry_delay_s: float = Field(10.0, gt=0, description="delay before the first retry; doubles up to ten minutes")
-    pool: str | None = Field(None, description="Airflow pool for all tasks; default: Airflow's default pool")
+    pool: str | None = Field(None, description="Airflow pool for all tasks")

@@ -17,21 +17,20 @@ class StartPosition(Model):
     offset: int = Field(4, ge=4, description="where an event starts, as SHOW BINLOG EVENTS prints it")
     empty: tuple[str, ...] = Field(
         (),
-        description="tables (`database.table`) that had no rows at this position, so that their staged changes are "
-        "complete; `lockstep init` lists the tables that it has proven to be empty. The state of a table that already "
-        "had rows is partial",
+        description="tables (`database.table`) that had no rows at this position, so that their history is "
+        "complete; `lockstep init` lists those that it has proven to be empty",
     )
 
 
 class StartConfig(Model):
-    """Where reading starts if nothing is stored for the source yet. Give exactly one key."""
+    """Where reading starts if nothing is stored for the source yet. Give one key."""
 
     position: StartPosition | None = Field(None, description="a position in the log")
     gtid: str | None = Field(None, description="a GTID set; every transaction outside it is read")
     timestamp: Moment | None = Field(
         None,
-        description="ISO 8601 with a time zone: reading starts at the first transaction at or after it; on MariaDB the "
-        "time of a transaction is when its last statement began, so go back by the longest one",
+        description="ISO 8601 with a time zone: the first transaction at or after it. On MariaDB the time is "
+        "when a transaction's last statement began, so go back by the longest one",
     )
 
     @model_validator(mode="after")
@@ -44,27 +43,24 @@ class StartConfig(Model):
 class Source(Model):
     """One server, or a primary and its standbys, of which Lockstep reads one."""
 
-    name: Name = Field(description="part of paths, leases and versions of target rows: never change it")
+    name: Name = Field(description="part of paths, leases and row versions: never change it")
     connection: ConnectionRef | Annotated[tuple[ConnectionRef, ...], Field(min_length=1)] = Field(
-        description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID; or a list of "
-        "them, for a primary and its standbys. Lockstep stays with the server that it read last; if that one is gone, "
-        "it reads the first that answers"
+        description="env:VARIABLE with a URL mysql://user:password@host:port, airflow:CONNECTION_ID, or a list "
+        "of them for a primary and its standbys. Lockstep stays with the server that it read last, "
+        "and reads the first that answers if that one is gone"
     )
-    server_id: int = Field(
-        ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have the same"
-    )
+    server_id: int = Field(ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have it")
     copy_from: ConnectionRef | None = Field(
         None,
-        description="a replica of the server that is read, as env:VARIABLE or airflow:CONNECTION_ID: copies of "
-        "existing rows read there. It must replicate everything, by GTIDs, and have nothing of its own; tables without "
-        "a key are read at the source",
+        description="a replica of the source where existing rows are read. It must replicate everything by "
+        "GTIDs, and have no changes of its own. Tables without a key are read at the source",
     )
     start: Literal["earliest", "latest"] | StartConfig = Field(
         "latest",
-        description="where to start if nothing is stored yet: earliest, latest (the moment of the first extract), or "
-        "one of the keys of `start`",
+        description="where to start if nothing is stored yet: earliest, latest (the moment of the first "
+        "extract), or a key of `start`",
     )
-    heartbeat_s: float = Field(5.0, gt=0, le=600, description="interval of the server's heartbeats when it is idle")
+    heartbeat_s: float = Field(5.0, gt=0, le=600, description="interval of heartbeats while the server is idle")
     read_timeout_s: float = Field(
         30.0, gt=0, description="the connection counts as lost after this time without data or a heartbeat"
     )
@@ -72,20 +68,18 @@ class Source(Model):
     reconnect_s: float = Field(
         60.0,
         ge=0,
-        description="how long to try to open a lost connection again, with growing pauses; after that Lockstep reads "
-        "the next of several servers, or the task fails and may be retried",
+        description="how long to reconnect before the next server is tried, or the task fails and is retried",
     )
     rewind_s: float = Field(
         60.0,
         ge=0,
-        description="after a failover without common GTIDs, reading starts this long before the last change that was "
-        "read",
+        description="after a failover without GTIDs, reading starts this long before the last change that was read",
     )
     timeline: int = Field(
         0,
         ge=0,
         le=MAX_TIMELINE,
-        description="the number of the first timeline; where a target has rows of this source from another stage, one "
+        description="number of the first timeline; if a target has rows of this source from another stage, one "
         "more than theirs",
     )
 

@@ -39,24 +39,21 @@ class MetaConfig(Model):
 
 
 class Limits(Model):
-    """Limits on memory and batches. The first batch limit reached closes the batch at the next end of a transaction."""
+    """Limits on memory and batches. The first limit reached closes the batch, at the end of a transaction."""
 
-    ring_items: int = Field(
-        1 << 20, description="maximum number of changes and transaction ends in the ring; a power of two"
-    )
+    ring_items: int = Field(1 << 20, description="changes and transaction ends in the ring, at most; a power of two")
     ring_mib: int = Field(
-        256, ge=1, description="memory for changes between the connection and the files; the ring takes half of it"
+        256, ge=1, description="memory for changes between connection and files; the ring takes half of it"
     )
     batch_rows: int = Field(
         1_000_000,
         ge=1,
-        description="number of changes at which a batch ends; it also takes the rest of the block of whole "
-        "transactions that reaches the number",
+        description="changes at which a batch ends, at the end of the current block of transactions",
     )
-    batch_mib: int = Field(128, ge=1, description="size of its files at which a batch ends, in the same way")
-    batch_age_s: float = Field(60.0, gt=0, description="age at which an open batch ends, in the same way")
+    batch_mib: int = Field(128, ge=1, description="size of its files at which a batch ends")
+    batch_age_s: float = Field(60.0, gt=0, description="age at which a batch ends")
     lease_s: float = Field(
-        60.0, ge=5, description="an extractor that does not renew its lease for this long loses the source to another"
+        60.0, ge=5, description="an extractor that does not renew its lease for this long loses the source"
     )
 
     @property
@@ -85,22 +82,20 @@ class Retention(Model):
     """What the DAG cdc_<pipeline>_retention purges: batches that every target has committed, and files of old runs."""
 
     keep: Age = Field(
-        description="minimum age of what is purged, such as 30d, 12h or 4w; a batch ages from the end of its window"
+        description="minimum age of what is purged, such as 30d, 12h or 4w, from the end of a batch's window"
     )
     keep_meta: Age | None = Field(
         None,
-        description="age, `keep` or more, at which purged batches and committed runs with their ledgers are deleted "
-        "from the meta database; default: never",
+        description="age, `keep` or more, at which purged batches and committed runs leave the meta database; "
+        "default: never",
     )
     compact: Literal["day", "window"] | None = Field(
         None,
-        description="joins the staged batches of a whole day (UTC), or of a whole window, into one file per table; "
-        "default: never",
+        description="joins the batches of a day (UTC) or a window into one file per table; default: never",
     )
     remove_originals: bool = Field(
         False,
-        description="removes the files that compacted ones replace, a day after the compaction or later; default: they "
-        "stay until their batches are purged",
+        description="removes files that compacted ones replaced at least a day ago; default: they stay until purged",
     )
     schedule: Cron = Field("30 3 * * *", description="cron expression (UTC)")
 

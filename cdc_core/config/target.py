@@ -30,27 +30,26 @@ class Sharding(Model):
     key: str = Field(min_length=1, description="column that determines the shard")
     function: Literal["mod", "hash", "range", "python"] = Field(
         "mod",
-        description="mod: an integer modulo the number of shards; hash: a hash of any value; range: ranges given by "
-        "`bounds`; python: a function of your own",
+        description="mod: an integer modulo the number of shards; hash: a hash of any value; range: by "
+        "`bounds`; python: your own function",
     )
     bounds: tuple[int | str, ...] = Field(
         (),
-        description="for range: the lowest value of each shard except the first, ascending; integers, strings (in the "
-        "order of their UTF-8 bytes), or dates and times as ISO strings",
+        description="for range: the lowest value of each shard but the first, ascending: integers, strings (in "
+        "the order of their UTF-8 bytes), or ISO dates and times",
     )
     python: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="for python: module:function, called with an Arrow array of keys and the number of shards; it "
-        "returns the shard of each key. It must be deterministic and installed where Spark's workers run",
+        description="for python: module:function, called with an Arrow array of keys and the number of shards; "
+        "returns the shard of each key. Deterministic, and installed where Spark's workers run",
     )
     databases: int = Field(1, ge=1, le=1024, description="number of databases")
     tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
     former: FormerShard | None = Field(
         None,
-        description="only rows of one shard of a former layout, for mod and hash: they are in shards `shard`, "
-        "`shard + of`, `shard + 2 of`, ..., and the rule names only these tables; a row of another shard stops the "
-        "run. `lockstep reshard` writes it",
+        description="written by `lockstep reshard`: the rows of one shard of a former layout, in shards "
+        "`shard`, `shard + of`, `shard + 2 of`, ...; a row of another shard stops the run",
     )
 
     @model_validator(mode="after")
@@ -102,13 +101,12 @@ class Sharding(Model):
 
 
 class Guard(Model):
-    """Where the version of each target row is stored. The version keeps older changes from overwriting newer rows."""
+    """Where the version of each target row is kept, which keeps older changes from overwriting newer rows."""
 
     store: Literal["row", "table"] = Field(
         "row",
-        description="row: in the invisible column _cdc_version of the table; table: in a separate table "
-        "_lockstep_version_<table>, for tables that must not be altered (slower). Do not change this once the table "
-        "has rows",
+        description="row: in the invisible column _cdc_version; table: in a table _lockstep_version_<table>, "
+        "for tables that must not be altered (slower). Do not change it once the table has rows",
     )
 
 
@@ -121,38 +119,33 @@ class TargetTable(Model):
     database: Template = Field("{database}", description="template of the database's name")
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[ColumnName, ...] | None = Field(
-        None, min_length=1, description="columns that identify a row; default: the source table's primary key"
+        None, min_length=1, description="columns that identify a row; default: the source's primary key"
     )
     no_key: Literal["stop", "rows"] = Field(
         "stop",
-        description="a source table without a key, if `key` gives none: stop the run, or keep as many copies of each "
-        "row as the source has, comparing the values of all columns",
+        description="a source table without a key: stop the run, or keep as many copies of each row as the source has",
     )
-    sharding: Sharding | None = Field(
-        None, description="how rows are distributed over several tables; default: one table"
-    )
+    sharding: Sharding | None = Field(None, description="how rows are distributed over several tables")
     guard: Guard = Field(default_factory=Guard, description="where row versions are stored")
     on_row_error: Literal["stop", "quarantine"] = Field(
         "stop",
-        description="a row that the target rejects (too long, out of range, null, a check constraint, a trigger): stop "
-        "the run, or set the row aside under runs/<run>/<plan>/rejected and continue. With quarantine, columns may be "
-        "shorter or smaller than the source's",
+        description="a row that the target rejects: stop the run, or set the row aside and continue. With "
+        "quarantine, columns may be smaller than the source's",
     )
     on_truncate: Literal["stop", "apply", "ignore"] = Field(
         "stop",
-        description="a staged TRUNCATE (tables.on_truncate): stop the run; remove all older rows, if a single source "
-        "table feeds this table; or keep the rows",
+        description="a staged TRUNCATE: stop the run; apply: remove all older rows, if one source table feeds "
+        "this table; ignore: keep the rows",
     )
     shared_keys: Literal["stop", "newest"] = Field(
         "stop",
-        description="two source tables, or two sources, have rows with the same key: stop the run, or treat them as "
-        "one row, for which the newest change counts, even a delete",
+        description="two source tables have rows with one key: stop the run, or let the newest change count, "
+        "even a delete",
     )
     on_new_column: Literal["add", "stop"] = Field(
         "stop",
-        description="add: the table's columns follow those of the source. A run adds columns that the table lacks, "
-        "with NULL allowed if the table has rows, renames renamed columns, and allows NULL in columns that the source "
-        "no longer has. stop: the run stops with the statement to execute",
+        description="add: the run follows the source's columns: it adds, renames, and allows NULL where the "
+        "source dropped one. stop: the run stops with the statement to execute",
     )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
@@ -201,37 +194,35 @@ class Target(Model):
     name: Name = Field(description="part of consume records: never change it")
     kind: Literal["mysql"] = Field("mysql", description="MySQL or MariaDB")
     connections: tuple[ConnectionRef, ...] = Field(
-        min_length=1, description="one server for all databases, or one for each database number in order"
+        min_length=1, description="one server, or one for each database number in order"
     )
     tables: Mapping[str, TargetTable] = Field(
         min_length=1, description="rules by logical table name; '*' matches every other table"
     )
     on_missing_table: Literal["create", "stop"] = Field(
         "stop",
-        description="a table that does not exist there: create it from the source's definition, with its database, "
-        "before the first run that needs it; or stop the run",
+        description="a table that does not exist: create it and its database from the source's definition, or "
+        "stop the run",
     )
     existing: Literal["replace", "keep"] | None = Field(
         None,
-        description="what to do with rows that its tables have before the first run, and that the stage does not know. "
-        "replace: that run empties these tables, once, before it writes to them. keep: the rows stay until the source "
-        "changes them or their table is copied again. If it is not set, `lockstep check` and the run stop at such a "
-        "table",
+        description="rows that the stage has not written. replace: the first run empties these tables; keep: "
+        "the rows stay until the source changes them or the table is copied again. Not set: "
+        "`lockstep check` and the run stop",
     )
     sessions: int = Field(
         32,
         ge=1,
-        description="at most so many tasks of a run work at the target at once, each with a session at a server: keep "
-        "it well below max_connections",
+        description="how many tasks of a run work at the target at once; keep it well below max_connections",
     )
     part_rows: int = Field(
         1_000_000,
         ge=0,
-        description="a table of which a run has more rows is written in transactions of this size, one after another, "
-        "where that is as safe as one (docs/targets.md); 0: always in one",
+        description="a table with more rows in a run is written in transactions of this size, where that is "
+        "safe; 0: always in one",
     )
     replay_only: bool = Field(
-        False, description="only replays that name this target feed it; scheduled runs and `lockstep run` skip it"
+        False, description="only replays feed this target; scheduled runs and `lockstep run` skip it"
     )
 
     @model_validator(mode="after")

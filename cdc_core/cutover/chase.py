@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
+from cdc_core.cutover.catching_up import catch_up
 from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.proof import Prover, Since
 from cdc_core.cutover.undoing import unless_it_fails
@@ -29,14 +30,15 @@ def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since],
         quick = quick + 1 if took_s <= work.options.max_lag_s else 0
         if quick < QUICK_RUNS and time.monotonic() >= end_s:
             raise _too_slow(work, f"the last one took {took_s:.1f} s")
-    unless_it_fails(work, "what the last run needs could not be loaded beforehand", work.hands.warm_up, None)
+    unless_it_fails(work, "what the last run needs could not be loaded beforehand", work.spark.load, None)
     found = dict(since)
     for _ in range(_ROUNDS):
         began_s = time.monotonic()
         for target, one in zip(work.targets, provers, strict=True):
             proof = one.prove(found[target.name], still=False)
             unclear = f"; {proof.unsettled:,} are not settled" if proof.unsettled else ""
-            work.told(f"{target.name}: {sum(proof.keys.values()):,} keys that changed were compared{unclear}")
+            keys = sum(proof.keys.values())
+            work.opened.progress.note(f"{target.name}: {keys:,} keys that changed were compared{unclear}")
             found[target.name] = proof.since
         took_s = time.monotonic() - began_s
         _caught_up(work, end_s)  # while keys were compared, others have changed: the stop is to find few of them
@@ -51,15 +53,15 @@ def _caught_up(work: Work, end_s: float) -> float:
     tried_again = False
     while True:
         try:
-            done = work.hands.catch_up()
+            done = catch_up(work)
         except RetryLater as error:
             if time.monotonic() >= end_s:
                 raise _too_slow(work, f"the last one ended with: {error}") from error
-            work.told(f"tried again: {error}")
+            work.opened.progress.note(f"tried again: {error}")
             time.sleep(1)
             tried_again = True
             continue
-        work.told(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
+        work.opened.progress.note(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
         return math.inf if tried_again else done.took_s
 
 
@@ -67,6 +69,6 @@ def _too_slow(work: Work, last: str) -> RetryLater:
     return NotCaughtUp(
         f"Within {work.options.chase} (cutover.chase), no {QUICK_RUNS} runs in a row took less than "
         f"{work.options.max_lag_s:g} s (cutover.max_lag_s): {last}.",
-        where=work.pipeline.pipeline,
-        remedy="find what the runs wait for, begin at a quieter time, or raise cutover.max_lag_s",
+        where=work.opened.name,
+        remedy="see what the runs wait for, begin when less is written, or raise cutover.max_lag_s",
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from cdc_core.cutover.catching_up import catch_up
 from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.cutover.evictions import evict
 from cdc_core.cutover.locks import locked
@@ -20,6 +21,7 @@ from cdc_core.cutover.undoing import fenced_in, note
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Tables, Work
 from cdc_core.errors import RetryLater
+from cdc_core.extract.sources import extract_sources
 from cdc_core.model.position import Position
 from cdc_core.target.fence import raise_fences
 from cdc_core.target.gates import close_gates, require_gates, require_not_left
@@ -41,7 +43,7 @@ def held(
     """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. seen: as in `undisturbed`.
     Raises whatever stops it; the caller undoes what was done."""
     work, options = moving.work, moving.work.options
-    raise_ids(tables.pairs, work.environ)  # the application may have used up the headroom during the chase
+    raise_ids(tables.pairs, work.opened.environ)  # the application may have used up the headroom during the chase
     laps = clock.laps
     moving.to(State.STOPPED)
     if options.stop_with is not None:
@@ -53,21 +55,21 @@ def held(
     held_s = options.budget_s + _HELD_BEYOND_S
     patience_s = options.patience_s if options.stop_with is None else min(options.patience_s, round(clock.left_s, 1))
     with locked(
-        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.environ,
+        tables.sources, patience_s=patience_s, held_s=held_s, environ=work.opened.environ,
         taking=clock.release_first, ending=partial(_ended, work, tables),
     ) as locks:  # fmt: skip
         if options.stop_with is None:
             clock.begin(moving.let_continue)
         clock.require("the last run")
         laps.begin("")
-        done = work.hands.catch_up()
+        done = catch_up(work)
         laps.add(done.steps_s)
         laps.begin("proof")
         clock.require("the comparison")
         moving.to(State.DRAINED)
         proofs = [one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)]
         laps.begin("ids")
-        require_ids(tables.pairs, work.environ)
+        require_ids(tables.pairs, work.opened.environ)
         clock.require("arming the way back")
         moving.to(
             State.PROVED,
@@ -82,22 +84,21 @@ def held(
         _arm(moving, tables, laps)
         laps.begin("gates")
         clock.require("closing the gates")
-        close_gates(tables.sources, work.pipeline.pipeline, moving.token, work.environ)
+        close_gates(tables.sources, work.opened.name, moving.token, work.opened.environ)
         if not locks.held():
             clock.require("closing the gates")
             raise _slipped(work, "The locks had ended before the gates closed: writes may have been made in between.")
     laps.begin("last look")
-    require_gates(tables.sources, work.environ)
+    require_gates(tables.sources, work.opened.environ)
     # The cutover of another pipeline may run beside this one.
-    require_not_left(tables.sources, work.environ, but=moving.token)
+    require_not_left(tables.sources, work.opened.environ, but=moving.token)
     slipped = written_since(work, done.reached)
     if slipped:
         raise _slipped(
             work,
             f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
         )
-    store = work.jobs[work.targets[0].name].store
-    unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, store)
+    unstaged = StagedTables(work.pipeline, work.targets, work.meta).missed(done.reached, work.opened.store)
     if unstaged:
         raise _slipped(
             work, f"Changes may have been made after the final position, which no staged change shows: {unstaged}."
@@ -114,23 +115,23 @@ def held(
 def _slipped(work: Work, what: str) -> RetryLater:
     return RetryLater(
         what,
-        where=work.pipeline.pipeline,
+        where=work.opened.name,
         code="cutover.slipped",
         remedy="nothing was switched. Raise cutover.budget_s, or stop the application by cutover.stop_with",
     )
 
 
 def _ended(work: Work, tables: Tables, reference: str) -> bool:
-    ended = evict(work.options, reference, tables.sources[reference], work.environ)
+    ended = evict(work.options, reference, tables.sources[reference], work.opened.environ)
     for one in ended:
-        work.told(f"{reference}: ended {one}")
+        work.opened.progress.note(f"{reference}: ended {one}")
     return bool(ended)
 
 
 def written_since(work: Work, reached: Mapping[str, Position]) -> int:
     """The changes of the targets' tables that the sources' logs have after these places, whoever has staged them. Other
     tables of the pipeline may be written at any time, and are."""
-    work.hands.extract()
+    extract_sources(work.opened)
     batches = [one for source, place in reached.items() for one in work.meta.batches(source) if one.end > place]
     files = work.meta.files([one.batch_id for one in batches if not one.copied])
     return sum(

@@ -88,18 +88,18 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
-            require_gates(tables.targets, work.environ)
+            require_gates(tables.targets, work.opened.environ)
             found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
             moving.to(State.CHASE, tables=noted(tables), findings=found, left=None)
-            for name in raise_ids(tables.pairs, work.environ):
-                work.told(f"raised AUTO_INCREMENT of {name}")
+            for name in raise_ids(tables.pairs, work.opened.environ):
+                work.opened.progress.note(f"raised AUTO_INCREMENT of {name}")
             try:
                 since = chase(moving, provers, since, chase_end_s)
                 seen = undisturbed(work, seen)  # little of the log is left for the time without writes
                 require_unrefuted(work)
                 if not rehearse:
                     moving.require()  # another process may have let the way back in during this chase
-                    make_gates(tables.sources, work.environ, patience_s=work.options.patience_s)
+                    make_gates(tables.sources, work.opened.environ, patience_s=work.options.patience_s)
                     work.way_back.keep_out()
                 with _stopped(moving) as clock:
                     armed = held(moving, provers, tables, since, seen, clock, rehearse=rehearse)
@@ -112,15 +112,15 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             except RetryLater as error:
                 if moving.state is not State.CHASE:
                     raise
-                work.told(f"rolled back, attempt {attempt + 1} of {work.options.attempts}: {error}")
+                work.opened.progress.note(f"rolled back, attempt {attempt + 1} of {work.options.attempts}: {error}")
                 failed = error
                 if isinstance(error, NotCaughtUp):
                     break
     moving.to(State.ROLLED_BACK, error=str(failed))
     _tidy(moving)
     raise RolledBack(
-        f"The cutover was rolled back, and nothing was switched. The last attempt: {failed.what}",
-        where=work.pipeline.pipeline,
+        f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
+        where=work.opened.name,
         remedy=f"{failed.remedy}; then begin again",
     )
 
@@ -130,10 +130,10 @@ def _end_left_prepared(work: Work) -> None:
         return
     job = work.jobs[work.targets[0].name]
     with open_sources(job) as sources:  # the servers that are read: what is prepared at a replica is not ours to end
-        references = {reference_of(job.pipeline, source, job.environ) for source in sources}
+        references = {reference_of(job.pipeline, source, job.opened.environ) for source in sources}
     for reference in sorted(references):
-        for ended in evict_left_prepared(work.options, reference, work.environ):
-            work.told(f"{reference}: ended {ended}")
+        for ended in evict_left_prepared(work.options, reference, work.opened.environ):
+            work.opened.progress.note(f"{reference}: ended {ended}")
 
 
 @contextmanager
@@ -156,11 +156,11 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
     """The new tables are open, and it is written down that the hook is called. Meta may be slow: the budget is asked
     after that."""
     work = moving.work
-    gated = gated_tables(tables.targets, work.environ)  # by an earlier cutover
+    gated = gated_tables(tables.targets, work.opened.environ)  # by an earlier cutover
     moving.to(State.ARMED, opened=_of(tables.targets, gated))
     if gated:
         clock.laps.begin("new gates")
-        open_gates(tables.targets, work.environ)
+        open_gates(tables.targets, work.opened.environ)
     clock.laps.begin("note")
     moving.to(State.SWITCHING, patience_s=clock.left_s, **clock.noted())
     clock.decide("the call of cutover.switch_with")
@@ -169,11 +169,11 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
 def back(work: Work, lease: Lease) -> Cutover:
     """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
     last thing that was done. Raises UsageError (usage.nothing_open), and as `run`."""
-    known, led = (work.meta.latest_cutover(name) for name in (work.pipeline.pipeline, work.way_back.name))
+    known, led = (work.meta.latest_cutover(name) for name in (work.opened.name, work.way_back.name))
     if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
         return run(work, lease)
     if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
-        work.told("the application was led back before")
+        work.opened.progress.note("the application was led back before")
         return known
     completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
@@ -194,13 +194,13 @@ def _switched(moving: Moving) -> Cutover:
     assert command is not None
     try:
         answer, said = hooks.switch(
-            command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
+            command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.opened.environ
         )
     except Refused as error:
         moving.to(State.SWITCHING, answer=str(Answer.NOT_SWITCHED), said=str(error))
         _not_switched(moving, "the command could not be run", called=False)
         raise
-    work.told(f"the command ended with {said}")
+    work.opened.progress.note(f"the command ended with {said}")
     moving.to(State.SWITCHING, answer=str(answer), said=said)
     if answer is Answer.UNKNOWN:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
@@ -272,8 +272,8 @@ def _finished(moving: Moving) -> Cutover:
         sources = [one.name for one in pipeline.sources]
         for target in pipeline.targets:
             named = fenced_in(target, tables)
-            patiently(partial(take_over, target, named, sources), work.told)
-            patiently(partial(admit, target, named, pipeline.pipeline, work.pair), work.told)
+            patiently(partial(take_over, target, named, sources), work.opened.progress.note)
+            patiently(partial(admit, target, named, pipeline.pipeline, work.pair), work.opened.progress.note)
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH, error=moving.cutover.error)
@@ -314,7 +314,7 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
     knows of the hook. Raises UsageError (usage.nothing_open, usage.argument), and as `run`."""
-    left = work.meta.latest_cutover(work.pipeline.pipeline)
+    left = work.meta.latest_cutover(work.opened.name)
     over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
         return left
@@ -323,8 +323,8 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
     if known.state != State.SWITCHING:
         raise UsageError(
-            f"The cutover is {known.state}, so it needs no answer.",
-            where=work.pipeline.pipeline,
+            f"The cutover is {known.state}: nobody asks what the hook has done.",
+            where=work.opened.name,
             code="usage.argument",
             remedy="leave --answer out",
         )
@@ -362,7 +362,7 @@ def _switched_by_word(moving: Moving) -> Cutover:
 def abort(work: Work, lease: Lease) -> Cutover:
     """Ends the cutover that is open; nothing has happened then. Raises UsageError (usage.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
-    known = work.meta.latest_cutover(work.pipeline.pipeline)
+    known = work.meta.latest_cutover(work.opened.name)
     if known is not None and known.state == State.ROLLED_BACK:
         require_its_target(work, known)
         undo_left(work, known)
@@ -373,8 +373,8 @@ def abort(work: Work, lease: Lease) -> Cutover:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
     if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
-            "The application was switched, so there is nothing to abort.",
-            where=work.pipeline.pipeline,
+            "The application was switched: there is nothing to abort.",
+            where=work.opened.name,
             code="cutover.switched",
             remedy="`lockstep cutover resume` ends an open cutover, `lockstep cutover back` leads the application "
             "back, `lockstep cutover complete` gives the way back up",
@@ -392,15 +392,15 @@ def complete(work: Work, lease: Lease) -> Cutover:
         _finished(moving)
     if moving.state is not State.WATCH:
         raise UsageError(
-            f"The cutover is {moving.state}; the application was not switched.",
-            where=work.pipeline.pipeline,
+            f"The cutover is {moving.state}: the application was not switched.",
+            where=work.opened.name,
             code="usage.nothing_open",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
     lost = unless_it_fails(
         work,
         "whether gates are closed is not known",
-        partial(lost_gates, _left_places(moving.cutover), work.environ),
+        partial(lost_gates, _left_places(moving.cutover), work.opened.environ),
         None,
     )
     if lost is not None:

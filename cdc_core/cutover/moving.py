@@ -26,7 +26,6 @@ from cdc_core.cutover.undoing import (
 )
 from cdc_core.cutover.work import Work, Written, read
 from cdc_core.errors import LeaseHeld, Overtaken, Refused, RetryLater, UsageError, defect
-from cdc_core.extract.extractor import default_holder
 from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.cutovers import lease_of
@@ -43,14 +42,14 @@ LEASE_S = 10.0
 def cutover_lease(work: Work) -> Iterator[Lease]:
     """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
     (lease.held)."""
-    key, name = lease_of(work.pipeline.pipeline, work.way_back.name)
+    key, name = lease_of(work.opened.name, work.way_back.name)
     taken = LeaseHeld(
-        f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
-        where=work.pipeline.pipeline,
+        f"Another process is at a cutover of {work.opened.name!r}.",
+        where=work.opened.name,
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
-    with unhurried(), kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken) as lease:
+    with unhurried(), kept_lease(work.meta, key, name, work.opened.holder, LEASE_S, taken=taken) as lease:
         yield lease
 
 
@@ -58,17 +57,17 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
     """The cutover that is open, or a new one. rehearsal: of a new one. Raises Refused (cutover.other_open,
     cutover.left_before), UsageError (usage.argument)."""
     require_no_other(work)
-    known = work.meta.latest_cutover(work.pipeline.pipeline)
+    known = work.meta.latest_cutover(work.opened.name)
     if known is not None and known.state in OPEN:
         require_its_target(work, known)
         return known
     if known is not None and known.state == State.COMPLETE:
-        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.environ)
+        require_not_left(_still_read(work.pipeline, read(known.details["tables"]).sources), work.opened.environ)
     over = [state for state in State if state not in OPEN]
     now = work.meta.now_us()
-    identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
+    identity = hashlib.sha256(f"{work.opened.name}/{now}".encode()).hexdigest()[:16]
     led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
-    new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details=led_to)
+    new = Cutover(identity, work.opened.name, work.way_back.name, State.PREPARED, details=led_to)
     return work.meta.begin_cutover(lease, new, over)
 
 
@@ -85,20 +84,20 @@ def require_no_other(work: Work) -> None:
     if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
         raise Refused(
             f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
-            where=work.pipeline.pipeline,
+            where=work.opened.name,
             code="cutover.other_open",
             remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
         )
 
 
 def open_cutover(work: Work) -> Cutover:
-    known = work.meta.latest_cutover(work.pipeline.pipeline)
+    known = work.meta.latest_cutover(work.opened.name)
     if known is None or known.state not in OPEN:
         raise UsageError(
-            f"No cutover of {work.pipeline.pipeline!r} is open.",
-            where=work.pipeline.pipeline,
+            f"No cutover of {work.opened.name!r} is open.",
+            where=work.opened.name,
             code="usage.nothing_open",
-            remedy="begin one with `lockstep cutover run`",
+            remedy="begin one by `lockstep cutover run`",
         )
     require_its_target(work, known)
     return known
@@ -109,7 +108,7 @@ def require_its_target(work: Work, cutover: Cutover) -> None:
     led_to = cutover.details.get("target")  # an earlier version has not noted it
     if led_to is not None and led_to != [one.name for one in work.targets]:
         raise UsageError(
-            f"The last cutover of {work.pipeline.pipeline!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
+            f"The last cutover of {work.opened.name!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",
             code="usage.argument",
             remedy=f"continue or end it first: give the same command `--target {led_to[0]}`",
@@ -142,9 +141,9 @@ class Moving:
         move = partial(self._moved, state, error, details)
         if patience_s is None:
             patience_s = 0.0 if state in HELD else PATIENCE_S
-        self.cutover = patiently(move, self.work.told, patience_s)
+        self.cutover = patiently(move, self.work.opened.progress.note, patience_s)
         if state is not former:
-            self.work.told(str(state))
+            self.work.opened.progress.note(str(state))
 
     def _moved(self, state: State, error: str, details: Mapping[str, Any]) -> Cutover:
         try:
@@ -163,13 +162,14 @@ class Moving:
         """Ends the cutover by which the application came here. Safe to repeat."""
         other = self.work.meta.latest_cutover(self.work.way_back.name)
         if other is not None and other.state == State.WATCH:
-            patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.told)
+            patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.opened.progress.note)
 
     def stop(self, command: Hook, timeout_s: float) -> None:
         """Stops the application's writes by the hook. Raises as hooks.stop."""
         with self._at_the_hook:
             self._released = False
-            hooks.stop(command, hook_variables(self.work, self.cutover, hooks.STOP), timeout_s, self.work.environ)
+            told = hook_variables(self.work, self.cutover, hooks.STOP)
+            hooks.stop(command, told, timeout_s, self.work.opened.environ)
 
     def release(self) -> None:
         """Lets the application write, if it was told to stop; once, and not before the hook has ended that stops it.
@@ -204,7 +204,7 @@ class Moving:
         self.release()
         self._catch_up()
         try:
-            patiently(self.require, self.work.told)  # whoever has the lease now may be further
+            patiently(self.require, self.work.opened.progress.note)  # whoever has the lease now may be further
         except RetryLater:
             if self._is_rolled_back():
                 close_again(self.work, self.cutover, self.token)
@@ -227,10 +227,10 @@ class Moving:
         why = "since then, a cutover that did not switch had opened the new tables to the application"
         for target in work.targets:
             rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
-            work.meta.doubt(self._lease, work.pipeline.pipeline, target.name, DOUBT, why, rows)
+            work.meta.doubt(self._lease, work.opened.name, target.name, DOUBT, why, rows)
         left = {"rows": sum(found.rows.values()), "named": found.named}
         if found.named:
-            work.told(f"the new tables were written to while they were open: {found.named}")
+            work.opened.progress.note(f"the new tables were written to while they were open: {found.named}")
         self.to(self.state, error=self.cutover.error, opened={}, left=left)  # if this is repeated, it names no others
 
     def _is_rolled_back(self) -> bool:
@@ -241,7 +241,7 @@ class Moving:
 
     def _in_meta(self) -> Cutover | None:
         """The cutover as meta has it; None if another has begun since."""
-        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.told)
+        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.opened.progress.note)
         return there if there is not None and there.cutover_id == self.cutover.cutover_id else None
 
     def _catch_up(self) -> None:

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
+from cdc_core.cutover.catching_up import catch_up
 from cdc_core.cutover.hooks import require_callable
-from cdc_core.cutover.proof import Since, verify_again
+from cdc_core.cutover.proof import Since
 from cdc_core.cutover.readiness import failed, look
 from cdc_core.cutover.states import State
 from cdc_core.cutover.unstaged import StagedTables
-from cdc_core.cutover.work import Evidence, Tables, Work
-from cdc_core.errors import DataAtRisk, LockstepError, UsageError
+from cdc_core.cutover.valid_evidence import Evidence, newest_evidence, verified_now
+from cdc_core.cutover.work import Tables, Work
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.target.indexes import settle, with_due
 from cdc_core.windows import parse_moment, to_us
@@ -23,15 +25,15 @@ def require_hooks(work: Work) -> None:
     """Raises UsageError (config.invalid), Refused (hook.missing) for what cannot be called."""
     if work.options.switch_with is None:
         raise UsageError(
-            "The pipeline does not say how the application is switched.",
-            where=f"{work.pipeline.pipeline}: cutover.switch_with",
+            "Nothing says how the application is switched.",
+            where=f"{work.opened.name}: cutover.switch_with",
             code="config.invalid",
             remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
             "docs/move.md says what it gets and returns",
         )
     for hook in (work.options.switch_with, work.options.stop_with):
         if hook is not None:
-            require_callable(hook, work.environ)
+            require_callable(hook, work.opened.environ)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,13 @@ def known(work: Work) -> Known:
 
 def _not_outdated(work: Work, target: Target) -> Evidence:
     """The newest evidence, unless rows may have changed since then unseen."""
-    found = work.hands.newest_evidence(target.name)
+    found = newest_evidence(work, target.name)
     led = work.meta.latest_cutover(work.way_back.name)
     came_us = led.at_us(State.SWITCHED) if led is not None else None
     if found.document is None or to_us(parse_moment(found.document["ended"])) < (came_us or 0):
         return Evidence(None, found.why)  # when it was made, the application wrote elsewhere
     staged = StagedTables(work.pipeline, [target], work.meta)
-    why = staged.missed(Since.of_evidence(found.document).places, work.jobs[target.name].store)
+    why = staged.missed(Since.of_evidence(found.document).places, work.opened.store)
     return Evidence(None, why) if why else found
 
 
@@ -86,7 +88,7 @@ def prepare(work: Work) -> Prepared:
         raise error
     before = known(work)
     if before.why:
-        work.told(f"no earlier evidence counts: {before.why}")
+        work.opened.progress.note(f"no earlier evidence counts: {before.why}")
     found = {}
     for target in work.targets:
         evidence = before.evidence[target.name].document
@@ -113,10 +115,11 @@ def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str,
         return None
     found = work.way_back.disturbed(seen)
     if found.why:
-        raise verify_again(
-            f"The rows of the old tables are not known: {found.why}.",
-            work.pipeline.pipeline,
-            "Begin again: every row is verified first",
+        raise Refused(
+            f"Nobody knows which rows the old tables have: {found.why}.",
+            where=work.opened.name,
+            code="cutover.verify_again",
+            remedy="nothing was switched. Begin again: every row is verified first",
         )
     return found.seen
 
@@ -125,19 +128,23 @@ def require_unrefuted(work: Work) -> None:
     """No verification has found a difference since the cutover began, in a row that need not have changed since the
     evidence: the proof would not compare it. Raises Refused (cutover.verify_again)."""
     for one in work.targets:
-        why = work.hands.newest_evidence(one.name).why
+        why = newest_evidence(work, one.name).why
         if why:
-            raise verify_again(
-                f"The evidence of {one.name!r} no longer counts: {why}.",
-                work.pipeline.pipeline,
-                "Repair what differs (`lockstep repair`), then begin again: every row is verified first",
+            raise Refused(
+                f"The evidence of {one.name!r} does not count any more: {why}.",
+                where=work.opened.name,
+                code="cutover.verify_again",
+                remedy="nothing was switched. Repair what differs (`lockstep repair`), then begin again: every row is "
+                "verified first",
             )
 
 
 def verified(work: Work, target: Target) -> Since:
-    work.told(f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules or tables")
-    work.hands.catch_up()  # a way back may not have run yet, and what is applied need not be judged by the log
-    evidence = work.hands.verify(target.name)
+    work.opened.progress.note(
+        f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules or tables"
+    )
+    catch_up(work)  # a way back may not have run yet, and what is applied need not be judged by the log
+    evidence = verified_now(work, target.name)
     if evidence["equal"] is not True:
         raise DataAtRisk(
             f"The full verification of {target.name!r} found differences.",
@@ -160,23 +167,23 @@ def findings_of(work: Work, tables: Tables) -> tuple[Finding, ...]:
             f"the pipeline has the targets {', '.join(names)}, and one command",
             "make sure that the command leads the application to the target in LOCKSTEP_CUTOVER_TARGET",
         )
-    for one in with_due(tables.targets, work.environ):
+    for one in with_due(tables.targets, work.opened.environ):
         found.warn(
             f"table {one.name}",
             "indexes that were dropped before its first load are due",
             "the next run builds them, or the cutover before it begins",
         )
-    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.environ))
+    return (*found.made, *look(tables.pairs, work.way_back.preview(), work.opened.environ))
 
 
 def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:
     """What the application should know, as `lockstep cutover plan` shows it; the new tables have all of their indexes
     then, and keep them. Raises the first of what would go wrong, and what indexes.settle raises."""
-    settle(tables.targets, work.environ)
+    settle(tables.targets, work.opened.environ)
     findings = findings_of(work, tables)
     for one in findings:
         if one.status == "warn":
-            work.told(f"{one.subject}: {one.what}")
+            work.opened.progress.note(f"{one.subject}: {one.what}")
     error = failed(findings)
     if error is not None:
         raise error

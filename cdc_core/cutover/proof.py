@@ -123,7 +123,7 @@ class Prover:
         Raises Refused (table.not_captured, cutover.verify_again)."""
         for error in self._staged.not_captured():
             raise error
-        why = self._staged.missed(since.places, self._job.store)
+        why = self._staged.missed(since.places, self._job.opened.store)
         if why:
             raise verify_again(
                 f"Rows may have changed since the last full verification without a staged change: {why}.",
@@ -160,16 +160,16 @@ class Prover:
         files = self._job.meta.files([one.batch_id for one in batches])
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
         known = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
-        schemas = definitions(known, files, batches, self._job.store)
+        schemas = definitions(known, files, batches, self._job.opened.store)
         found: dict[str, set[str]] = {}
-        for file in as_read(self._job.store, listed):
+        for file in as_read(self._job.opened.store, listed):
             schema, shape = schemas[file.schema_id], self._tables[file.table].shape
             keys = found.setdefault(file.table, set())
             columns = key_columns(schema)
             truncated = _again(file.table, "all of its rows were removed at once")
             if schema.key != shape.key or [one.type for one in columns] != [one.type for one in shape.key_columns]:
                 raise _again(file.table, "its key was redefined")
-            for some in changed_keys(self._job.store, file, schema, on_truncate=truncated):
+            for some in changed_keys(self._job.opened.store, file, schema, on_truncate=truncated):
                 keys.update(row_texts(some, columns, shape.errors).to_pylist())
             if any(map(has_errors, keys)):
                 raise _again(file.table, "a key has the error value of an ENUM, by which no row is found")

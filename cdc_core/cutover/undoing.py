@@ -49,7 +49,7 @@ def open_made(work: Work, cutover: Cutover) -> None:
     token = cutover.details.get("arming")
     if token:
         tables = read(cutover.details["tables"])
-        _insist(work, cutover, partial(open_gates, tables.sources, work.environ, token=token))
+        _insist(work, cutover, partial(open_gates, tables.sources, work.opened.environ, token=token))
 
 
 def undo_made(work: Work, cutover: Cutover) -> None:
@@ -67,7 +67,7 @@ def undo_made(work: Work, cutover: Cutover) -> None:
 def open_closed(work: Work, cutover: Cutover, token: str) -> None:
     """Opens the gates that this process has closed so far. Safe to repeat. Raises target.faults' errors."""
     if cutover.details.get("arming") == token:
-        open_gates(read(cutover.details["tables"]).sources, work.environ, token=token)
+        open_gates(read(cutover.details["tables"]).sources, work.opened.environ, token=token)
 
 
 def undo_left(work: Work, cutover: Cutover) -> None:
@@ -75,7 +75,7 @@ def undo_left(work: Work, cutover: Cutover) -> None:
     that has led the application away from these tables since stay closed."""
     if "tables" in cutover.details:
         tables, others = read(cutover.details["tables"]), work.meta.cutover_tokens(LED_AWAY)
-        _insist(work, cutover, partial(open_gates, tables.sources, work.environ, sparing=others))
+        _insist(work, cutover, partial(open_gates, tables.sources, work.opened.environ, sparing=others))
         tidy(work, tables.sources)
         for target in work.targets:
             noted = f"{_NOTE} {cutover.cutover_id} "
@@ -97,12 +97,12 @@ def release(work: Work, cutover: Cutover) -> None:
     command = work.options.stop_with
     if command is not None:
         told = hook_variables(work, cutover, hooks.RELEASE)
-        _insist(work, cutover, partial(hooks.stop, command, told, work.options.hook_s, work.environ))
+        _insist(work, cutover, partial(hooks.stop, command, told, work.options.hook_s, work.opened.environ))
 
 
 def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
     try:
-        patiently(step, work.told)
+        patiently(step, work.opened.progress.note)
     except RetryLater as error:
         raise RetryLater(
             f"The application was not switched, and the cutover could not undo everything: {error.what}",
@@ -116,11 +116,11 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
 def _disarmed(work: Work, token: str) -> None:
     left = work.way_back.disarm(token)
     if left:
-        work.told(left)
+        work.opened.progress.note(left)
 
 
 def _admitted(work: Work, target: Target, tables: Tables, noted: str) -> None:
-    admit(target, fenced_in(target, tables), work.pipeline.pipeline, work.pair, noted=noted)
+    admit(target, fenced_in(target, tables), work.opened.name, work.pair, noted=noted)
 
 
 def fenced_in(target: Target, tables: Tables) -> list[str]:
@@ -134,13 +134,13 @@ def note(cutover: Cutover, token: str) -> str:
 
 def hook_variables(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
     targets = [one.name for one in work.targets]
-    return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, targets, back=work.back)
+    return hooks.variables(phase, cutover.cutover_id, work.opened.name, targets, back=work.back)
 
 
 def close(work: Work, places: Places, token: str) -> None:
     """Closes the gates of tables, which are made first where they are gone, or never were."""
-    make_gates(places, work.environ)
-    close_gates(places, work.pipeline.pipeline, token, work.environ)
+    make_gates(places, work.opened.environ)
+    close_gates(places, work.opened.name, token, work.opened.environ)
 
 
 def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
@@ -150,7 +150,7 @@ def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
         return False
     back, tables = cutover.state == State.ROLLED_BACK, read(cutover.details["tables"])
     places = tables.targets if back else tables.sources
-    if lost_gates(places, work.environ) is None:
+    if lost_gates(places, work.opened.environ) is None:
         return False
     close(work, places, cutover.details.get("arming") or cutover.cutover_id[:8])
     feeding = work.pipeline if back else work.way_back.preview()
@@ -158,7 +158,7 @@ def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
     for target in feeding.targets:
         meta.doubt(lease, feeding.pipeline, target.name, DOUBT, "since then, gates of its tables were gone", {})
         meta.succeeded(feeding.pipeline, GATES, target.name)
-    work.told(
+    work.opened.progress.note(
         f"gates were closed again: `lockstep verify {feeding.pipeline}` names the rows that were written meanwhile"
     )
     return True
@@ -167,7 +167,7 @@ def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
 def tidy(work: Work, places: Places) -> None:
     """Removes what open gates have left at tables that the application writes to. Where that has to wait for something,
     they stay: they let all writes pass."""
-    unless_it_fails(work, "open gates stay", partial(drop_gates, places, work.environ), None)
+    unless_it_fails(work, "open gates stay", partial(drop_gates, places, work.opened.environ), None)
 
 
 def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) -> T:
@@ -175,5 +175,5 @@ def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) 
     try:
         return step()
     except LockstepError as error:
-        work.told(f"{what}: {error}")
+        work.opened.progress.note(f"{what}: {error}")
         return otherwise

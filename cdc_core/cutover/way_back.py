@@ -4,7 +4,7 @@ exists."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,10 @@ from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.work import Disturbed, Written, pair_of
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import Meta
+from cdc_core.extract.sources import extract_sources
 from cdc_core.model.position import Position
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.source.facts import end_position
-from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import bar
 from cdc_core.verify.job import Job
 
@@ -39,18 +39,13 @@ _FREE: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class ExistingWayBack:
-    """The pipeline by whose cutover the application came here. The old tables are its sources.
+    """The pipeline by whose cutover the application came here. The old tables are its sources."""
 
-    extract: reads their log up to now.
-    """
-
-    pipeline: Pipeline
-    meta: Meta
-    extract: Callable[[], object]
+    opened: OpenPipeline
 
     @property
     def name(self) -> str:
-        return self.pipeline.pipeline
+        return self.opened.name
 
     def check(self) -> None:
         """It was checked when it was the way there."""
@@ -58,34 +53,36 @@ class ExistingWayBack:
     def disturbed(self, after: Mapping[str, Position] | None = None) -> Disturbed:
         """Gates let TRUNCATE and DDL on the old tables pass: their log has these."""
         try:
-            self.extract()
+            extract_sources(self.opened)
         except LockstepError as error:
             if after is not None:
                 raise
             return Disturbed(f"the log of the old tables cannot be read to its end: {error}", None)
-        led, store = self.meta.latest_cutover(self.pipeline.pipeline), open_stage(self.pipeline.stage)
+        meta, pipeline = self.opened.meta, self.opened.pipeline
+        led = meta.latest_cutover(self.name)
         reached = led.details.get("reached", {}) if led is not None else {}
         places = {source: Position.from_text(text) for source, text in reached.items()} if after is None else after
         seen: dict[str, Position] = {}
         for source, place in places.items():
-            later = [one for one in self.meta.batches(source) if one.end > place and not one.copied]
+            later = [one for one in meta.batches(source) if one.end > place and not one.copied]
             seen[source] = max((one.end for one in later), default=place)
-        why = StagedTables(self.pipeline, self.pipeline.targets, self.meta).missed(places, store)
+        why = StagedTables(pipeline, pipeline.targets, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
 
     def written(self, after: Mapping[str, Position]) -> Written:
-        self.extract()
-        batches = [one for source, place in after.items() for one in self.meta.batches(source) if one.end > place]
-        return written_in(self.meta, open_stage(self.pipeline.stage), [one for one in batches if not one.copied])
+        extract_sources(self.opened)
+        meta = self.opened.meta
+        batches = [one for source, place in after.items() for one in meta.batches(source) if one.end > place]
+        return written_in(meta, self.opened.store, [one for one in batches if not one.copied])
 
     def preview(self) -> Pipeline:
-        return self.pipeline
+        return self.opened.pipeline
 
     def arm(self, token: str) -> Mapping[str, str]:
         return {}
 
     def armed(self, starts: Mapping[str, str]) -> Pipeline:
-        return self.pipeline
+        return self.opened.pipeline
 
     def keep_out(self) -> None:
         """The cutover by which the application came here has raised the fences."""
@@ -99,7 +96,7 @@ class NewWayBack:
     """The file of the pipeline that carries rows of a target back."""
 
     def __init__(self, job: Job, file: Path) -> None:
-        self.name = job.pipeline.pipeline + config.WAY_BACK_SUFFIX
+        self.name = job.opened.name + config.WAY_BACK_SUFFIX
         self._job = job
         self._file = file
         self._reverse: Reverse | None = None
@@ -108,7 +105,7 @@ class NewWayBack:
         if self._reverse is None:
             with prover(self._job) as proving:
                 self._reverse = reverse_of(
-                    self._job.pipeline, self._job.target, origins_of(proving, self._job), self._job.environ
+                    self._job.pipeline, self._job.target, origins_of(proving, self._job), self._job.opened.environ
                 )
         if self._file.exists():
             self._existing(self._reverse)
@@ -143,8 +140,8 @@ class NewWayBack:
         """Until the application is switched, Lockstep alone writes to the new tables. What a run would carry from
         there is older than the application's own rows in the old ones."""
         reverse = self._checked()
-        owner = pair_of(self._job.pipeline.pipeline, self.name)
-        note = f"the application writes here until a cutover of {self._job.pipeline.pipeline} leads it away"
+        owner = pair_of(self._job.opened.name, self.name)
+        note = f"the application writes here until a cutover of {self._job.opened.name} leads it away"
         for target in _wanted(reverse).targets:
             bar(target, list(target.tables), self.name, note, owner)
 
@@ -190,7 +187,7 @@ class NewWayBack:
         return reverse.text({one.name: self._end(one.reference) for one in reverse.sources}, mark)
 
     def _end(self, reference: str) -> Position:
-        with connect(resolve(reference, self._job.environ), where=reference) as connection:
+        with connect(resolve(reference, self._job.opened.environ), where=reference) as connection:
             return end_position(connection, 0)
 
 
@@ -202,8 +199,9 @@ def _wanted(reverse: Reverse) -> Pipeline:
 
 def origins_of(proving: Prover, job: Job) -> list[Origin]:
     """Every table of a source that feeds the target."""
+    environ = job.opened.environ
     return [
-        Origin(logical, source.name, reference_of(job.pipeline, source, job.environ), schema.database, schema.table)
+        Origin(logical, source.name, reference_of(job.pipeline, source, environ), schema.database, schema.table)
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]

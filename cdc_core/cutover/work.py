@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cdc_core import config
+from cdc_core.apply.jobs import Spark
 from cdc_core.config import Pipeline, Target
 from cdc_core.cutover.proof import Prover, reference_of
 from cdc_core.cutover.readiness import Pair, places_of
 from cdc_core.meta import Meta
 from cdc_core.model.position import Position
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.target.gates import Places
 from cdc_core.target.sharding import shard_tables
 from cdc_core.verify.job import Job
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CaughtUp:
-    """A run. staged: changes that it read from the sources. reached: up to where, by source. took_s: from the end of
-    the logs, as it was at the beginning, to the closed ledger. steps_s: seconds of each of its steps."""
-
-    staged: int
-    reached: Mapping[str, Position]
-    took_s: float
-    steps_s: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """document: of a full verification that counts; None: there is none. why: what speaks against the latest one, for
-    people; "" if it is only missing or old."""
-
-    document: Mapping[str, Any] | None
-    why: str = ""
-
-
-class Hands(Protocol):
-    """What a cutover has done for it: the same code by which runs and verifications are made otherwise."""
-
-    def catch_up(self) -> CaughtUp:
-        """Reads the sources up to now, and applies all that is staged to the targets."""
-
-    def warm_up(self) -> None:
-        """The next run takes no longer than those after it: what it needs is loaded, as a run with changes has done."""
-
-    def extract(self) -> None:
-        """Reads the sources up to now."""
-
-    def verify(self, target: str) -> Mapping[str, Any]:
-        """Compares every row; the evidence."""
-
-    def newest_evidence(self, target: str) -> Evidence:
-        """Of a full verification of this definition of the pipeline that found all tables equal, is not older than
-        `cutover.evidence`, and was not followed by one that found something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +82,23 @@ def pair_of(pipeline: str, other: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a cutover works with. jobs: by target, what its rows are compared with. told: takes a line for people."""
+    """What a cutover works with. spark: for the runs that it makes. jobs: by target, what its rows are compared with.
+    back: it leads an application back."""
 
-    pipeline: Pipeline
+    opened: OpenPipeline
+    spark: Spark
     targets: tuple[Target, ...]
     jobs: Mapping[str, Job]
-    meta: Meta
-    hands: Hands
     way_back: WayBack
     back: bool = False
-    environ: Mapping[str, str] | None = None
-    told: Callable[[str], None] = log.info
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.opened.pipeline
+
+    @property
+    def meta(self) -> Meta:
+        return self.opened.meta
 
     @property
     def pair(self) -> str:
@@ -159,7 +124,7 @@ def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
     for target, one in zip(work.targets, provers, strict=True):
         for name, feeding in one.feeding.items():
             old = [
-                (reference_of(work.pipeline, source, work.environ), schema.database, schema.table)
+                (reference_of(work.pipeline, source, work.opened.environ), schema.database, schema.table)
                 for source, schema in feeding
             ]
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]

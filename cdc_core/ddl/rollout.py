@@ -31,10 +31,10 @@ from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.operations.open_pipeline import default_holder
 from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, translated, translating

@@ -1,6 +1,6 @@
 """Joins the packages: a source's log becomes staged batches and recorded positions."""
 
-from cdc_core.extract.extractor import DrainResult, DrainStats, Extractor, default_holder
+from cdc_core.extract.extractor import DrainResult, DrainStats, Extractor
 from cdc_core.extract.stager import StagingTotals
 
-__all__ = ["DrainResult", "DrainStats", "Extractor", "StagingTotals", "default_holder"]
+__all__ = ["DrainResult", "DrainStats", "Extractor", "StagingTotals"]

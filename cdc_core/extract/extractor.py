@@ -8,8 +8,6 @@ error of the reader thread reaches the caller after everything read before it ha
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import tempfile
 import threading
 import time
@@ -24,7 +22,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
-from cdc_core.config import Pipeline, StartConfig
+from cdc_core.config import StartConfig
 from cdc_core.errors import (
     ConnectionLost,
     LeaseLost,
@@ -43,6 +41,7 @@ from cdc_core.meta import Lease, Meta, RingDepth, SourceCoverage
 from cdc_core.model.block import Block
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
@@ -58,7 +57,6 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.stores import open_stage
 from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
@@ -111,11 +109,6 @@ class DrainResult:
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
 
 
-def default_holder() -> str:
-    """`host:pid`: the holder of a lease, for the message to another that wants it."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 class Extractor:
     """Opens the source for reading on entering the context, and releases it on leaving.
 
@@ -125,12 +118,9 @@ class Extractor:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        opened: OpenPipeline,
         source: str,
         *,
-        meta: Meta,
-        holder: str | None = None,
-        environ: Mapping[str, str] | None = None,
         scratch: Path | None = None,
         accept: Iterable[tuple[str, int]] = (),
         abandon: tuple[str, int] | None = None,
@@ -139,11 +129,12 @@ class Extractor:
         abandon: the same of the stored position, if what the log has from there on is to be given up."""
         self._accept = tuple(accept)
         self._abandon = abandon
+        pipeline = opened.pipeline
+        self._opened = opened
         self._pipeline = pipeline
         self._source = pipeline.source(source)
-        self._meta = meta
-        self._holder = holder or default_holder()
-        self._environ = environ
+        self._meta = opened.meta
+        self._environ = opened.environ
         self._scratch = scratch
         self._cleanup = ExitStack()
         self._closing = threading.Event()
@@ -187,10 +178,12 @@ class Extractor:
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
         self._capture = Capture(pipeline.tables, pipeline.routes, self._environ)
-        self._store = open_stage(pipeline.stage)
+        self._store = self._opened.store
         for reference in source.connections:  # a wrong one is reported before anything is touched
             connections.resolve(reference, self._environ)
-        lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)
+        lease = self._meta.acquire_lease(
+            source.name, pipeline.pipeline, self._opened.holder, ttl_s=pipeline.limits.lease_s
+        )
         self._lease = lease
         opened.callback(self._release, lease)
         self._temporary = self._scratch or Path(

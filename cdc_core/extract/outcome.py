@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 
 from cdc_core.errors import AnotherProcess, InternalError, LockstepError, Paused
-from cdc_core.meta import Meta
 from cdc_core.meta.failures import EXTRACT
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 log = logging.getLogger(__name__)
 
 
-def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, task: str = EXTRACT) -> None:
+def keep_failure(opened: OpenPipeline, source: str, error: Exception, *, task: str = EXTRACT) -> None:
     """Keeps an error of an extract until the source's position or watermark moves, or of another task of the source.
 
     Never raises.
@@ -27,6 +27,6 @@ def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, ta
     if isinstance(failed, AnotherProcess | Paused):
         return  # nothing of the pipeline has failed
     try:
-        meta.failed(pipeline, task, source, failed)
+        opened.meta.failed(opened.name, task, source, failed)
     except LockstepError as unkept:
         log.warning("%s: this failure could not be kept in meta: %s", source, unkept)

@@ -408,7 +408,7 @@ class LedgerEntry:
     """Set aside, because the target rejects them."""
 
     def problems(self) -> tuple[str, ...]:
-        """Each broken equation in words (G34 of docs/guarantees.md)."""
+        """Each broken equation in words (G9 of docs/guarantees.md)."""
         staged = self.staged_rows + self.key_changes
         found = []
         if staged != self.winners + self.superseded:

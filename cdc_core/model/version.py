@@ -1,4 +1,4 @@
-"""The version of a row, and the one comparison that decides whether a change may touch it (G26 of docs/guarantees.md).
+"""The version of a row, and the one comparison that decides whether a change may touch it (G8 of docs/guarantees.md).
 
 A version is bytes, kept in the target beside the row and in the tombstone of a deleted key:
 

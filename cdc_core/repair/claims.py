@@ -20,19 +20,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import DefinitionChanged, Refused, RetryLater, TableUnready
-from cdc_core.meta import Lease, Meta, ReadChunk
+from cdc_core.extract.sources import extract_if_free
+from cdc_core.meta import Lease, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import Version, encode
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.sink import Capture
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import chunk_rows
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.staging import Claims, Staged, finish_decided, stage_claims
-from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify import lookup
 from cdc_core.verify.canonical import row_texts
 from cdc_core.verify.job import Job
@@ -116,11 +116,11 @@ class Made:
         return sum((one.shard < 0) == deleted for keys in self.claimed.values() for one in keys.values())
 
 
-def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str) -> None:
+def finish_former(opened: OpenPipeline, source: str) -> None:
     """Stages what a killed process had decided. Raises RetryLater (lease.held)."""
-    if meta.decided_copied(source):
-        with copier_lease(meta, pipeline, source) as lease:
-            finish_decided(meta, store, source, lease)
+    if opened.meta.decided_copied(source):
+        with copier_lease(opened, source) as lease:
+            finish_decided(opened.meta, opened.store, source, lease)
 
 
 def claim(job: Job, wanted: Sequence[Wanted[Any]], leases: Mapping[str, Lease], *, queried: bool = False) -> Made:
@@ -192,13 +192,11 @@ def _overtaken(table: str, why: str) -> RetryLater:
 def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lease) -> Staged:
     """Raises RetryLater (stage.behind)."""
     source = tables.name
-    capture = Capture(job.pipeline.tables, job.pipeline.routes, job.environ)
+    capture = Capture(job.pipeline.tables, job.pipeline.routes, job.opened.environ)
     deadline_s = time.monotonic() + job.wait_s
     while True:
-        job.extract_on(source)
-        staged = stage_claims(
-            job.meta, job.store, job.pipeline, source, lease, claims, capture=capture, current=tables.has
-        )
+        extract_if_free(job.opened, source)
+        staged = stage_claims(job.opened, source, lease, claims, capture=capture, current=tables.has)
         if staged.waiting is None:
             return staged
         if time.monotonic() > deadline_s:
@@ -288,7 +286,7 @@ def _durable(
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
     number = job.meta.next_chunk(lease, one.source.name)
     file = ChunkFile(
-        job.store, one.source.capture, one.schema, source=one.source.name, number=number, epoch=lease.epoch,
+        job.opened.store, one.source.capture, one.schema, source=one.source.name, number=number, epoch=lease.epoch,
         low=one.read.low, ts_us=one.watermark_us, level=job.pipeline.stage.compression_level, scratch=scratch,
     )  # fmt: skip
     try:

@@ -23,18 +23,24 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from cdc_core.apply.jobs import Spark
+from cdc_core.apply.run import RunResult
+from cdc_core.apply.run import apply as apply_staged
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TableUnready, UsageError, combined
 from cdc_core.meta import Lease
 from cdc_core.meta.failures import REPAIR
 from cdc_core.model.version import Version, encode, newer_or_equal
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
-from cdc_core.repair.findings import Key, error_values, has_error_value, texts_of
+from cdc_core.repair.findings import Key, error_values, has_error_value, keys_in, require_listed, texts_of
 from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.copyable import require_ages
 from cdc_core.snapshot.staging import finish_decided
+from cdc_core.verify import evidence
 from cdc_core.verify.feeding import feeding_of
 from cdc_core.verify.job import Job
+from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import SourceTables, open_sources
@@ -141,15 +147,77 @@ def repair(
                 for name, one in (done.after or {}).items()
                 if one.equal
             }
-            job.meta.forget_differences(job.lease, job.pipeline.pipeline, job.target.name, equal)
+            job.meta.forget_differences(job.lease, job.opened.name, job.target.name, equal)
     return done
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """evidence: the path of what was repaired by. unjudged: tables that this evidence does not judge completely, and
+    why. runs: by which what is staged was applied."""
+
+    target: str
+    evidence: str
+    unjudged: Mapping[str, str]
+    done: Result
+    runs: tuple[RunResult, ...]
+
+    @property
+    def error(self) -> LockstepError | None:
+        """See `outcome`."""
+        return outcome(self.done)
+
+
+def repair_target(
+    opened: OpenPipeline,
+    target: str,
+    spark: Spark | None,
+    tables: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    *,
+    path: str | None = None,
+    authoritative: bool = False,
+    dry_run: bool = False,
+) -> RepairReport:
+    """Repairs what verifications have found at a target, under its lease.
+
+    spark: None leaves what is staged to the next run. ids: of single findings; none for all. path: of the evidence;
+    None for the newest of each table. Raises as `repair`; RetryLater (lease.held), and what reading the evidence
+    raises.
+    """
+    if path:
+        document = evidence.read(opened.store, path)
+    else:
+        (path, *earlier), document = evidence.outstanding(opened.store, target)
+        for older in earlier:
+            opened.progress.note(f"findings of earlier evidence count, too: {older}")
+    if not ids and not dry_run:
+        require_listed(document, path, tables)
+    keys = keys_in(document, path, tables=tables, ids=ids)
+    runs: list[RunResult] = []
+
+    def applied() -> None:
+        assert spark is not None
+        runs.append(apply_staged(opened, spark, "repair", targets=[target]))
+
+    with verifier_lease(opened, target) as lease:
+        done = repair(
+            Job(opened, opened.pipeline.target(target), lease), keys, apply=applied if spark is not None else None,
+            authoritative=authoritative, dry_run=dry_run,
+        )  # fmt: skip
+    unjudged = {
+        one["table"]: one["error"]["what"] if one["error"] else "rows were changing"
+        for one in document["tables"]
+        if (not tables or one["table"] in tables) and (one["error"] or one["unsettled"])
+    }
+    return RepairReport(target, path, unjudged, done, tuple(runs))
 
 
 def _kept(job: Job, error: LockstepError | None) -> None:
     """For `lockstep status` and the page: what somebody must look at, until a repair has succeeded."""
     if isinstance(error, (RetryLater, UsageError)):
         return
-    pipeline, target = job.pipeline.pipeline, job.target.name
+    pipeline, target = job.opened.name, job.target.name
     try:
         if error is None:
             job.meta.succeeded(pipeline, REPAIR, target)
@@ -221,7 +289,7 @@ def _resume(job: Job, apply: Callable[[], object]) -> None:
     """Stages what a killed repair had decided, and applies what repairs have staged and the target has not taken."""
     names = [one.name for one in job.pipeline.sources]
     for name in names:
-        finish_former(job.pipeline, job.meta, job.store, name)
+        finish_former(job.opened, name)
     staged = {batch for name in names for batch in job.meta.repaired_batches(name)}
     if not staged:
         return
@@ -253,8 +321,8 @@ def _repaired(
     with ExitStack() as leased:
         leases: dict[str, Lease] = {}
         for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
-            leases[name] = leased.enter_context(copier_lease(job.meta, job.pipeline, name))
-            finish_decided(job.meta, job.store, name, leases[name])
+            leases[name] = leased.enter_context(copier_lease(job.opened, name))
+            finish_decided(job.meta, job.opened.store, name, leases[name])
         _require_below_limit(job, wanted)
         made = claim(job, wanted, leases)
     forgotten = 0

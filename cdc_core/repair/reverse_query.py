@@ -4,6 +4,9 @@ Rows that are there are staged as claims by key, keys that are not as deletes, i
 a repair's, claims.py). A run that takes the changes and the claims together writes the row that the source has, and not
 one that was replaced long ago; a replay of the stage does the same without the source.
 
+A run asks, not the extractor: only a run knows what no target has, and the log would grow while an extractor waited.
+Only runs that apply everything staged ask, because an answer is as of now and belongs to the last interval.
+
 Only what a run is about to apply is asked for: changes of batches that a target lacks, whose commit time is before a
 moment. A key whose claim is newer than its change is not asked for again, so that a run which is killed and repeated
 continues. It must keep true that nothing depends on the answer: the changes stay staged, and where the source does not
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +30,11 @@ import pyarrow.parquet as pq
 from cdc_core.apply.plan import schemas_of
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.meta import Meta, PlanView
+from cdc_core.meta import PlanView
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import LITERAL, SEQ, staged_schema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair.claims import Wanted, claim, finish_former
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.sink.columns import HASH
@@ -85,25 +89,19 @@ class Queried:
         return said
 
 
-def look_up(
-    pipeline: Pipeline,
-    meta: Meta,
-    store: ObjectStore,
-    targets: Sequence[str],
-    extract_on: Callable[[str], object],
-    environ: Mapping[str, str] | None = None,
-) -> Queried:
-    """Looks up the old changes that one of the targets lacks. extract_on: as of a verification's job.
+def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
+    """Looks up the old changes that one of the targets lacks.
 
     Raises DataAtRisk (stage.damaged), and what meta and the store raise.
     """
+    pipeline, meta, store = opened.pipeline, opened.meta, opened.store
     config = pipeline.reverse_query
     if config is None or not targets:
         return Queried()
     names = [one.name for one in pipeline.sources]
     for name in names:
         with suppress(RetryLater):  # else another process finishes it
-            finish_former(pipeline, meta, store, name)
+            finish_former(opened, name)
     view = meta.plan_view("", names, targets, None)
     view = replace(view, schemas=schemas_of(view, store))
     wanted, left_out, left = _old_changes(
@@ -122,16 +120,16 @@ def look_up(
                 remedy="nothing is lost: the next run looks rows up again",
             )
 
-    job = Job(pipeline, pipeline.target(targets[0]), meta, store, extract_on, environ, wait_s=config.wait_s)
+    job = Job(opened, pipeline.target(targets[0]), wait_s=config.wait_s)
     try:
-        with ExitStack() as opened:
-            sources = [opened.enter_context(open_source(pipeline, name, meta, environ, waiting)) for name in names]
+        with ExitStack() as stack:
+            sources = [stack.enter_context(open_source(opened, name, waiting)) for name in names]
             asked = _askable(pipeline, sources, wanted, left_out)
             if not asked:
                 return Queried(left_out=left_out, left=left)
             leases = {}
             for name in sorted({source.name for one in asked for source, _ in one.feeding}):
-                leases[name] = opened.enter_context(copier_lease(meta, pipeline, name))
+                leases[name] = stack.enter_context(copier_lease(opened, name))
             made = claim(job, asked, leases, queried=True)
     except (RetryLater, Refused) as error:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)

@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cdc_core.apply import retention
+from cdc_core.apply.jobs import Spark
+from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline
-from cdc_core.errors import LeaseHeld, RetryLater
-from cdc_core.extract.extractor import default_holder
+from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.reshard.base import require_base
-from cdc_core.run import RunContext, apply
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.objects import ObjectStore
 
 LEASE_S = 10.0
 
@@ -50,34 +50,34 @@ def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
 
 
 @contextmanager
-def filling(meta: Meta, pipeline: Pipeline, target: str) -> Iterator[None]:
+def filling(opened: OpenPipeline, target: str) -> Iterator[None]:
     """The right to fill a target. Raises RetryLater (lease.held)."""
-    taken = LeaseHeld(
+    taken = RetryLater(
         f"Another process fills the target {target!r}.",
         where=f"targets.{target}",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
     )
-    key = "reshard:" + hashlib.sha256(f"{pipeline.pipeline}/{target}".encode()).hexdigest()[:16]
-    with kept_lease(meta, key, pipeline.pipeline, default_holder(), LEASE_S, taken=taken):
+    key = "reshard:" + hashlib.sha256(f"{opened.name}/{target}".encode()).hexdigest()[:16]
+    with kept_lease(opened.meta, key, opened.name, opened.holder, LEASE_S, taken=taken):
         yield
 
 
-def fill(context: RunContext, target: str, name: str, most_rows: int, told: Callable[[Filled], None]) -> Filled:
+def fill(opened: OpenPipeline, spark: Spark, target: str, most_rows: int, told: Callable[[Filled], None]) -> Filled:
     """Until the target has everything that is staged.
 
-    name: of its runs, which get numbers. told: receives how far it is, before each run and in the end. Raises what runs
+    told: receives how far it is, before each run and in the end. Raises what runs
     and count_from_the_horizon raise.
     """
-    taking = _fed(context.pipeline, target)
-    count_from_the_horizon(context.meta, context.store, taking, target)
-    once = replace(context, pipeline=taking)
+    taking = _fed(opened.pipeline, target)
+    once = replace(opened, pipeline=taking)
+    count_from_the_horizon(once, target)
     for number in itertools.count(1):
-        now = filled(context.meta, taking, target)
+        now = filled(opened.meta, taking, target)
         told(now)
         if not now.pending:
             return now
-        done = apply(once, f"{name}-{number}", targets=[target], most_rows=most_rows)
-        if not done.summaries and filled(context.meta, taking, target) == now:
+        done = apply(once, spark, f"reshard-{number}", targets=[target], most_rows=most_rows)
+        if not done.summaries and filled(opened.meta, taking, target) == now:
             raise RetryLater(
                 f"The run {done.run_id} applied nothing to the target {target!r}: "
                 f"{'; '.join(done.lost) or 'its batches are held back, perhaps by a copy that is under way'}.",
@@ -96,11 +96,12 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
     return pipeline.model_copy(update={"targets": targets})
 
 
-def count_from_the_horizon(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> None:
+def count_from_the_horizon(opened: OpenPipeline, target: str) -> None:
     """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (stage.partial)
     where that is not so, RetryLater (lease.held: a purge, sweep or compaction)."""
+    store, pipeline = opened.store, opened.pipeline
     found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):
         # A purge since the command looked may have removed what the target needs.
         has_it = partial(require_base, store, pipeline, pipeline.target(target))
-        retention.seeded(meta, store, pipeline, target, require=has_it)
+        retention.seeded(opened, target, require=has_it)

@@ -12,7 +12,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -21,19 +21,8 @@ from pathlib import Path
 
 import pymysql
 
-from cdc_core.config import Pipeline
-from cdc_core.errors import (
-    DefinitionChanged,
-    LeaseHeld,
-    LockstepError,
-    OtherServer,
-    Paused,
-    Refused,
-    RetryLater,
-    TableRefused,
-)
+from cdc_core.errors import DefinitionChanged, LockstepError, OtherServer, Paused, Refused, RetryLater, TableRefused
 from cdc_core.extract import hosts
-from cdc_core.extract.extractor import default_holder
 from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.meta.kept_lease import kept_lease
@@ -41,6 +30,7 @@ from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.results import TableReader
 from cdc_core.results.faults import UnlikeDefinition, is_altered
 from cdc_core.results.warm import warm
@@ -65,7 +55,6 @@ from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import ServerFacts, logged_gtids
 from cdc_core.source.failover import is_other_server
-from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import from_us
 
 log = logging.getLogger(__name__)
@@ -80,42 +69,34 @@ Progressed = Callable[[TableCopy], None]
 class CopyContext:
     """Of a reader. lease: the copier's."""
 
-    pipeline: Pipeline
+    opened: OpenPipeline
     source: str
-    meta: Meta
-    store: ObjectStore
     capture: Capture
     lease: Lease
     scratch: Path
 
 
-def copier_lease(
-    meta: Meta, pipeline: Pipeline, source: str, holder: str | None = None
-) -> AbstractContextManager[Lease]:
+def copier_lease(opened: OpenPipeline, source: str) -> AbstractContextManager[Lease]:
     """The right to copy tables of a source and to stage claims of its rows, renewed until the block ends. A killed
-    process keeps it for `limits.lease_s`. holder: this process if None.
+    process keeps it for `limits.lease_s`.
 
     Raises RetryLater (lease.held): another copier has it.
     """
-    lease_s = pipeline.limits.lease_s
-    taken = LeaseHeld(
+    lease_s = opened.pipeline.limits.lease_s
+    taken = RetryLater(
         f"Another process is copying tables of the source {source!r}.",
         where=source,
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
         "continues after its last chunk",
     )
-    return kept_lease(meta, copier_of(source), pipeline.pipeline, holder or default_holder(), lease_s, taken=taken)
+    return kept_lease(opened.meta, copier_of(source), opened.name, opened.holder, lease_s, taken=taken)
 
 
 def copy_tables(
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     source: str,
     tables: Sequence[tuple[str, str]],
-    *,
-    meta: Meta,
-    store: ObjectStore,
     lease: Lease,
-    environ: Mapping[str, str] | None = None,
     progressed: Progressed = lambda copy: None,
 ) -> dict[str, Refused]:
     """Reads these tables to their ends, in several readers; what was read before is not read again.
@@ -124,17 +105,18 @@ def copy_tables(
     Raises Refused (source.not_extracted, snapshot.throttle), RetryLater (source.other_server, table.redefined,
     snapshot.paused), and what reading and the store raise. What was read until then stays read.
     """
+    pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
     config, progressed = pipeline.source(source), informing("The progress of a copy")(progressed)
-    with ExitStack() as opened:
-        scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
-        replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
+        replica = server_id.replica_host(opened.name, source, meta.lease_identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
-        opened.callback(control.close)
+        stack.callback(control.close)
         _require_same(staged, server, source)
         await_logged(control, server)
         standby = find_standby(config, control, server, environ, shows=logged_gtids(control, mariadb=server.mariadb))
-        throttle = opened.enter_context(
+        throttle = stack.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
         )
         limits = pipeline.snapshot
@@ -153,7 +135,7 @@ def copy_tables(
         def read(_: int) -> None:
             # Each reader has its own: the hasher of masked columns is for one.
             capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-            context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
+            context = CopyContext(opened, source, capture, lease, scratch)
             with (
                 work.failing(),
                 ThreadPoolExecutor(1, thread_name_prefix="encode") as encoder,
@@ -307,7 +289,7 @@ class _Reader:
         """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
         context = self._context
         while not self._work.stopped.is_set():
-            pause = context.meta.copies_paused(context.source)
+            pause = context.opened.meta.copies_paused(context.source)
             if pause is not None:
                 raise paused(context.source, pause)
             why = self._throttle.why(self._sessions.tables.control)
@@ -331,7 +313,7 @@ class _Reader:
 
     def _staged_here(self) -> Checkpoint:
         """The end of what is staged, in the log of the server that is read."""
-        staged = _staged(self._context.meta, self._context.source)
+        staged = _staged(self._context.opened.meta, self._context.source)
         _require_same(staged, self._server, self._context.source)
         return staged
 
@@ -362,9 +344,9 @@ class _Reader:
         began_s = time.monotonic()
         with self._view(schema, staged) as (at, view):
             file = ChunkFile(
-                context.store, context.capture, schema, source=context.source, number=planned.number,
+                context.opened.store, context.capture, schema, source=context.source, number=planned.number,
                 epoch=context.lease.epoch, low=view.low, ts_us=ts_us,
-                level=context.pipeline.stage.compression_level, scratch=context.scratch,
+                level=context.opened.pipeline.stage.compression_level, scratch=context.scratch,
             )  # fmt: skip
             try:
                 if not schema.key:

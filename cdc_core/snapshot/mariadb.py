@@ -10,8 +10,10 @@ A transaction is in the log before a view can show it. The server says how far i
                          it (trans_xa_commit in sql/xa.cc).
 
 The answers with binlog_snapshot_* pass through variables that all sessions share, without a lock (set_status_variables
-in sql/log.cc): a session may be given the place that another one asked for at the same moment. Without a view that is
-harmless, as each is a place that the engine has reached. The place of a view is asked for until the answers agree.
+in sql/log.cc): a session may be given the place that another one asked for at the same moment.
+tests/integration/test_read_views.py shows both on a real server: views that are older or newer than their place.
+Without a view that is harmless, as each is a place that the engine has reached. The place of a view is asked for until
+the answers agree.
 """
 
 from __future__ import annotations

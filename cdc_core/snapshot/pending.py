@@ -9,6 +9,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     return tuple(found[table] for table in sorted(found))
 
 
-def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
+def copied_by_runs(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
     """The pending tables that the pipeline file has copied without being asked."""
-    found = pending(meta, source, on_new=pipeline.tables.on_new)
-    return tuple(one for one in found if one.copied_by_runs(pipeline))
+    found = pending(opened.meta, source, on_new=opened.pipeline.tables.on_new)
+    return tuple(one for one in found if one.copied_by_runs(opened.pipeline))
 
 
 def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tuple[PendingTable, ...]:

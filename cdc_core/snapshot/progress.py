@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from cdc_core.meta import TableCopy
 from cdc_core.meta.copy_pace import RATE_S, Rate
+from cdc_core.words import counted, duration, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +136,23 @@ class CopyProgress:
         return Figures(
             rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting, total_bytes
         )  # fmt: skip
+
+
+def progress_text(figures: Figures) -> str:
+    """Rows and bytes, read and of all; the rate, and the time that is left. An estimate has a ~."""
+    fraction = figures.fraction
+    of = "" if figures.total is None else f" of ~{figures.total:,}"
+    if figures.complete:
+        return f"all {counted(figures.rows, 'row')} read, {size(figures.size_bytes)}"
+    parts = [f"{figures.rows:,}{of} rows", size(figures.size_bytes)]
+    if figures.total_bytes is not None and not figures.complete:
+        parts[1] += f" of ~{size(figures.total_bytes)}"
+    if fraction is not None:
+        parts[0] += f" ({fraction:.0%})"
+    if figures.waiting:
+        return f"{', '.join(parts)}; waits: {figures.waiting}"
+    if figures.rows_s and figures.bytes_s:
+        parts.append(f"{figures.rows_s:,.0f} rows/s, {size(int(figures.bytes_s))}/s")
+    if figures.left_s:
+        parts.append(f"about {duration(figures.left_s)} left")
+    return ", ".join(parts)

@@ -37,6 +37,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.sink import Capture
 from cdc_core.snapshot import exact
 from cdc_core.snapshot.renewal import began_at, begun_again
@@ -71,27 +72,25 @@ class Staged:
         )
 
 
-def stage_due(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, lease: Lease, *, capture: Capture
-) -> Staged:
+def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Capture) -> Staged:
     """Stages every copy that is complete and due. capture: the pipeline's rules.
 
     Raises RetryLater (lease.lost), and what the store raises; a repeated call continues.
     """
-    finish_decided(meta, store, source, lease)
-    capture = capture.as_in(meta.coverage(source).surveyed.captured)
-    place, coverage = _as_of_one_place(meta, source)
-    chunks, purged_seq = meta.chunks(source), meta.purged_seq(source)
+    finish_decided(opened.meta, opened.store, source, lease)
+    capture = capture.as_in(opened.meta.coverage(source).surveyed.captured)
+    place, coverage = _as_of_one_place(opened.meta, source)
+    chunks, purged_seq = opened.meta.chunks(source), opened.meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     due: list[tuple[TableCopy, list[ReadChunk]]] = []
     waiting: Position | None = None
 
     def drop(table: str, why: str) -> None:
         log.warning("%s: the copy of %s is dropped: %s", source, table, why)
-        meta.drop_copy(lease, source, table)
+        opened.meta.drop_copy(lease, source, table)
         dropped.append((table, why))
 
-    for copy in meta.copies(source):
+    for copy in opened.meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
         known = coverage.get(copy.table)
         captured = capture.captures(copy.schema.database, copy.schema.table)
@@ -106,15 +105,19 @@ def stage_due(
                 waiting = high if waiting is None else max(waiting, high)
             elif not copy.schema.key and _copied_at(known, place.position):
                 drop(copy.table, _SAME_PLACE)
-            elif at_place := mine if copy.schema.key else _moved_on(pipeline, store, lease, place, copy, mine):
+            elif (
+                at_place := mine
+                if copy.schema.key
+                else _moved_on(opened.pipeline, opened.store, lease, place, copy, mine)
+            ):
                 due.append((copy, at_place))
             else:
                 drop(copy.table, "the table was redefined since it was read")
     made = []
-    for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, capture):
+    for manifest, done in _composed(opened.pipeline, opened.store, source, lease, place, due, coverage, capture):
         counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
-        meta.decide_copied(lease, manifest, done, exact=counted)
-        made.append(_finish(meta, store, lease, manifest))
+        opened.meta.decide_copied(lease, manifest, done, exact=counted)
+        made.append(_finish(opened.meta, opened.store, lease, manifest))
     return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
 
 
@@ -128,9 +131,7 @@ class Claims:
 
 
 def stage_claims(
-    meta: Meta,
-    store: ObjectStore,
-    pipeline: Pipeline,
+    opened: OpenPipeline,
     source: str,
     lease: Lease,
     claims: Sequence[Claims],
@@ -148,9 +149,9 @@ def stage_claims(
 
     Raises what `stage_due` raises, and what `current` raises.
     """
-    capture = capture.as_in(meta.coverage(source).surveyed.captured)
-    place, coverage = _as_of_one_place(meta, source)
-    purged_seq = meta.purged_seq(source)
+    capture = capture.as_in(opened.meta.coverage(source).surveyed.captured)
+    place, coverage = _as_of_one_place(opened.meta, source)
+    purged_seq = opened.meta.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     for one in claims:
         copy, table = TableCopy(source, one.schema, ()), one.schema.name
@@ -166,9 +167,9 @@ def stage_claims(
     high = max(one.chunk.high for one in chunks)
     if high > place.position:
         return Staged(waiting=high)
-    manifest = _with(_empty(pipeline, store, source, lease, place), chunks, {})
-    meta.decide_copied(lease, manifest, ())
-    return Staged((_finish(meta, store, lease, manifest),), tuple(one.schema.name for one in claims))
+    manifest = _with(_empty(opened.pipeline, opened.store, source, lease, place), chunks, {})
+    opened.meta.decide_copied(lease, manifest, ())
+    return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(one.schema.name for one in claims))
 
 
 def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:

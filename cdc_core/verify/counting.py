@@ -42,12 +42,12 @@ class CountedTable:
         for source, schema in self._feeding:
             count, last, read = source.count(schema)
             rows += count
-            self._job.progressed(self._name, "source", rows)
+            self._job.report(self._name, "source", rows)
             spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
         consumed = self._batches.consumed()
         shards = self._shape.destination.shards
         there = sum(self._targets.count(self._shape, shard) for shard in shards)
-        self._job.progressed(self._name, "target", there)
+        self._job.report(self._name, "target", there)
         reached = self._job.mode is not Mode.MAX_ID or not last or self.reaches(last)
         chains = self._batches.chains_until(spans)
         bounds = {one.source: (one.low, one.high) for one in spans}

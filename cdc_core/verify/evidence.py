@@ -48,13 +48,13 @@ def keep(job: Job, found: Verified) -> str:
     at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     suffix = "" if job.mode in ROW_MODES else _COUNTED
     path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
-    job.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    job.opened.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
     if job.lease is not None:
         summary = _summary(found, path, document["ended"])
         summary["differing"] = _differing(job, found.results)
-        job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
+        job.meta.finish_verification(job.lease, job.opened.name, job.target.name, job.mode, summary)
         if document["equal"] is True and found.all_tables:
-            job.meta.succeeded(job.pipeline.pipeline, REPAIR, job.target.name)  # nothing is left to repair
+            job.meta.succeeded(job.opened.name, REPAIR, job.target.name)  # nothing is left to repair
             job.meta.settle(job.target.name, before_us=found.started_us)  # nothing that was set aside is lacking
     return path
 
@@ -64,7 +64,7 @@ def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
     sample = {"seed": found.seed, "sample_percent": job.share * 100} if job.mode is Mode.RANDOM else {}
     return {
         "version": VERSION,
-        "pipeline": job.pipeline.pipeline,
+        "pipeline": job.opened.name,
         "target": job.target.name,
         "mode": job.mode,
         **sample,
@@ -104,7 +104,7 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
 
 def _differing(job: Job, results: Sequence[TableResult]) -> dict[str, int]:
     """By table, how many differences were found that no later verification of all of its rows has found gone."""
-    known = job.meta.verification(job.pipeline.pipeline, job.target.name)
+    known = job.meta.verification(job.opened.name, job.target.name)
     earlier = sorted(known.evidence.values(), key=lambda one: str(one["ended"])) if known is not None else []
     found: dict[str, int] = dict(earlier[-1].get("differing", {})) if earlier else {}
     for one in results:

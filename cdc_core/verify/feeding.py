@@ -56,7 +56,7 @@ def read_feeding(sources: Sequence[SourceTables], takes: Callable[[str], bool]) 
 def feeding_of(job: Job, sources: Sequence[SourceTables]) -> Fed:
     """Of the target's tables. Raises what reaching the target raises, if a source table is gone."""
     fed, gone = read_feeding(sources, lambda logical: job.target.table(logical) is not None)
-    left = tables_with_rows(job.target, sorted(gone), job.environ) if gone else {}
+    left = tables_with_rows(job.target, sorted(gone), job.opened.environ) if gone else {}
     return Fed(fed.tables, {**fed.uncompared, **{name: _gone(name, gone[name], left[name]) for name in left}})
 
 

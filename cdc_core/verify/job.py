@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.meta import Lease, Meta
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.verify.modes import Mode
-
-log = logging.getLogger(__name__)
 
 WAIT_S = 600.0
 """How long the stage may take to reach the place up to which the source was read."""
@@ -24,27 +21,29 @@ Watch = Callable[[str, str, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a verification works with. extract_on: extracts a source up to now, unless another process does.
+    """What a verification works with.
 
     lease: the verifier's; without one, nothing is kept in meta, and nothing continued. restart: begins from the start.
-    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance. said: takes a line
-    for people.
+    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance.
     """
 
-    pipeline: Pipeline
+    opened: OpenPipeline
     target: Target
-    meta: Meta
-    store: ObjectStore
-    extract_on: Callable[[str], object]
-    environ: Mapping[str, str] | None = None
-    progressed: Watch = lambda table, side, rows: None
-    wait_s: float = WAIT_S
     lease: Lease | None = None
     mode: Mode = Mode.ORDERED
     restart: bool = False
     sample_percent: float | None = None
     seed: int | None = None
-    said: Callable[[str], None] = log.info
+    wait_s: float = WAIT_S
+    report: Watch = lambda table, side, rows: None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.opened.pipeline
+
+    @property
+    def meta(self) -> Meta:
+        return self.opened.meta
 
     @property
     def share(self) -> float:

@@ -24,7 +24,7 @@ class KeptProgress:
         share = [job.share, job.seed] if job.mode is Mode.RANDOM else []
         scope = digest([config_digest(job.pipeline), job.mode, sorted(tables), share])
         self.progress = Progress(scope, now_us, seed)
-        known = job.meta.verification(job.pipeline.pipeline, job.target.name) if job.lease is not None else None
+        known = job.meta.verification(job.opened.name, job.target.name) if job.lease is not None else None
         if known is None or not known.progress:
             return
         found = Progress.from_text(known.progress)
@@ -35,16 +35,16 @@ class KeptProgress:
         else:
             again = why_again(found, scope, now_us, job.pipeline.verify.resume_within)
         if again or found is None:
-            job.said(f"The verification that was interrupted begins from the start: {again}.")
+            job.opened.progress.note(f"The verification that was interrupted begins from the start: {again}.")
             return
         self.progress = found
-        job.said(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
+        job.opened.progress.note(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
 
     def tally(self, table: str, definition: str) -> Tally:
         """What is known of a table; of none, or of one that is defined otherwise now, nothing."""
         known = self.progress.tables.get(table)
         if known is not None and known.definition != definition:
-            self._job.said(
+            self._job.opened.progress.note(
                 f"{table} begins from the start: it was redefined, or its target is at another address, since its "
                 "verification was interrupted."
             )
@@ -60,4 +60,4 @@ class KeptProgress:
         job = self._job
         self.progress = self.progress.with_table(table, tally)
         if job.lease is not None:
-            job.meta.keep_progress(job.lease, job.pipeline.pipeline, job.target.name, self.progress.to_text())
+            job.meta.keep_progress(job.lease, job.opened.name, job.target.name, self.progress.to_text())

@@ -30,10 +30,10 @@ class Replayed:
     def _batches_of(self, run_id: str) -> frozenset[str]:
         job = self._job
         known = job.meta.run(run_id)
-        if known is None or job.store.stat(known.plan_path) is None:
+        if known is None or job.opened.store.stat(known.plan_path) is None:
             return frozenset()
         try:
-            plan = load(job.meta, job.store, run_id)
+            plan = load(job.meta, job.opened.store, run_id)
         except LockstepError as error:
             if error.retriable:
                 raise

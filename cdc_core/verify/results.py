@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_core.errors import LockstepError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
 from cdc_core.verify.comparison import Kind
 from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.progress import Figures
+from cdc_core.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,44 @@ class Verified:
 def finding_id(table: str, key: str) -> str:
     """The name of a finding. key: a text of `row_texts`."""
     return hashlib.sha256(f"{table}\0{key}".encode()).hexdigest()[:12]
+
+
+def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
+    """The error of the results together; None where all tables are equal."""
+    errors = [one.error for one in results if one.error is not None]
+    different = [one for one in results if one.differences]
+    if different:
+        rows = sum(one.differences for one in different)
+        errors.append(
+            DataAtRisk(
+                f"{counted(rows, 'row')} of {', '.join(one.table for one in different)} "
+                f"{'differs' if rows == 1 else 'differ'}.",
+                where=f"target {target}",
+                code="verify.differs",
+                remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
+            )
+        )
+    unreplayed = [one for one in results if one.unreplayed]
+    if unreplayed:
+        errors.append(
+            Refused(
+                f"{counted(sum(one.unsettled for one in unreplayed), 'row')} of "
+                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target "
+                "(replay_only), and no replay from the beginning is known that tells which changes it has.",
+                where=f"target {target}",
+                code="verify.not_replayed",
+                remedy="replay everything to it (`lockstep run PIPELINE --replay --target TARGET`), then verify again",
+            )
+        )
+    unsettled = [one for one in results if one.unsettled and not one.unreplayed]
+    if unsettled:
+        errors.append(
+            TableUnready(
+                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
+                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                where=f"target {target}",
+                code="verify.unsettled",
+                remedy="verify again, after the next run",
+            )
+        )
+    return worst(errors) if errors else None

@@ -26,6 +26,7 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.results import TableReader
 from cdc_core.results.faults import UnlikeDefinition, translating
 from cdc_core.sink import Capture
@@ -318,39 +319,34 @@ def open_sources(job: Job) -> Iterator[list[SourceTables]]:
     """Every source of the pipeline; the job says why one is waited for. Raises as open_source."""
     with ExitStack() as opened:
         yield [
-            opened.enter_context(
-                open_source(job.pipeline, one.name, job.meta, job.environ, partial(_waiting, job, one.name))
-            )
+            opened.enter_context(open_source(job.opened, one.name, partial(_waiting, job, one.name)))
             for one in job.pipeline.sources
         ]
 
 
 def _waiting(job: Job, source: str, why: str) -> None:
-    job.said(f"{source}: waiting: {why}")
+    job.opened.progress.note(f"{source}: waiting: {why}")
 
 
 @contextmanager
 def open_source(
-    pipeline: Pipeline,
-    name: str,
-    meta: Meta,
-    environ: Mapping[str, str] | None = None,
-    waiting: Callable[[str], None] = lambda why: None,
+    opened: OpenPipeline, name: str, waiting: Callable[[str], None] = lambda why: None
 ) -> Iterator[SourceTables]:
     """Two sessions at the server that the extractor reads. waiting: told why, while no chunk may be read.
 
     Raises Refused (source.not_extracted), RetryLater (source.other_server), and what hosts.connect raises.
     """
+    pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
     config = pipeline.source(name)
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         stored = meta.checkpoint(name)
-        replica = server_id.replica_host(pipeline.pipeline, name, meta.lease_identity(name))
+        replica = server_id.replica_host(opened.name, name, meta.lease_identity(name))
         address, control, server = hosts.connect(config, stored, environ, replica)
-        opened.callback(control.close)
+        stack.callback(control.close)
         _same_server(meta, name, server)
-        pair = open_pair(opened, config, address)
+        pair = open_pair(stack, config, address)
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-        throttle = opened.enter_context(
+        throttle = stack.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=name, mariadb=server.mariadb)
         )
         yield SourceTables(pipeline, name, meta, server, pair.reader, pair.control, capture, throttle, waiting, address)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_core.errors import TableUnready
+from cdc_core.extract.sources import extract_if_free
 from cdc_core.model.batch import Manifest
 from cdc_core.stage import coverage
 from cdc_core.stage import manifest as manifests
@@ -84,7 +85,7 @@ class StagedBatches:
                 staged = job.meta.checkpoint(span.source)
                 if staged is not None and staged.position >= span.high:
                     break
-                job.extract_on(span.source)
+                extract_if_free(job.opened, span.source)
                 staged = job.meta.checkpoint(span.source)
                 if staged is not None and staged.position >= span.high:
                     break
@@ -100,12 +101,12 @@ class StagedBatches:
         for source in self._sources:
             known = {batch.batch_id for batch in self._chains.get(source, ())}
             if not known or known != {batch.batch_id for batch in job.meta.batches(source)}:
-                self._chains[source] = list(manifests.chain(job.store, source))
+                self._chains[source] = list(manifests.chain(job.opened.store, source))
         return [batch for source in sorted(self._chains) for batch in self._chains[source]]
 
     def is_whole(self, chains: Sequence[Manifest]) -> bool:
         """Whether every row of the table was staged."""
-        store = self._job.store
+        store = self._job.opened.store
         if coverage.purged_of(store, chains, [self._table]):
             return False
         return not coverage.missing_of(store, chains, [self._table]).get(self._table)

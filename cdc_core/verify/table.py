@@ -97,7 +97,7 @@ class Table:
         shared = keys_apart(job.pipeline, name, key, rule.shared_keys, schemas)
         destination = open_destination(
             job.target, name, schemas, key=key, ready=False, writing=False, shared=shared,
-            pipeline=job.pipeline.pipeline, environ=job.environ,
+            pipeline=job.opened.name, environ=job.opened.environ,
         )  # fmt: skip
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
         self._whole = why_whole(self._shape, [schema for _, schema in feeding])
@@ -130,7 +130,7 @@ class Table:
                 remedy="verify the table with --mode ordered",
             )
         if tally.ranges:
-            job.said(f"{self._name}: continues after {counted(tally.source.rows, 'verified row')}.")
+            job.opened.progress.note(f"{self._name}: continues after {counted(tally.source.rows, 'verified row')}.")
         self._read = {"source": tally.source.rows, "target": tally.target.rows}
         yield from self._sample(tally, seed, most_bytes) if sampled else self._every_range(tally, most_bytes)
 
@@ -290,7 +290,7 @@ class Table:
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
         differences = comparison.differences()
         for events in history.events(
-            self._job.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
+            self._job.opened.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
             known_from=differences.known_from,
         ):  # fmt: skip
             differences.add(events)
@@ -339,7 +339,7 @@ class Table:
                 reads = source.read_range(schema, self._name, range_.above, range_.through, take, at_once=at_once)
             for read in reads:
                 self._read["source"] += read.rows
-                self._job.progressed(self._name, "source", self._read["source"])
+                self._job.report(self._name, "source", self._read["source"])
                 spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
         return range_, spans
 
@@ -358,7 +358,7 @@ class Table:
                 for batch, columns in self._targets.batches(shape, shard, tail):
                     into.add("target", Piece(batch, columns, key, shape.errors), np.full(batch.num_rows, number))
                     self._read["target"] += batch.num_rows
-                    self._job.progressed(self._name, "target", self._read["target"])
+                    self._job.report(self._name, "target", self._read["target"])
 
     def _tails(self, shard: Shard, range_: _Range) -> Iterator[str]:
         """What follows the table's name in the statements that read the range."""

@@ -10,15 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cdc_core.errors import LockstepError, Refused, TableUnready
 from cdc_core.informing import informing
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.verify import evidence
 from cdc_core.verify.feeding import Fed, Feeding, chosen, feeding_of
 from cdc_core.verify.job import Job
 from cdc_core.verify.kept_progress import KeptProgress
+from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
-from cdc_core.verify.results import TableResult, Verified
+from cdc_core.verify.progress import Progress
+from cdc_core.verify.results import TableResult, Verified, outcome
 from cdc_core.verify.source_rows import open_sources
 from cdc_core.verify.table import Table
 from cdc_core.verify.target_rows import TargetTables
@@ -31,8 +35,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     the sources raises; Refused (cutover.switched). What concerns one table alone is its result's error.
     """
     _require_before_a_switch(job)
-    telling = informing("The progress of a verification")
-    job = replace(job, progressed=telling(job.progressed), said=telling(job.said))
+    job = replace(job, report=informing("The progress of a verification")(job.report))
     with ExitStack() as opened:
         sources = opened.enter_context(open_sources(job))
         targets = opened.enter_context(TargetTables())
@@ -67,7 +70,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
 def _require_before_a_switch(job: Job) -> None:
     """After the switch, a verification would call the target's newer rows wrong, and a repair would remove them. Raises
     Refused (cutover.switched)."""
-    led = job.meta.latest_cutover(job.pipeline.pipeline)
+    led = job.meta.latest_cutover(job.opened.name)
     if led is None or not led.switched or job.target.name not in led.details.get("target", ()):
         return
     back = job.meta.latest_cutover(led.way_back)
@@ -90,6 +93,67 @@ def _verified(job: Job, name: str, feeding: Feeding, targets: TargetTables, kept
         kept.keep(name, latest)
         tally = latest
     return table.result(table.looked_at_again(tally, earlier))
+
+
+FROM_THE_START = 1 << 62
+"""For `begun_after_us`: no interrupted verification continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """share: of the ranges that were read, if the mode takes a sample. path: of the evidence on the stage."""
+
+    target: str
+    mode: Mode
+    share: float
+    verified: Verified
+    path: str
+
+    @property
+    def results(self) -> tuple[TableResult, ...]:
+        return self.verified.results
+
+    @property
+    def error(self) -> LockstepError | None:
+        """See results.outcome."""
+        return outcome(self.results, self.target)
+
+    @property
+    def differences(self) -> int:
+        return sum(one.differences for one in self.results)
+
+
+def verify_target(
+    opened: OpenPipeline,
+    target: str,
+    tables: Sequence[str] | None = None,
+    *,
+    mode: Mode = Mode.ORDERED,
+    begun_after_us: int | None = None,
+    sample_percent: float | None = None,
+    seed: int | None = None,
+) -> VerifyReport:
+    """Verifies a target under its lease, and keeps the evidence on the stage. An interrupted verification continues.
+
+    begun_after_us: continues only one that was begun after this time. sample_percent, seed: as of `Job`. Raises as
+    `verify`; RetryLater (lease.held).
+    """
+    with verifier_lease(opened, target) as lease, opened.progress.comparing() as report:
+        job = Job(
+            opened, opened.pipeline.target(target), lease, mode, _is_older(opened, target, begun_after_us),
+            sample_percent, seed, report=report,
+        )  # fmt: skip
+        verified = verify(job, tables)
+        return VerifyReport(target, mode, job.share, verified, evidence.keep(job, verified))
+
+
+def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:
+    """Whether the verification that was interrupted was begun before a moment."""
+    known = opened.meta.verification(opened.name, target)
+    if moment_us is None or known is None or not known.progress:
+        return False
+    begun = Progress.from_text(known.progress)
+    return begun is not None and begun.started_us < moment_us
 
 
 class TableKeys:

@@ -14,65 +14,41 @@ at any moment continues after the last chunk, and reads nothing again that is st
 from __future__ import annotations
 
 import logging
-import os
-import threading
-import time
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
 
-from cdc_core import config
-from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, combined
+from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, RetryLater, combined
 from cdc_core.windows import to_us
 from cdc_core.words import counted, some_of
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
-from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, holder_name, is_dry_run, run_name
+from lockstep_airflow.opened import opened
+from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, is_dry_run, run_name
 from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.specs import COPY, PLAN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
-    from cdc_core.config import Pipeline
-    from cdc_core.meta import Meta, TableCopy
+    from cdc_core.operations.open_pipeline import OpenPipeline
     from cdc_core.snapshot.pending import PendingTable
-    from cdc_core.snapshot.progress import Figures
-    from cdc_core.stage.objects import ObjectStore
     from lockstep_airflow.lineage import Lineage
 
 log = logging.getLogger(__name__)
 
 _MOST_NAMED = 10
-LINE_S = 10.0
-"""At most one line a table in this time, while it is read."""
 UNFINISHED = ("queued", "running")
 
 
-@contextmanager
-def _opened(file: str, *, connected: bool = True) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
-    """A pipeline, its meta database and its stage. connected: with its connections in the environment."""
-    from cdc_core.meta import Meta
-    from cdc_core.stage.stores import open_stage
-
-    pipeline = config.load(Path(file))
-    with (
-        Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta,
-        exported(pipeline) if connected else nullcontext(),
-    ):
-        yield pipeline, meta, open_stage(pipeline.stage)
-
-
-def _wanted(
-    context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str
-) -> tuple[PendingTable, ...]:
+def _wanted(context: Context, ready: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
     """What a run of the DAG copies of a source: the tables that its form names, or what is pending.
 
     Not tables that the form names and that were staged since the run was asked for: it was this run, or did the same.
@@ -81,15 +57,15 @@ def _wanted(
     from cdc_core.snapshot.pending import chosen, pending
     from cdc_core.snapshot.steps import copied_since
 
-    sources, tables = copy_params(context, pipeline)
+    sources, tables = copy_params(context, ready.pipeline)
     if source not in sources:
         return ()
     if not tables:
-        return pending(meta, source, on_new=pipeline.tables.on_new)
-    done = copied_since(meta, store, source, to_us(asked_at(context)))
+        return pending(ready.meta, source, on_new=ready.pipeline.tables.on_new)
+    done = copied_since(ready, source, to_us(asked_at(context)))
     for table in sorted(done.intersection(tables)):
         log.info("%s: %s was copied since this run was asked for", source, table)
-    return chosen(meta, source, [table for table in tables if table not in done])
+    return chosen(ready.meta, source, [table for table in tables if table not in done])
 
 
 class CopyPlanOperator(Leaving, BaseOperator):
@@ -102,25 +78,31 @@ class CopyPlanOperator(Leaving, BaseOperator):
         self.file = file
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.extract.sources import extract_if_free
         from cdc_core.snapshot.readmission import readmit
-        from cdc_core.snapshot.steps import extract_to_now
 
         dry = is_dry_run(context)
-        failing, opened = as_airflow_failures("plan of the copy"), _opened(self.file, connected=not dry)
-        with failing, opened as (pipeline, meta, store), self.working():
-            sources, _ = copy_params(context, pipeline)
+        with (
+            as_airflow_failures("plan of the copy"),
+            opened(self.file, context) as ready,
+            nullcontext() if dry else exported(ready.pipeline),
+            self.working(),
+        ):
+            sources, _ = copy_params(context, ready.pipeline)
             for source in sources:
                 if dry:
                     continue
-                readmit(meta, store, pipeline, source, holder_name(context))
-                extracted = extract_to_now(pipeline, source, meta, holder=holder_name(context))
-                if not extracted and meta.checkpoint(source) is None:
-                    raise LeaseHeld(
+                readmit(
+                    ready,
+                    source,
+                )
+                if not extract_if_free(ready, source) and ready.meta.checkpoint(source) is None:
+                    raise RetryLater(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
                         where=source,
                         remedy="the next attempt looks again",
                     )
-            found = {source: _wanted(context, pipeline, meta, store, source) for source in sources}
+            found = {source: _wanted(context, ready, source) for source in sources}
         for source, tables in found.items():
             for one in tables:
                 count = "rows not counted" if one.rows is None else f"~{counted(one.rows, 'row')}"
@@ -150,15 +132,19 @@ class PipelineSensor(Leaving, BaseSensorOperator):
     def poke(self, context: Context) -> PokeReturnValue:
         if is_dry_run(context):
             raise AirflowSkipException("A dry run copies nothing.")
-        failing, opened = as_airflow_failures(f"{self.task_id} {self.subject}"), _opened(self.file)
-        with failing, opened as (pipeline, meta, store), self.working():
+        with (
+            as_airflow_failures(f"{self.task_id} {self.subject}"),
+            opened(self.file, context) as ready,
+            exported(ready.pipeline),
+            self.working(),
+        ):
             try:
-                return self.step(context, pipeline, meta, store)
+                return self.step(context, ready)
             except (LeaseHeld, Paused) as error:
                 log.info("%s: waiting: %s", self.subject, error)
                 return PokeReturnValue(False)
 
-    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         raise NotImplementedError
 
 
@@ -182,32 +168,30 @@ class CopySensor(_CopySensor):
     XCom: {source, tables, refused}.
     """
 
-    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
+        from cdc_core.extract.sources import extract_if_free
         from cdc_core.snapshot.copier import copier_lease
-        from cdc_core.snapshot.progress import figures_of
-        from cdc_core.snapshot.steps import extract_to_now, read_tables
+        from cdc_core.snapshot.progress import figures_of, progress_text
+        from cdc_core.snapshot.steps import read_tables
 
         readers = copy_readers(context)
         if readers is not None:
-            limits = pipeline.snapshot.model_copy(update={"readers": readers})
-            pipeline = pipeline.model_copy(update={"snapshot": limits})
-        holder = holder_name(context)
-        self._tables(context, pipeline, meta, store)
-        with copier_lease(meta, pipeline, self.source, holder) as lease:
-            tables = self._tables(context, pipeline, meta, store)  # the last holder may have copied some
+            limits = ready.pipeline.snapshot.model_copy(update={"readers": readers})
+            ready = replace(ready, pipeline=ready.pipeline.model_copy(update={"snapshot": limits}))
+        self._tables(context, ready)
+        with copier_lease(ready, self.source) as lease:
+            tables = self._tables(context, ready)  # the last holder may have copied some
             try:
-                refused = read_tables(
-                    pipeline, self.source, tables, meta=meta, store=store, lease=lease, environ=os.environ,
-                    progressed=ProgressLines(self.source),
-                )  # fmt: skip
+                with ready.progress.copying(tables) as report:
+                    refused = read_tables(ready, self.source, tables, lease, report)
             except OtherServer as error:
                 log.info("%s: extracting first: %s", self.source, error)
-                extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
+                extract_if_free(ready, self.source, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
-        for copy in meta.copies(self.source):
+        for copy in ready.meta.copies(self.source):
             if copy.complete:
-                log.info("%s: %s", self.source, progress_line(copy.table, figures_of(copy)))
-        for table, tried in meta.chunk_retries(self.source).items():
+                log.info("%s: %s: %s", self.source, copy.table, progress_text(figures_of(copy)))
+        for table, tried in ready.meta.chunk_retries(self.source).items():
             log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
@@ -215,9 +199,9 @@ class CopySensor(_CopySensor):
             True, {"source": self.source, "tables": len(tables) - len(refused), "refused": len(refused)}
         )
 
-    def _tables(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> tuple[PendingTable, ...]:
+    def _tables(self, context: Context, ready: OpenPipeline) -> tuple[PendingTable, ...]:
         """What is to be copied; ends as skipped where nothing is."""
-        tables = _wanted(context, pipeline, meta, store, self.source)
+        tables = _wanted(context, ready, self.source)
         if not tables:
             raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
         return tables
@@ -230,18 +214,18 @@ class StageCopySensor(_CopySensor):
     XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
     """
 
-    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
+        from cdc_core.extract.sources import extract_if_free
         from cdc_core.snapshot.copier import copier_lease
-        from cdc_core.snapshot.steps import extract_to_now, stage_read
+        from cdc_core.snapshot.steps import stage_read
 
-        read = [one.table for one in meta.copies(self.source) if one.complete]
-        if not read and not meta.decided_copied(self.source):
-            self._require_copied(context, pipeline, meta, store)
+        read = [one.table for one in ready.meta.copies(self.source) if one.complete]
+        if not read and not ready.meta.decided_copied(self.source):
+            self._require_copied(context, ready)
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
-        holder = holder_name(context)
-        extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
-        with copier_lease(meta, pipeline, self.source, holder) as lease:
-            staged = stage_read(pipeline, self.source, meta=meta, store=store, lease=lease, environ=os.environ)
+        extract_if_free(ready, self.source, budget_s=DRAIN_S)
+        with copier_lease(ready, self.source) as lease:
+            staged = stage_read(ready, self.source, lease)
         rows = sum(batch.rows for batch in staged.batches)
         for table in staged.tables:
             log.info("%s: %s is staged with all of its rows", self.source, table)
@@ -250,11 +234,11 @@ class StageCopySensor(_CopySensor):
         if staged.waiting is not None:
             log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
             return PokeReturnValue(False)
-        self._require_copied(context, pipeline, meta, store)
+        self._require_copied(context, ready)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
         return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
 
-    def _require_copied(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> None:
+    def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
         """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
         run.clear_task where that task has not run."""
         from cdc_core.meta.failures import COPY_TABLE, copied_table
@@ -263,13 +247,13 @@ class StageCopySensor(_CopySensor):
         read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
         if read is None:  # it was skipped, as there was nothing to copy, or marked
             planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.source: 1})
-            left = _wanted(context, pipeline, meta, store, self.source) if planned.get(self.source) else ()
+            left = _wanted(context, ready, self.source) if planned.get(self.source) else ()
             if left:
                 raise _not_copied(self.source, [one.name for one in left])
         elif read.get("refused"):
             refused = [
                 Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
-                for one in meta.failures(pipeline.pipeline)
+                for one in ready.meta.failures(ready.name)
                 if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
             ]
             if refused:  # else another copy has read them since
@@ -303,15 +287,13 @@ class StartCopyOperator(BaseOperator):
         self.dag_id_of_copy = dag_id_of_copy
 
     def execute(self, context: Context) -> None:
-        from cdc_core.meta import Meta
         from cdc_core.snapshot.steps import due
 
         if is_dry_run(context):
             raise AirflowSkipException("A dry run copies nothing.")
-        with as_airflow_failures("start of the copy"):
-            pipeline = config.load(Path(self.file))
-            with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-                found = {source.name: due(meta, pipeline, source.name) for source in pipeline.sources}
+        with as_airflow_failures("start of the copy"), opened(self.file, context) as ready:
+            pipeline = ready.pipeline
+            found = {source.name: due(ready, source.name) for source in pipeline.sources}
         tables = [(source, one) for source, of_source in found.items() for one in of_source]
         if not tables:
             raise AirflowSkipException("Every captured table is staged with all of its rows, or cannot be copied.")
@@ -352,31 +334,3 @@ def _http_status(error: Exception) -> int | None:
     if isinstance(error, AirflowRuntimeError):
         return (error.error.detail or {}).get("status_code")
     return getattr(getattr(error, "response", None), "status_code", None)
-
-
-class ProgressLines:
-    """Lines in the task's log while tables are read; called by several readers."""
-
-    def __init__(self, source: str) -> None:
-        from cdc_core.snapshot.progress import CopyProgress
-
-        self._source = source
-        self._lock = threading.Lock()
-        self._state = CopyProgress({})
-        self._next_s: dict[str, float] = {}
-
-    def __call__(self, copy: TableCopy) -> None:
-        now_s = time.monotonic()
-        self._state.update(copy)
-        with self._lock:
-            if now_s < self._next_s.get(copy.table, 0.0):
-                return
-            self._next_s[copy.table] = now_s + LINE_S
-        log.info("%s: %s", self._source, progress_line(copy.table, self._state.table(copy.table)))
-
-
-def progress_line(table: str, figures: Figures) -> str:
-    """How far the copy of a table is."""
-    from cdc_core.cli.copy_progress import progress_text
-
-    return f"{table}: {progress_text(figures)}"

@@ -7,7 +7,6 @@ cdc_core.apply ensures that a repeated task gives the same answer and applies no
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +19,13 @@ from cdc_core import config
 from cdc_core.errors import LockstepError
 from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
-from lockstep_airflow.credentials import environment, exported
+from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
 from lockstep_airflow.links import LedgerLink
+from lockstep_airflow.opened import opened
 from lockstep_airflow.run_context import (
     asked_at,
-    holder_name,
     is_dry_run,
     isolated_of,
     run_name,
@@ -34,7 +33,6 @@ from lockstep_airflow.run_context import (
     targets_of,
     window_of,
 )
-from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.spark_connection import driver_of
 from lockstep_airflow.window import RunWindow
 
@@ -44,10 +42,9 @@ if TYPE_CHECKING:
 
     from cdc_core.apply.commit import CommitSummary
     from cdc_core.apply.jobs import SparkJob
-    from cdc_core.config import Pipeline
     from cdc_core.meta import Meta
     from cdc_core.model.run import RunPlan
-    from cdc_core.stage.objects import ObjectStore
+    from cdc_core.operations.open_pipeline import OpenPipeline
     from lockstep_airflow.lineage import Lineage
 
 log = logging.getLogger(__name__)
@@ -63,15 +60,9 @@ class _PipelineOperator(Leaving, BaseOperator):
         self.file = file
 
     @contextmanager
-    def open_pipeline(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
-        """The pipeline, its meta database and its stage."""
-        from cdc_core.meta import Meta
-        from cdc_core.stage.stores import open_stage
-
-        pipeline = config.load(Path(self.file))
-        store = open_stage(pipeline.stage)
-        with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta, self.working():
-            yield pipeline, meta, store
+    def open_pipeline(self, context: Context) -> Iterator[OpenPipeline]:
+        with opened(self.file, context) as ready, self.working():
+            yield ready
 
 
 class PlanOperator(_PipelineOperator, SkipMixin):
@@ -87,17 +78,17 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         self.target_tasks = {target: list(tasks) for target, tasks in target_tasks.items()}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        with as_airflow_failures("plan"), self.open_pipeline() as (pipeline, meta, store):
+        with as_airflow_failures("plan"), self.open_pipeline(context) as ready:
             dry = is_dry_run(context)
             try:
                 look = self._look if dry else self._plan
-                planned = look(context, pipeline, meta, store)
+                planned = look(context, ready)
             except LockstepError as error:
                 if not dry:
-                    self._keep(meta, pipeline.pipeline, error)
+                    self._keep(ready, error)
                 raise
             none = [target for target, batches in planned["targets"].items() if not batches]
-            left = self._left(context, pipeline, meta, none)
+            left = self._left(context, ready, none)
         for target, batches in planned["targets"].items():
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
@@ -117,59 +108,50 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             self._skip(context, planned, [task for target in idle for task in self.target_tasks[target]])
         return planned
 
-    def _left(self, context: Context, pipeline: Pipeline, meta: Meta, targets: Sequence[str]) -> dict[str, int]:
+    def _left(self, context: Context, ready: OpenPipeline, targets: Sequence[str]) -> dict[str, int]:
         """How many batches in reach these targets have not consumed, although the run has none for them."""
         if not targets:
             return {}
-        window = window_of(context, pipeline)
+        window = window_of(context, ready.pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
-        sources = [source.name for source in pipeline.sources]
-        view = meta.plan_view(run_name(context, pipeline), sources, targets, bounds)
+        sources = [source.name for source in ready.pipeline.sources]
+        view = ready.meta.plan_view(run_name(context, ready.pipeline), sources, targets, bounds)
         return {target: len(view.pending[target]) for target in view.closed}
 
-    def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
+    def _keep(self, ready: OpenPipeline, error: LockstepError) -> None:
         """Records why nothing could be planned, until a plan succeeds."""
         try:
-            meta.failed(pipeline, "plan", "", error)
+            ready.meta.failed(ready.name, "plan", "", error)
         except LockstepError as unkept:
             log.warning("plan: this failure could not be kept in meta: %s", unkept)
 
-    def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+    def _plan(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
+        from cdc_core.repair.reverse_query import look_up
 
+        pipeline = ready.pipeline
         window, targets = window_of(context, pipeline), targets_of(context, pipeline)
         if window.open and pipeline.reverse_query is not None:
-            self._look_up(context, pipeline, meta, store, targets)
+            # Not in the run of an interval: it must not have rows of a later one, nor need the source.
+            with exported(pipeline):
+                for line in look_up(ready, targets).notes:
+                    log.info("%s", line)
         made = plan(
-            meta,
-            store,
-            pipeline,
+            ready,
             window=None if window.open else (window.start_us, window.end_us),
             run_id=run_name(context, pipeline),
             targets=targets,
             airflow_run_id=context["dag_run"].run_id,
         )
-        return _planned(meta, pipeline, made, str(window))
+        return _planned(ready, made, str(window))
 
-    def _look_up(
-        self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, targets: Sequence[str]
-    ) -> None:
-        """Not in the run of an interval: it must not have rows of a later one, nor need the source."""
-        from cdc_core.repair.reverse_query import look_up
-        from cdc_core.snapshot.steps import extract_to_now
-
-        def extract_on(source: str) -> None:
-            extract_to_now(pipeline, source, meta, holder=holder_name(context), budget_s=DRAIN_S)
-
-        for line in look_up(pipeline, meta, store, targets, extract_on, environment(pipeline)).notes:
-            log.info("%s", line)
-
-    def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+    def _look(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
+        pipeline = ready.pipeline
         window, targets = window_of(context, pipeline), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
-        view = meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)
+        view = ready.meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)
         return {
             "run_id": run_id,
             "window": str(window),
@@ -188,36 +170,33 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 class ReplayPlanOperator(PlanOperator):
     """Registers a replay: what the trigger form names, for one target. XCom as PlanOperator's."""
 
-    def _left(self, context: Context, pipeline: Pipeline, meta: Meta, targets: Sequence[str]) -> dict[str, int]:
+    def _left(self, context: Context, ready: OpenPipeline, targets: Sequence[str]) -> dict[str, int]:
         """A replay leaves nothing to others."""
         return {}
 
-    def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
+    def _keep(self, ready: OpenPipeline, error: LockstepError) -> None:
         """A replay is started by hand: a failure to plan it says nothing about the pipeline."""
 
-    def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+    def _plan(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         from cdc_core.apply.replay import plan
 
-        selection = selection_of(context, pipeline, meta, store)
-        run_id, airflow_run_id = run_name(context, pipeline), context["dag_run"].run_id
-        made = plan(
-            meta,
-            store,
-            pipeline,
-            selection,
-            run_id=run_id,
-            airflow_run_id=airflow_run_id,
-            environ=environment(pipeline),
-        )
-        return _planned(meta, pipeline, made, str(RunWindow(made.window_start_us, made.window_end_us)))
+        selection = selection_of(context, ready.pipeline, ready.meta, ready.store)
+        with exported(ready.pipeline):
+            made = plan(
+                ready,
+                selection,
+                run_id=run_name(context, ready.pipeline),
+                airflow_run_id=context["dag_run"].run_id,
+            )
+        return _planned(ready, made, str(RunWindow(made.window_start_us, made.window_end_us)))
 
-    def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+    def _look(self, context: Context, ready: OpenPipeline) -> dict[str, Any]:
         from cdc_core.apply.replay import chosen
 
-        selection = selection_of(context, pipeline, meta, store)
-        view = chosen(meta, pipeline, selection)
+        selection = selection_of(context, ready.pipeline, ready.meta, ready.store)
+        view = chosen(ready, selection)
         return {
-            "run_id": run_name(context, pipeline),
+            "run_id": run_name(context, ready.pipeline),
             "dry_run": True,
             "batches": len(view.files),
             "rows": sum(file.rows for files in view.files.values() for file in files),
@@ -225,16 +204,19 @@ class ReplayPlanOperator(PlanOperator):
         }
 
 
-def _planned(meta: Meta, pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
+def _planned(ready: OpenPipeline, made: RunPlan, window: str) -> dict[str, Any]:
     """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures, and what is wrong
     with the targets where none of them can be written; else the filter task of a target fails by it."""
     from cdc_core.check.loops import require_no_loops
     from cdc_core.target_tables import require_any_ready
 
-    environ = environment(pipeline)
-    require_no_loops(pipeline, made, environ)
-    for target, error in require_any_ready(meta, pipeline, made, environ).items():
-        log.error("%s: %s", target, error)
+    with exported(ready.pipeline):
+        require_no_loops(ready.pipeline, made, ready.environ)
+        for target, error in require_any_ready(
+            ready,
+            made,
+        ).items():
+            log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,
         "window": window,
@@ -251,15 +233,13 @@ class PurgeOperator(_PipelineOperator):
         from cdc_core.apply.retention import purge
         from cdc_core.windows import age_us, to_us
 
-        with as_airflow_failures("purge"), self.open_pipeline() as (pipeline, meta, store):
-            assert pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
+        with as_airflow_failures("purge"), self.open_pipeline(context) as ready:
+            assert ready.pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
             now_us = to_us(asked_at(context))
             found = purge(
-                meta,
-                store,
-                pipeline,
-                cutoff_us=now_us - age_us(pipeline.retention.keep),
-                forget_us=pipeline.retention.forget_us(now_us),
+                ready,
+                cutoff_us=now_us - age_us(ready.pipeline.retention.keep),
+                forget_us=ready.pipeline.retention.forget_us(now_us),
                 dry_run=is_dry_run(context),
             )
         for one in found.sources:
@@ -274,14 +254,12 @@ class CompactOperator(_PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from cdc_core.apply.compaction import REMOVED_AFTER_US, By, compact
 
-        with as_airflow_failures("compact"), self.open_pipeline() as (pipeline, meta, store):
-            assert pipeline.retention is not None  # the renderer makes this task for such pipelines only
+        with as_airflow_failures("compact"), self.open_pipeline(context) as ready:
+            assert ready.pipeline.retention is not None  # the renderer makes this task for such pipelines only
             found = compact(
-                meta,
-                store,
-                pipeline,
-                by=By(pipeline.retention.compact or By.DAY),
-                older_than_us=REMOVED_AFTER_US if pipeline.retention.remove_originals else None,
+                ready,
+                by=By(ready.pipeline.retention.compact or By.DAY),
+                older_than_us=REMOVED_AFTER_US if ready.pipeline.retention.remove_originals else None,
                 dry_run=is_dry_run(context),
             )
         for made in found.ranges:
@@ -304,9 +282,9 @@ class SweepOperator(_PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from cdc_core.apply.retention import sweep, sweep_plans
 
-        with as_airflow_failures("sweep"), self.open_pipeline() as (pipeline, meta, store):
-            found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
-            dead = sweep_plans(meta, store, pipeline, dry_run=is_dry_run(context))
+        with as_airflow_failures("sweep"), self.open_pipeline(context) as ready:
+            found = sweep(ready, dry_run=is_dry_run(context))
+            dead = sweep_plans(ready, dry_run=is_dry_run(context))
         log.info("files of %d dead plans: %s", len(dead), ", ".join(dead) or "none")
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
@@ -317,10 +295,10 @@ class ReadmitOperator(_PipelineOperator):
     def execute(self, context: Context) -> None:
         from cdc_core.stage import isolated
 
-        with as_airflow_failures("readmit"), self.open_pipeline() as (pipeline, meta, store):
+        with as_airflow_failures("readmit"), self.open_pipeline(context) as ready:
             source, table = isolated_of(context)
-            with meta.holding(source, pipeline.pipeline, holder_name(context), pipeline.limits.lease_s):
-                isolated.clear(store, source, table)
+            with ready.meta.holding(source, ready.name, ready.holder, ready.pipeline.limits.lease_s):
+                isolated.clear(ready.store, source, table)
         log.info("%s is captured again, from the position where %s continues", table, source)
 
 
@@ -339,7 +317,7 @@ class _RunOperator(_PipelineOperator):
         self.plan_task = plan_task
 
     @contextmanager
-    def planned(self, context: Context, doing: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore, RunPlan]]:
+    def planned(self, context: Context, doing: str) -> Iterator[tuple[OpenPipeline, RunPlan]]:
         """The opened pipeline and the plan; a failure is recorded in meta with the run and becomes one of Airflow's.
 
         If other runs have taken over the run's batches, the task ends as skipped: they commit them."""
@@ -348,25 +326,25 @@ class _RunOperator(_PipelineOperator):
         from cdc_core.apply.plan import load
 
         self._skip_without_batches(context)
-        with as_airflow_failures(doing), self.open_pipeline() as (pipeline, meta, store):
-            run_id = run_name(context, pipeline)
+        with as_airflow_failures(doing), self.open_pipeline(context) as ready:
+            run_id = run_name(context, ready.pipeline)
             try:
-                plan = load(meta, store, run_id)
+                plan = load(ready.meta, ready.store, run_id)
                 if not any(one.batches for one in plan.targets if self.target in ("", one.target)):
                     raise AirflowSkipException(self._nothing)
-                require_layouts(meta, pipeline, plan)
-                reason = taken_over(meta, plan, self.target)
+                require_layouts(ready, plan)
+                reason = taken_over(ready.meta, plan, self.target)
                 if reason:
                     raise AirflowSkipException(reason)
-                yield pipeline, meta, store, plan
+                yield ready, plan
             except LockstepError as error:
-                self._record(meta, pipeline.pipeline, run_id, error)
+                self._record(ready, run_id, error)
                 raise
 
-    def _record(self, meta: Meta, pipeline: str, run_id: str, error: LockstepError) -> None:
+    def _record(self, ready: OpenPipeline, run_id: str, error: LockstepError) -> None:
         try:
-            meta.record_failure(run_id, str(error), target=self.target or None)
-            meta.failed(pipeline, "run", run_id, error)
+            ready.meta.record_failure(run_id, str(error), target=self.target or None)
+            ready.meta.failed(ready.name, "run", run_id, error)
         except LockstepError as unrecorded:
             log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
@@ -401,24 +379,28 @@ class SparkJobOperator(_RunOperator):
     def execute(self, context: Context) -> None:
         doing = f"{self.job} {self.target}".strip()
         with (
-            self.planned(context, doing) as (pipeline, meta, store, plan),
-            exported(pipeline),
-            driver_of(self.connection, pipeline, store) as spark,
+            self.planned(context, doing) as (ready, plan),
+            exported(ready.pipeline),
+            driver_of(self.connection, ready.pipeline, ready.store) as spark,
         ):
             if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
-                require_target(meta, pipeline, plan, self.target, os.environ)
+                require_target(
+                    ready,
+                    plan,
+                    self.target,
+                )
             if self.job == WRITE.name:
                 from cdc_core.apply.layouts import note_layouts
 
-                note_layouts(meta, pipeline, plan, self.target)
+                note_layouts(ready, plan, self.target)
             for job in self._jobs(plan):
                 spark.submit(job)
             if self.job == WRITE.name:
                 from cdc_core.apply.commit import mark_applied
 
-                mark_applied(meta, plan, self.target)
+                mark_applied(ready.meta, plan, self.target)
 
     def _jobs(self, plan: RunPlan) -> list[SparkJob]:
         """None if the planned batches have no row of the target's tables."""
@@ -448,10 +430,15 @@ class CommitOperator(_RunOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from cdc_core.apply.commit import commit, require_gates_closed
 
-        with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
-            summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
-            metrics.committed(pipeline.pipeline, summary)
-            positions = _positions(meta, plan, self.target)
+        doing = f"commit {self.target}"
+        with self.planned(context, doing) as (ready, plan), exported(ready.pipeline):
+            summary = commit(
+                ready,
+                plan,
+                self.target,
+            )
+            metrics.committed(ready.name, summary)
+            positions = _positions(ready.meta, plan, self.target)
         for one in summary.tables:
             log.info(
                 "%s: %d changes staged: %d written, %d stale, %d absent already, %d superseded, %d quarantined",
@@ -460,7 +447,11 @@ class CommitOperator(_RunOperator):
             )  # fmt: skip
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
-        require_gates_closed(meta, pipeline, self.target, environment(pipeline))
+        with as_airflow_failures(doing), self.open_pipeline(context) as ready, exported(ready.pipeline):
+            require_gates_closed(
+                ready,
+                self.target,
+            )
         return summary.to_json()
 
     def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:

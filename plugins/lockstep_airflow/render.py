@@ -162,7 +162,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return CutoverOperator(
                 file=spec.file,
                 back_file=str(file.with_name(f"{file.stem}{WAY_BACK_SUFFIX}{file.suffix}")),
-                command=task.name,
+                step=task.name,
                 # A task that the form leaves out is skipped, and those after it are not.
                 trigger_rule="none_failed" if task.name == REHEARSE_TASK else "all_success",
                 **common,

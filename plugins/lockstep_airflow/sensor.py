@@ -26,7 +26,8 @@ from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.leaving import Leaving
-from lockstep_airflow.run_context import abandoned_of, accepted_of, holder_name, is_dry_run, window_of
+from lockstep_airflow.opened import opened
+from lockstep_airflow.run_context import abandoned_of, accepted_of, is_dry_run, window_of
 from lockstep_airflow.window import WINDOW_END
 
 if TYPE_CHECKING:
@@ -73,21 +74,19 @@ class ExtractSensor(Leaving, BaseSensorOperator):
             try:
                 return self._poke(context)
             except Exception as error:
-                self._keep(error)
+                self._keep(context, error)
                 raise
             finally:
                 if self.reschedule:
                     self._close()
 
-    def _keep(self, error: Exception) -> None:
+    def _keep(self, context: Context, error: Exception) -> None:
         """Records the failure for the page and for `lockstep status`; if that fails, it is only logged."""
         from cdc_core.extract.outcome import keep_failure
-        from cdc_core.meta import Meta
 
         try:
-            pipeline = config.load(Path(self.file))
-            with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta:
-                keep_failure(meta, pipeline.pipeline, self.source, error)
+            with opened(self.file, context) as ready:
+                keep_failure(ready, self.source, error)
         except LockstepError as unkept:
             log.warning("%s: this failure could not be kept in meta: %s", self.source, unkept)
 
@@ -105,7 +104,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
                 metrics.lag(pipeline.pipeline, self.source, staged["watermark_us"])
                 return PokeReturnValue(True, staged)
             try:
-                self._extractor = self._start(pipeline, context)
+                self._extractor = self._start(context)
             except LeaseHeld as error:
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)
@@ -156,20 +155,16 @@ class ExtractSensor(Leaving, BaseSensorOperator):
             "watermark_us": checkpoint.watermark_us,
         }
 
-    def _start(self, pipeline: Pipeline, context: Context) -> Extractor:
+    def _start(self, context: Context) -> Extractor:
         from cdc_core.extract import Extractor
-        from cdc_core.meta import Meta
 
-        holder = holder_name(context)
-        log.info("%s: opening as %s", self.source, holder)
         with ExitStack() as opening:
-            meta = opening.enter_context(Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True))
-            opening.enter_context(exported(pipeline))
-            accept = accepted_of(context, pipeline, self.source)
-            abandon = abandoned_of(context, pipeline, self.source)
-            extractor = opening.enter_context(
-                Extractor(pipeline, self.source, meta=meta, holder=holder, accept=accept, abandon=abandon)
-            )
+            ready = opening.enter_context(opened(self.file, context))
+            log.info("%s: opening as %s", self.source, ready.holder)
+            opening.enter_context(exported(ready.pipeline))
+            accept = accepted_of(context, ready.pipeline, self.source)
+            abandon = abandoned_of(context, ready.pipeline, self.source)
+            extractor = opening.enter_context(Extractor(ready, self.source, accept=accept, abandon=abandon))
             self._open = opening.pop_all()
         return extractor
 

@@ -1,26 +1,34 @@
-"""The tasks of the cutover DAG. Each runs the command of its name, and ends as that ends.
+"""The tasks of the cutover DAG.
 
     plan ─► rehearse ─► approve ─► switch
 
-A command makes runs and verifications as `lockstep run` and `lockstep verify` do. Whatever is killed, the next try
-continues the cutover that is open. Only `switch` calls the command that leads the application to another place, after
-somebody has approved; where the cutover that this was for has ended meanwhile, a retry begins no other.
+Each does its work in a process of its own (cutover_process.py), which makes runs and verifications as those are made
+otherwise. Whatever is killed, the next try continues the cutover that is open. Only `switch` calls the command that
+leads the application to another place, after somebody has approved; where the cutover that this was for has ended
+meanwhile, a retry begins no other.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater, RolledBack
+from cdc_core.errors import RetryLater, RolledBack, from_text
 from cdc_core.windows import CLOCK_TOLERANCE_US, to_us
-from lockstep_airflow.commands import CommandOperator
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.parent_death import die_with_parent
 from lockstep_airflow.run_context import asked_at
 from lockstep_airflow.window import DIRECTION, REHEARSE, TARGET
 
@@ -29,53 +37,82 @@ if TYPE_CHECKING:
 
     from cdc_core.config import Pipeline
 
+log = logging.getLogger(__name__)
+
 THERE, BACK = "there", "back"
 
 
-class CutoverOperator(CommandOperator):
-    """Runs one of the commands of `lockstep cutover`. XCom: its document; docs/cli.md has the commands.
+class CutoverOperator(BaseOperator):
+    """Does a step of a cutover. XCom: its document, that of the command of `lockstep cutover` (docs/cli.md).
 
-    command: plan, rehearse or switch. back_file: of the pipeline that carries changes back.
+    step: plan, rehearse or switch. back_file: of the pipeline that carries changes back.
     """
 
     ui_color = "#fbe9d0"
 
-    def __init__(self, *, file: str, back_file: str, command: str, **kwargs: Any) -> None:
+    def __init__(self, *, file: str, back_file: str, step: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.file = file
         self.back_file = back_file
-        self.command = command
+        self.step = step
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
+
+    def on_kill(self) -> None:
+        self._told = True
+        if self._process is not None:
+            self._process.terminate()
 
     def execute(self, context: Context) -> dict[str, Any]:
         params = dict(context.get("params") or {})
         back = params.get(DIRECTION) == BACK
-        if self.command == "plan" and back:
+        if self.step == "plan" and back:
             raise AirflowSkipException("What the way back needs was looked at before the application was switched.")
-        if self.command == "rehearse" and not params.get(REHEARSE, True):
+        if self.step == "rehearse" and not params.get(REHEARSE, True):
             raise AirflowSkipException("The form asks for no rehearsal.")
-        with as_airflow_failures(f"cutover: {self.command}"):
+        with as_airflow_failures(f"cutover: {self.step}"):
             pipeline = config.load(Path(self.file))
             ti = context["ti"]
-            if self.command == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
+            if self.step == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
                 _require_not_ended(config.load(Path(self.back_file)) if back else pipeline, asked_at(context))
             return self._run(self._arguments(back, params.get(TARGET)), environment(pipeline))
 
     def _arguments(self, back: bool, target: str | None) -> list[str]:
-        chosen = ["--target", target] if target and not back else []
-        match self.command:
-            case "switch":
-                return ["cutover", "back", self.file] if back else ["cutover", "run", self.file, *chosen]
-            case _:
-                return ["cutover", self.command, self.back_file if back else self.file, *chosen]
+        if back:
+            return ["back" if self.step == "switch" else self.step, self.back_file]
+        chosen = [target] if target else []
+        return ["run" if self.step == "switch" else self.step, self.file, *chosen]
 
-    def _without_answer(self, how: str) -> RetryLater:
-        return RetryLater(
-            f"The command ended with {how}, without an answer.",
-            where="the log above",
-            code="run.interrupted",
-            remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended the "
-            "command",
-        )
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+        """The document of the process, whose notes go to the task's log. Raises the error that it says."""
+        command = [sys.executable, "-m", "lockstep_airflow.cutover_process", *arguments]
+        with tempfile.TemporaryFile() as answer:
+            self._process = subprocess.Popen(
+                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.PIPE,
+                start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+            if self._told:  # while it was started
+                self._process.terminate()
+            with self._process as process:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    log.info("%s", line.decode(errors="replace").rstrip())
+            answer.seek(0)
+            text = answer.read().decode()
+        error = from_text(text)
+        if error is not None:
+            raise error
+        if process.returncode or not text:
+            code = process.returncode
+            raise RetryLater(
+                f"The process of the cutover ended with {f'signal {-code}' if code < 0 else f'code {code}'}, "
+                "without an answer.",
+                where="the log above",
+                code="run.interrupted",
+                remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended it",
+            )
+        document: dict[str, Any] = json.loads(text)
+        return document
 
 
 def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:

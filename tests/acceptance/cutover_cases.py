@@ -1,4 +1,4 @@
-"""The moments at which something is killed during a cutover, in its order. docs/reliability.md has them as a table."""
+"""The moments at which something is killed during a cutover, in its order. `make move-matrix` prints them."""
 
 from __future__ import annotations
 

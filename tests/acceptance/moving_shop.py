@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import uuid
@@ -14,11 +15,13 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.cli import cutover as cli
-from cdc_core.cli.output import CliOutput
+from cdc_core.config import load
 from cdc_core.cutover.moving import cutover_lease
+from cdc_core.cutover.opening import work_of
 from cdc_core.cutover.work import Work
 from cdc_core.meta import Lease
+from cdc_core.operations.open_pipeline import open_pipeline
+from spark_jobs.driver import Driver
 from tests.databases import drop_database
 
 PIPELINE = """
@@ -187,8 +190,11 @@ class Shop:
         """What `lockstep cutover` of shop.yaml works with, and its lease."""
         monkeypatch.setenv("SOURCE", self.source.url)
         monkeypatch.setenv("TARGET", self.target.url)
+        file = self.folder / "shop.yaml"
         with (
-            cli._work(str(self.folder / "shop.yaml"), self.folder, target, CliOutput(as_json=True)) as work,
+            open_pipeline(load(file), os.environ) as ready,
+            Driver(ready.pipeline, ready.store, master=ready.pipeline.spark.master) as spark,
+            work_of(ready, spark, file, target) as work,
             cutover_lease(work) as lease,
         ):
             yield work, lease

@@ -20,6 +20,7 @@ from cdc_core.stage.manifest import chain
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.replicated import Pair, run, start
+from tests.opened import opened
 
 ROWS, CHUNK = 90, 30
 PIPELINE = """
@@ -92,8 +93,9 @@ def test_a_chunk_whose_source_fails_over_before_it_is_staged_is_read_again(
         pair.promote()
         run(pair.replica, "UPDATE t SET v = 2 WHERE id % 5 = 0", database=pair.name)
         extract(pipeline, meta, lockstep.environ)
-        with copier_lease(meta, pipeline, "shop") as lease:
-            staged = stage_read(pipeline, "shop", meta=meta, store=store, lease=lease, environ=lockstep.environ)
+        ready = opened(pipeline, meta, lockstep.environ)
+        with copier_lease(ready, "shop") as lease:
+            staged = stage_read(ready, "shop", lease)
         assert staged.tables == ()
         assert [why for _, why in staged.dropped] == ["the source has gone to another server's log meanwhile"]
         assert [one.name for one in pending(meta, "shop")] == [f"{pair.name}.t"]
@@ -137,7 +139,7 @@ def test_changes_without_a_key_that_may_come_again_are_taken_with_a_copy_that_ta
 
 
 def extract(pipeline: Pipeline, meta: Meta, environ: dict[str, str]) -> None:
-    with Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
+    with Extractor(opened(pipeline, meta, environ), "shop") as extractor:
         assert extractor.drain().done
 
 
@@ -148,10 +150,8 @@ def read(pipeline: Pipeline, meta: Meta, store: Any, environ: dict[str, str], *,
         if not whole:
             raise EndedError
 
-    with copier_lease(meta, pipeline, "shop") as lease, nullcontext() if whole else pytest.raises(EndedError):
-        read_tables(
-            pipeline, "shop", pending(meta, "shop"), meta=meta, store=store, lease=lease, environ=environ,
-            progressed=progressed,
-        )  # fmt: skip
+    ready = opened(pipeline, meta, environ)
+    with copier_lease(ready, "shop") as lease, nullcontext() if whole else pytest.raises(EndedError):
+        read_tables(ready, "shop", pending(meta, "shop"), lease, progressed)
     (copy,) = meta.copies("shop")
     assert copy.rows == ROWS if whole else 0 < copy.rows < ROWS

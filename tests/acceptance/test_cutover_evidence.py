@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli import cutover_status
-from cdc_core.cli.cutover_status import way_back_document
 from cdc_core.cutover import hold, machine
+from cdc_core.cutover import status as cutover_status
+from cdc_core.cutover.status import way_back_document
 from cdc_core.meta import Meta
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
 from tests.refusals import refusal

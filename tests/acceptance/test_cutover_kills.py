@@ -1,6 +1,6 @@
 """Whatever is killed during a cutover, it ends switched or rolled back, and the application's own log is the witness.
 
-A sample is part of all tests; `make move-matrix` runs all and prints the tables of docs/reliability.md.
+A sample is part of all tests; `make move-matrix` runs all and prints the tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import pytest
 from tests.acceptance.cutover_cases import (
     CASES,
     COMMAND,
-    DIRECTIONS,
     EITHER,
     META,
     PAUSED,
@@ -39,7 +38,6 @@ from tests.acceptance.cutover_cases import (
     THERE,
     Case,
 )
-from tests.acceptance.cutover_cases import table as table_of_cases
 from tests.acceptance.moving_shop import (
     FROM_MARIADB,
     REST,
@@ -51,7 +49,7 @@ from tests.acceptance.moving_shop import (
     shop,
 )
 from tests.acceptance.random_cutovers import NOTHING, Log, MetaReader, RandomCutovers, ends_of
-from tests.forked_commands import ROOT, ForkedCommands
+from tests.forked_commands import ForkedCommands
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
@@ -316,13 +314,6 @@ def keeps_all(made: Shop, application: Application, case: object) -> None:
         found = (made.new if there else made.old)(table)
         lost = {key: value for key, value in before.items() if found.get(key, -1) < value}
         assert not lost, (table, lost, case)
-
-
-def test_the_table_of_the_document_is_that_of_the_cases() -> None:
-    document = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    for direction in DIRECTIONS:
-        lines = "\n".join(table_of_cases(direction))
-        assert lines in document, lines
 
 
 def test_the_functions_at_which_something_is_killed_exist() -> None:

@@ -15,6 +15,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, parts_of
 from cdc_core.meta import LastWrite, Meta, Renewal
 from cdc_core.stage.stores import open_stage
 from cdc_core.target_tables import require_any_ready
+from tests.opened import opened
 
 
 @pytest.fixture(params=["mariadb mysql9", "mysql9 mariadb_target"])
@@ -179,9 +180,18 @@ def made_ready(lockstep: Any, number: int) -> None:
     pipeline = config.load(file)
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         planned = plan(
-            meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["shop"]
+            opened(pipeline, meta, store=open_stage(pipeline.stage)),
+            window=None,
+            run_id=f"shop-{number}",
+            targets=["shop"],
         )
-        assert require_any_ready(meta, pipeline, planned, lockstep.environment) == {}
+        assert (
+            require_any_ready(
+                opened(pipeline, meta, environ=lockstep.environment),
+                planned,
+            )
+            == {}
+        )
 
 
 def written(lockstep: Any, tables: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PROMISE = re.compile(r"^\*\*(.+?)\*\*\n((?:`.*\n?)+)", re.MULTILINE)
+PROMISE = re.compile(r"^\*\*(.+?)\*\*\n((?:(?!\*\*|#).*\n)*)", re.MULTILINE)
 NUMBERED = re.compile(r"^\*\*(?:G(\d+)\. )?(.+?)\*\*$", re.MULTILINE)
 CITED = re.compile(r"\bG(\d+)(?:, G\d+)* of docs/guarantees\.md")
 OFF = ("skip", "xfail")
@@ -22,9 +22,7 @@ def promises() -> dict[str, list[str]]:
 def test_each_promise_has_a_number_of_its_own_by_which_the_code_cites_it() -> None:
     found = NUMBERED.findall((ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8"))
     numbers = [int(number) for number, _ in found if number]
-    free = f"the next free number is G{max(numbers) + 1}"
-    assert [promise for number, promise in found if not number] == [], free
-    assert len(set(numbers)) == len(numbers), free
+    assert numbers == list(range(1, len(found) + 1))
     cited = {
         int(number)
         for folder in ("cdc_core", "spark_jobs", "plugins", "expectations", "lockstep")
@@ -47,7 +45,7 @@ def functions() -> dict[str, list[ast.FunctionDef]]:
 def test_each_promise_names_tests_that_exist_and_are_not_switched_off() -> None:
     existing = functions()
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
-    assert len(promises()) == len(re.findall(r"^\*\*", text, re.MULTILINE)) >= 20
+    assert len(promises()) == len(re.findall(r"^\*\*", text, re.MULTILINE)) >= 10
     for promise, names in promises().items():
         assert names, promise
         for name in names:

@@ -12,52 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BASE = {
-    "account", "errors", "extras", "informing", "leaving", "model", "windows", "config", "connections",
-    "server_errors", "session", "words",
-}  # fmt: skip
-PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
-JOINED = BASE | PACKAGES | {"source", "apply", "extract", "history"}
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "leaving": set(),
-    "account": set(),
-    "informing": set(),
-    "extras": {"errors"},
-    "model": {"errors"},
-    "windows": {"errors"},
-    "words": set(),
-    "tls": {"errors"},
-    "mysql_client": {"errors", "tls"},
-    "server_errors": {"errors"},
-    "session": {"errors"},
-    "connections": {"errors", "model", "mysql_client", "server_errors", "session", "tls"},
-    "config": {"errors", "model", "windows", "words"},
-    **dict.fromkeys(PACKAGES, BASE),
-    "history": {"errors", "model"},
-    "stage": BASE | {"history"},
-    "source": BASE | {"binlog"},
-    "results": BASE | {"binlog"},
-    "target": BASE | {"results"},
-    "apply": BASE | {"target", "stage", "meta"},
-    "extract": JOINED - {"extract", "apply", "target"},
-    "snapshot": JOINED - {"apply", "target"} | {"results"},
-    "verify": JOINED | {"results", "snapshot"},
-    "repair": JOINED | {"results", "snapshot", "verify"},
-    "staged": BASE | {"stage", "meta"},
-    "check": JOINED | {"snapshot"},
-    "init": JOINED | {"check"},
-    "rebuild": JOINED | {"snapshot"},
-    "target_tables": JOINED | {"check"},
-    "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"check", "repair", "snapshot", "target_tables", "verify"},
-    "run": JOINED | {"check", "target_tables"},
-    "reshard": JOINED | {"check", "run", "target_tables"},
-    "cli": JOINED
-    | {"check", "cutover", "ddl", "init", "rebuild", "repair", "reshard", "run", "snapshot", "staged", "target_tables"}
-    | {"verify"},
+LAYERS = {
+    "values": "errors model windows words remedies informing leaving account extras",
+    "formats": "binlog config history sink results connections mysql_client session tls server_errors",
+    "stores": "ring stage meta staged",
+    "servers": "source target",
+    "operations": "operations extract snapshot apply check verify repair cutover ddl reshard init rebuild "
+    "target_tables",
+    "faces": "cli",
 }
-"""Package of cdc_core -> packages it may import, besides itself."""
+"""The packages and modules of cdc_core. Each imports from its own layer and from those above it in this list, and
+inside a layer no modules import one another in a circle."""
+LAYER_OF = {name: number for number, names in enumerate(LAYERS.values()) for name in names.split()}
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
@@ -87,21 +53,10 @@ def package_of(name: str) -> str | None:
     return parts[1] if parts[0] == "cdc_core" and len(parts) > 1 else None
 
 
-def imports_table() -> str:
-    """docs/architecture.md's table: which packages and modules of cdc_core may import which."""
-    order = sorted(MAY_IMPORT, key=lambda name: (len(MAY_IMPORT[name] - {name}), name))
-    groups: dict[str, list[str]] = {}
-    for name in order:
-        groups.setdefault(", ".join(f"`{one}`" for one in order if one in MAY_IMPORT[name] - {name}), []).append(name)
-    lines = ["| of `cdc_core` | may import |", "|---|---|"]
-    for others, names in groups.items():
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {others or 'none of the others'} |")
-    return "\n".join(lines)
-
-
-def test_architecture_md_has_the_table_of_imports() -> None:
+def test_architecture_md_has_the_layers() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert imports_table() in text, f"put this under 'Imports point one way':\n{imports_table()}"
+    table = "\n".join(f"{layer:<12}{names}" for layer, names in LAYERS.items())
+    assert table in text, f"put this under 'Layers':\n{table}"
 
 
 @pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/architecture.md"])
@@ -112,25 +67,32 @@ def test_the_map_names_every_package(document: str) -> None:
     assert [name for name in [*folders, *others] if f"`{name}`" not in text] == []
 
 
-def test_every_package_has_a_place_in_the_order() -> None:
-    packages = {path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py") for path in modules("cdc_core")}
-    assert packages - {"__init__"} <= set(MAY_IMPORT)
-
-
-def allowed(importer: str, name: str) -> bool:
-    """Whether a package may import a dotted name of cdc_core."""
-    other = package_of(name)
-    return other is None or other == importer or other in MAY_IMPORT.get(importer, set())
-
-
-def test_packages_import_only_what_lies_before_them() -> None:
+def test_every_package_has_a_layer_and_imports_from_no_higher_one() -> None:
     wrong = []
     for path in modules("cdc_core"):
         package = path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py")
         for name, line in imported(path):
-            if not allowed(package, name):
+            other = package_of(name)
+            if package != "__init__" and other is not None and LAYER_OF[other] > LAYER_OF[package]:
                 wrong.append(f"{path.relative_to(ROOT)}:{line}: {package} imports {name}")
     assert wrong == []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    """But those of the command line, one of which reads the commands of all."""
+    imports = {}
+    for path in modules("cdc_core"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if not name.startswith("cdc_core.cli"):
+            imports[name] = [other for other, _ in imported(path)]
+    below = {
+        name: {other if other in imports else other.rpartition(".")[0] for other in others} - {name}
+        for name, others in imports.items()
+    }
+    while leaves := [name for name, others in below.items() if not others & below.keys()]:
+        for name in leaves:
+            del below[name]
+    assert sorted(below) == [], "each of these imports another of them"
 
 
 DRIVER = "spark_jobs.driver.Driver"
@@ -166,6 +128,11 @@ def test_the_core_knows_neither_airflow_nor_spark_and_plugin_and_jobs_not_each_o
         and not (name == DRIVER and any(path.is_relative_to(ROOT / face) for face in FACES))
     ]
     assert wrong == []
+
+
+def test_the_plugin_is_a_face_of_its_own() -> None:
+    """It calls the operations, as the command line does."""
+    assert [path for path in modules("plugins") if "cdc_core.cli" in path.read_text(encoding="utf-8")] == []
 
 
 HEAVY = (

@@ -1,4 +1,4 @@
-"""The moments at which something is killed, in the order of a run. docs/reliability.md has them as a table."""
+"""The moments at which something is killed, in the order of a run. `make crash-matrix` prints them."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from cdc_core.stage.files import FileStore
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.forked_commands import ForkedCommands
+from tests.opened import opened
 
 MANY = int(os.environ.get("LOCKSTEP_KILLS", "50"))
 SEED = os.environ.get("LOCKSTEP_SEED", "")
@@ -222,7 +223,7 @@ def sweep_all(pipeline: Pipeline, *, leftovers: bool) -> None:
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
         if not leftovers:
             patch.setattr(FileStore, "leftovers", lambda _: iter(()))
-        sweep(meta, open_store(pipeline.stage.uri), pipeline, older_than_s=-60.0)
+        sweep(opened(pipeline, meta, store=open_store(pipeline.stage.uri)), older_than_s=-60.0)
 
 
 def settle(lockstep: Any, pipeline: Pipeline) -> None:

@@ -25,16 +25,18 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 
 from cdc_core import config, leaving
 from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
+from cdc_core.extract import sources
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.snapshot import copier, steps
 from cdc_core.snapshot.pending import PendingTable
-from cdc_core.snapshot.progress import Figures, figures_of
+from cdc_core.snapshot.progress import Figures, figures_of, progress_text
 from cdc_core.snapshot.staging import Staged
 from lockstep_airflow import copying
-from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator, progress_line
+from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator
 
 TABLE = PendingTable("shop.t", "rows are missing", 7)
 
@@ -73,7 +75,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
         return taken
 
     monkeypatch.setattr(copier, "copier_lease", lease)
-    monkeypatch.setattr(steps, "extract_to_now", step("extract", lambda: True))
+    monkeypatch.setattr(sources, "extract_if_free", step("extract", lambda: True))
     monkeypatch.setattr(steps, "read_tables", step("read", dict))
     monkeypatch.setattr(steps, "stage_read", step("stage", lambda: made.staged))
     monkeypatch.setattr(steps, "due", lambda *_: made.pending)
@@ -267,13 +269,13 @@ def test_a_copy_is_started_once_and_under_a_name_of_its_own(world: World, file: 
 
 def test_the_log_says_how_far_a_table_is() -> None:
     figures = Figures(2_500, 25 << 10, 10_000, 250.0, 2_560.0, 30.0, total_bytes=100 << 10)
-    assert progress_line("shop.t", figures) == (
-        "shop.t: 2,500 of ~10,000 rows (25%), 25.0 KiB of ~100.0 KiB, 250 rows/s, 2.5 KiB/s, about 30 s left"
+    assert progress_text(figures) == (
+        "2,500 of ~10,000 rows (25%), 25.0 KiB of ~100.0 KiB, 250 rows/s, 2.5 KiB/s, about 30 s left"
     )
     slow = replace(figures, waiting="a replica lags", total_bytes=None)
-    assert progress_line("shop.t", slow) == "shop.t: 2,500 of ~10,000 rows (25%), 25.0 KiB; waits: a replica lags"
+    assert progress_text(slow) == "2,500 of ~10,000 rows (25%), 25.0 KiB; waits: a replica lags"
     empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
-    assert progress_line("shop.t", figures_of(empty)) == "shop.t: all 0 rows read, 0 B"
+    assert progress_text(figures_of(empty)) == "all 0 rows read, 0 B"
 
 
 def test_the_form_says_how_many_readers_a_copy_has(
@@ -281,8 +283,8 @@ def test_the_form_says_how_many_readers_a_copy_has(
 ) -> None:
     readers: list[int] = []
 
-    def read(pipeline: config.Pipeline, *_: Any, **__: Any) -> dict[str, Any]:
-        readers.append(pipeline.snapshot.readers)
+    def read(ready: OpenPipeline, *_: Any, **__: Any) -> dict[str, Any]:
+        readers.append(ready.pipeline.snapshot.readers)
         return {}
 
     monkeypatch.setattr(steps, "read_tables", read)

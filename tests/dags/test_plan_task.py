@@ -26,6 +26,7 @@ from lockstep_airflow.pipelines import dags_of
 from lockstep_airflow.run_context import window_of
 from lockstep_airflow.window import RunWindow
 from tests.made_batches import manifest
+from tests.opened import opened_line
 from tests.unit.apply.made_line import Line
 
 NOW = parse_moment("2026-01-01T00:00:00Z")
@@ -161,7 +162,7 @@ def test_a_commit_that_is_repeated_after_a_purge_still_knows_from_where_to_where
         run = line.done("first")
         ends = {"shop": [str(batches[0].begin.position), str(batches[2].end.position)]}
         assert _positions(line.meta, run, "t") == ends
-        retention.purge(line.meta, line.store, line.pipeline, cutoff_us=1 << 60)
+        retention.purge(opened_line(line), cutoff_us=1 << 60)
         assert _positions(line.meta, run, "t") == ends
-        retention.purge(line.meta, line.store, line.pipeline, cutoff_us=1 << 60, forget_us=1 << 60)
+        retention.purge(opened_line(line), cutoff_us=1 << 60, forget_us=1 << 60)
         assert _positions(line.meta, run, "t") == {}

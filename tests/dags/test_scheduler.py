@@ -44,6 +44,7 @@ from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
 from tests.dags.airflow_server import PATIENCE_S, STOP_S, AirflowServer, Run
+from tests.opened import opened
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -294,7 +295,11 @@ def lost(line: Line, scheduled: Run) -> Run:
     run.wait_until(lambda: bool(line.meta(claimed)), "its plan")
     pipeline = config.load(line.folder / "pipelines" / "shop.yaml")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        assert plan.plan(meta, open_stage(pipeline.stage), pipeline, window=None, run_id="rival").targets[0].batches
+        assert (
+            plan.plan(opened(pipeline, meta, store=open_stage(pipeline.stage)), window=None, run_id="rival")
+            .targets[0]
+            .batches
+        )
     run.wait()
     return run
 

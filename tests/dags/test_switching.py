@@ -35,7 +35,7 @@ def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
 def operator(file: Path, command: str) -> CutoverOperator:
     back_file = str(file.with_name("shop_back.yaml"))
-    return CutoverOperator(task_id=command, file=str(file), back_file=back_file, command=command, retries=5)
+    return CutoverOperator(task_id=command, file=str(file), back_file=back_file, step=command, retries=5)
 
 
 def execute(file: Path, command: str, *, tries: int = 1, **params: Any) -> Any:
@@ -106,10 +106,10 @@ def test_a_retry_begins_no_cutover_after_the_one_that_was_approved_has_ended(
 @pytest.mark.parametrize(
     ("command", "params", "asked"),
     [
-        ("plan", {}, ["cutover", "plan", "shop"]),
-        ("rehearse", {"direction": "back"}, ["cutover", "rehearse", "shop_back"]),
-        ("switch", {"target": "main"}, ["cutover", "run", "shop", "--target", "main"]),
-        ("switch", {"direction": "back", "target": "main"}, ["cutover", "back", "shop"]),
+        ("plan", {}, ["plan", "shop"]),
+        ("rehearse", {"direction": "back"}, ["rehearse", "shop_back"]),
+        ("switch", {"target": "main"}, ["run", "shop", "main"]),
+        ("switch", {"direction": "back", "target": "main"}, ["back", "shop_back"]),
     ],
 )
 def test_each_task_asks_for_its_command(
@@ -137,10 +137,10 @@ TASK = """
 import os, signal, sys
 from lockstep_airflow.switching import CutoverOperator
 os.setpgid(0, 0)
-task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", command="switch")
+task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", step="switch")
 signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
 sys.executable = sys.argv[1]
-task._run(["cutover", "run", "shop.yaml"], os.environ)
+task._run(["run", "shop.yaml"], os.environ)
 """
 """A task's process as Airflow has it: the leader of a group, with a handler that calls `on_kill` and returns."""
 

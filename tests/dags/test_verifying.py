@@ -3,6 +3,7 @@ real ones are tested beside servers in tests/integration, and in the DAG in test
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from cdc_core import config
 from cdc_core.errors import DataAtRisk, Paused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.repair import repairer
 from cdc_core.repair.repairer import Result
 from cdc_core.verify import verifier
@@ -94,7 +96,7 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
     assert not poke(file).is_done
-    with Meta.open(config.load(file).meta.url, "shop") as meta, verifier_lease(meta, "shop", "main"):
+    with open_pipeline(config.load(file), os.environ) as other, verifier_lease(other, "main"):
         assert not poke(file).is_done
     assert len(asked) == 1
 
@@ -218,7 +220,7 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
         repairs.done = RetryLater("Wait.", code=code, remedy="wait")
         assert not repairs.poke(**ASKED).is_done
     asked = len(repairs.asked)
-    with Meta.open(config.load(repairs.file).meta.url, "shop") as meta, verifier_lease(meta, "shop", "main"):
+    with open_pipeline(config.load(repairs.file), os.environ) as other, verifier_lease(other, "main"):
         assert not repairs.poke(**ASKED).is_done
     assert len(repairs.asked) == asked
 

@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from cdc_core.config import load
 from cdc_core.extract import Extractor
+from tests.opened import opened
 from cdc_core.meta import Meta
 pipeline = load(Path(sys.argv[1]))
-with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
+with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, Extractor(opened(pipeline, meta), "shop") as extractor:
     extractor.drain()
 print(next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
 """

@@ -19,6 +19,7 @@ from cdc_core.stage.manifest import chain
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
+from tests.opened import opened as open_for
 
 
 class Line:
@@ -67,7 +68,7 @@ class Line:
     def extract(self) -> None:
         with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
             environ = {"SOURCE": self.origin.sql.url, "SALT": "salt"}
-            opened = Extractor(self.pipeline, "shop", meta=meta, environ=environ)
+            opened = Extractor(open_for(self.pipeline, meta, environ), "shop")
             with opened as extractor:
                 extractor.drain()
 

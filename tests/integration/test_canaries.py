@@ -20,6 +20,7 @@ from cdc_core.config import parse
 from cdc_core.errors import LockstepError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from tests.opened import opened as open_for
 from tests.refusals import refusal
 from tests.target_rows import shop, target_table
 
@@ -143,7 +144,7 @@ def test_no_masked_value_and_no_password_is_in_anything_that_is_written_or_said(
     pipeline = parse(text, where="shop.yaml")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as opened:
         try:
-            with Extractor(pipeline, "shop", meta=opened, environ=environ) as extractor:
+            with Extractor(open_for(pipeline, opened, environ), "shop") as extractor:
                 extractor.drain()
         except LockstepError as error:
             assert on_unreadable == "stop"

@@ -29,6 +29,7 @@ from tests.integration.replicated import run as run_on
 from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_resync import heal, is_equal
 from tests.integration.test_snapshot import read, stage
+from tests.opened import opened
 
 RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
 
@@ -57,7 +58,7 @@ def partial(line: Line) -> set[str]:
 
 def due(line: Line) -> set[str]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return {one.name.partition(".")[2] for one in copied_by_runs(meta, line.pipeline, "shop")}
+        return {one.name.partition(".")[2] for one in copied_by_runs(opened(line.pipeline, meta), "shop")}
 
 
 def tables(*keys: str) -> tuple[str, ...]:
@@ -346,7 +347,7 @@ def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Li
     environ = {"SOURCE": line.origin.sql.url}
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
+        Extractor(opened(line.pipeline, meta, environ), "shop") as extractor,
     ):
         if follows:
             line.origin.execute("ALTER TABLE p CHANGE u x INT, CHANGE v u INT", "UPDATE p SET x = 50 WHERE id = 1")
@@ -385,7 +386,7 @@ def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable
     environ = {"SOURCE": line.origin.sql.url}
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        Extractor(line.pipeline, "shop", meta=meta, environ=environ) as extractor,
+        Extractor(opened(line.pipeline, meta, environ), "shop") as extractor,
     ):
         line.origin.execute("DELETE FROM p WHERE id = 1")
         extractor.drain()

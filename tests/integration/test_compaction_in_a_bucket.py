@@ -20,6 +20,7 @@ from cdc_core.stage import compaction, manifest
 from cdc_core.stage.stores import open_store
 from examples.sandbox.s3 import S3Server
 from tests.made_blocks import Made
+from tests.opened import opened_line
 from tests.unit.apply.made_line import Line
 from tests.unit.apply.test_compaction import HOUR_US, Staged, insert, killing
 
@@ -40,7 +41,7 @@ class InBucket:
     def is_compacted_once(self) -> None:
         """Nothing that a killed compaction has left counts, and a sweep finds no part that does."""
         line = self.staged.line
-        retention.sweep(line.meta, line.store, line.pipeline, older_than_s=-1)
+        retention.sweep(opened_line(line), older_than_s=-1)
         (record,) = compaction.read(line.store, ["shop"])
         assert self.staged.paths("compacted/") == sorted(part.path for part in record.parts)
         assert manifest.verify(line.store, "shop", deep=True) == []

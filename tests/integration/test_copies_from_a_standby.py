@@ -18,6 +18,7 @@ from cdc_core.config import Pipeline, Throttle, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta, TableCopy
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.snapshot import copier, pace, throttle, watermarks
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.pending import PendingTable, pending
@@ -27,6 +28,7 @@ from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.beside import beside
 from tests.integration.replicated import Pair, run, start, write
+from tests.opened import opened
 
 PER_TABLE = 300
 MARIADB = ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)]
@@ -56,7 +58,7 @@ class Line:
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
 
     def drain(self) -> None:
-        with Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ) as extractor:
+        with Extractor(opened(self.pipeline, self.meta, self.environ), "shop") as extractor:
             assert extractor.drain().done
 
     def copy(self, *tables: str) -> dict[str, Refused]:
@@ -67,15 +69,17 @@ class Line:
         assert wanted
         refused = self.read(wanted)
         self.drain()
-        with copier_lease(self.meta, self.pipeline, "shop") as lease:
-            stage_read(self.pipeline, "shop", meta=self.meta, store=self.store, lease=lease, environ=self.environ)
+        with copier_lease(self.ready, "shop") as lease:
+            stage_read(self.ready, "shop", lease)
         return refused
 
     def read(self, wanted: tuple[PendingTable, ...]) -> dict[str, Refused]:
-        with copier_lease(self.meta, self.pipeline, "shop") as lease:
-            return read_tables(
-                self.pipeline, "shop", wanted, meta=self.meta, store=self.store, lease=lease, environ=self.environ
-            )
+        with copier_lease(self.ready, "shop") as lease:
+            return read_tables(self.ready, "shop", wanted, lease)
+
+    @property
+    def ready(self) -> OpenPipeline:
+        return opened(self.pipeline, self.meta, self.environ)
 
     def staged(self, table: str) -> list[tuple[Any, ...]]:
         rows = table_state(self.store, list(chain(self.store, "shop")), table).select(["id", "v"]).to_pylist()
@@ -302,11 +306,8 @@ def test_a_copy_waits_for_a_replica_that_lags_or_has_stopped_and_check_says_what
         elif "stopped" in copy.waiting:
             run(pair.replica, f"START {word} SQL_THREAD")
 
-    with copier_lease(line.meta, line.pipeline, "shop") as lease:
-        read_tables(
-            line.pipeline, "shop", pending(line.meta, "shop"), meta=line.meta, store=line.store, lease=lease,
-            environ=line.environ, progressed=progressed,
-        )  # fmt: skip
+    with copier_lease(line.ready, "shop") as lease:
+        read_tables(line.ready, "shop", pending(line.meta, "shop"), lease, progressed)
     assert "replication of env:B has stopped" in waited
     run(pair.replica, f"STOP {word}")
     delay = "MASTER TO MASTER_DELAY" if pair.flavor == "mariadb" else "REPLICATION SOURCE TO SOURCE_DELAY"

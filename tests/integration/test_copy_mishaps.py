@@ -25,6 +25,7 @@ from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import Origin
 from tests.integration.test_snapshot import at_source, in_stage, read, stage
+from tests.opened import opened
 
 MIB = 1 << 20
 
@@ -177,7 +178,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
         line.origin.execute(f"UPDATE t SET v = v + 1 WHERE id % 3 = {planned.number % 3}")
         line.drain()
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+            purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
         chunk(self, table, copy, planned)
 
     monkeypatch.setattr(copier._Reader, "_read", beside_a_purge)
@@ -185,7 +186,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
     assert len(calls) > 4
     whole_once(line)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 1")
     line.drain()
     assert manifests.verify(line.store, "shop", deep=True) == []

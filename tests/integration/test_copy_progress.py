@@ -13,6 +13,7 @@ from cdc_core.snapshot.chunks import TableSize, size_of
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.source.definitions import table_schema
 from tests.integration.line import Line
+from tests.opened import opened
 
 ROWS = 20_000
 _DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
@@ -49,12 +50,10 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
 
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
-        copy_tables(
-            line.pipeline, "shop", [(line.origin.name, "t")], meta=meta, store=line.store, lease=lease,
-            environ={"SOURCE": line.origin.sql.url}, progressed=progressed,
-        )  # fmt: skip
+        ready = opened(line.pipeline, meta, {"SOURCE": line.origin.sql.url})
+        copy_tables(ready, "shop", [(line.origin.name, "t")], lease, progressed)
         (copy,) = meta.copies("shop")
         assert (copy.complete, copy.rows) == (True, 3)
         assert {all_ for rows, all_ in told if rows < 3} <= {7}

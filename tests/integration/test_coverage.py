@@ -22,6 +22,7 @@ from cdc_core.stage.views import sql
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_snapshot import pending_tables, read, stage
+from tests.opened import opened
 
 ROWS = "CREATE TABLE {} (id INT PRIMARY KEY, v INT)"
 
@@ -66,7 +67,7 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
     origin.execute(ROWS.format("bare"), ROWS.format("old"), "INSERT INTO old VALUES (1, 1)")
     line = make_line()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": origin.sql.url}).__enter__().__exit__(
+        Extractor(opened(line.pipeline, meta, {"SOURCE": origin.sql.url}), "shop").__enter__().__exit__(
             None, None, None
         )  # killed before anything was staged: what it saw is found out again
     line.drain()
@@ -227,7 +228,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
 
     def drain(expected: How) -> None:
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            with Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": url}) as extractor:
+            with Extractor(opened(line.pipeline, meta, {"SOURCE": url}), "shop") as extractor:
                 extractor.drain()
             assert meta.coverage("shop").surveyed.seq == 0
         assert line.coverage == {"t": expected}

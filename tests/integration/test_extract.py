@@ -29,6 +29,7 @@ from cdc_core.stage.stores import open_store
 from cdc_core.windows import from_us
 from tests.conftest import SourceDatabase
 from tests.integration.draining import draining, killed_inside_a_transaction
+from tests.opened import opened
 from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
@@ -45,7 +46,7 @@ class Line:
     execute: Callable[..., None]
 
     def extractor(self, **options: object) -> Extractor:
-        return Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ, **options)
+        return Extractor(opened(self.pipeline, self.meta, self.environ), "shop", **options)
 
     def drain(self):
         with self.extractor() as extractor:

@@ -23,6 +23,7 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
+from tests.opened import opened
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Line:
         return CliRunner().invoke(app, ["extract", "shop", "--pipelines", str(self.folder), *options])
 
     def extractor(self, meta: Meta, *accept: tuple[str, int]) -> Extractor:
-        return Extractor(self.pipeline, "main", meta=meta, environ={"SOURCE": self.origin.sql.url}, accept=accept)
+        return Extractor(opened(self.pipeline, meta, {"SOURCE": self.origin.sql.url}), "main", accept=accept)
 
     def drain(self, *accept: tuple[str, int]) -> None:
         with (

@@ -23,6 +23,8 @@ from cdc_core.stage.stores import open_store
 from cdc_core.verify.source_rows import open_source
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.replicated import PATIENCE_S, Pair, run, start, write
+from tests.opened import opened as open_for
+from tests.opened import opened_line
 from tests.tcp_proxy import TcpProxy
 
 
@@ -65,7 +67,7 @@ class Line:
         self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
 
     def extractor(self) -> Extractor:
-        return Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ)
+        return Extractor(open_for(self.pipeline, self.meta, self.environ), "shop")
 
     def drain(self) -> None:
         with self.extractor() as extractor:
@@ -325,7 +327,13 @@ def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it
             proxy.lead_to(pair.primary.port)
             line.drain()
         proxy.lead_to(pair.primary.port, pair.replica.port)
-        with pytest.raises(Refused) as refused, open_source(line.pipeline, "shop", line.meta, line.environ):
+        with (
+            pytest.raises(Refused) as refused,
+            open_source(
+                opened_line(line),
+                "shop",
+            ),
+        ):
             pass  # a verification reads by it
         assert refused.value.code == "source.several_servers"
         proxy.lead_to(pair.primary.port)

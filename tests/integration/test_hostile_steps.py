@@ -35,6 +35,7 @@ from cdc_core.target.load import LoadFile, open_session
 from cdc_core.target.versions import versions_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
+from tests.opened import opened
 from tests.target_rows import record_batch, shop
 
 GIVE_UP_S = 120
@@ -104,7 +105,7 @@ def run_extract(place: Place, environ: dict[str, str], start: str) -> list[Locks
     pipeline = place.pipeline(start)
     with (
         Meta.open(pipeline.meta.url, pipeline.pipeline) as meta,
-        Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor,
+        Extractor(opened(pipeline, meta, environ), "shop") as extractor,
     ):
         extractor.drain()
     return []

@@ -31,6 +31,7 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.source_origin import PATIENCE_S, Origin, read_to
+from tests.opened import opened as open_for
 from tests.tcp_proxy import TcpProxy
 
 KINDS = ["mariadb", "mysql without GTIDs", pytest.param("mysql", marks=pytest.mark.matrix)]
@@ -135,7 +136,7 @@ class Line:
 
     def extractor(self, sql: SqlServer, *, port: int = 0, abandon: tuple[str, int] | None = None) -> Extractor:
         url = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
-        return Extractor(self.pipeline, "shop", meta=self.meta, environ={"A": url}, abandon=abandon)
+        return Extractor(open_for(self.pipeline, self.meta, {"A": url}), "shop", abandon=abandon)
 
     def drain(self, sql: SqlServer) -> None:
         with self.extractor(sql) as extractor:

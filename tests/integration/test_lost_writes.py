@@ -22,6 +22,7 @@ from cdc_core.stage.stores import open_store
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.prepare import prepare
 from cdc_core.target.write import Part, ShardWrite, note
+from tests.opened import opened_line
 from tests.refusals import refusal
 
 TABLES = ("a", "b")
@@ -122,7 +123,7 @@ class Line:
     def restoring(self, plan: RunPlan) -> RunPlan:
         """As apply.replay plans it."""
         store = open_store(f"file://{self.folder}/stage")
-        restores = lost_writes.restored_by(self.meta, store, self.pipeline, plan, self.find())
+        restores = lost_writes.restored_by(opened(self.pipeline, self.meta, store=store), plan, self.find())
         return RunPlan(**{name: getattr(plan, name) for name in RunPlan.__annotations__} | {"restores": restores})
 
     def fail_over(self, lost: int) -> None:
@@ -171,7 +172,12 @@ def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_repla
     line.fail_over(2)
     (lost,) = line.find()
     assert (lost.shard, lost.runs, lost.rows) == (f"{line.name}.ta", (second.run_id, third.run_id), 2)
-    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    error = refusal(
+        lambda: lost_writes.require_kept(
+            opened_line(line),
+            "copy",
+        )
+    )
     assert isinstance(error, DataAtRisk)
     assert "--replay --target copy --from one/0002`" in error.remedy
     assert first.run_id not in str(error)
@@ -221,13 +227,27 @@ def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_opera
     line.run("a", "b")
     line.run("b")
     line.query("DROP TABLE _lockstep_ledger")
-    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    error = refusal(
+        lambda: lost_writes.require_kept(
+            opened_line(line),
+            "copy",
+        )
+    )
     assert "--replay --target copy` (" in error.remedy
     assert "lockstep meta accept shop --target copy" in error.remedy
-    accepted = lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
+    accepted = lost_writes.accept(
+        opened_line(line),
+        "copy",
+    )
     assert {one.table for one in accepted} == {"a", "b"}
     assert line.find() == ()
-    assert lost_writes.accept(line.meta, line.pipeline, "copy", line.environ) == ()
+    assert (
+        lost_writes.accept(
+            opened_line(line),
+            "copy",
+        )
+        == ()
+    )
 
 
 def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
@@ -245,7 +265,10 @@ def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
 
     with monkeypatch.context() as patched:
         patched.setattr(Meta, "accept_writes", meanwhile)
-        lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
+        lost_writes.accept(
+            opened_line(line),
+            "copy",
+        )
     assert line.find() == ()
     line.fail_over(1)
     assert len(line.find()) == 1
@@ -291,7 +314,12 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     document = line.pipeline.model_dump(exclude_unset=True)
     document["targets"][0]["tables"]["a"]["table"] = "tc"
     former, line.pipeline = line.pipeline, Pipeline.model_validate(document)
-    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    error = refusal(
+        lambda: lost_writes.require_kept(
+            opened_line(line),
+            "copy",
+        )
+    )
     assert error.code == "target.lost_writes"
     assert f"the tables that a has now lack, of {line.name}.ta, 1 row of run001" in error.what
     assert f"{line.name}.tb" not in error.what

@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.status import health
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.status import health
+from cdc_core.repair import claims
 from cdc_core.repair.repairer import Result, outcome, repair
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
-from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import FENCES
-from cdc_core.verify import evidence, source_rows
+from cdc_core.verify import source_rows, staged_batches
 from cdc_core.verify.canonical import ERROR_SHOWN
 from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables
-from cdc_core.verify.verifier import verify
+from cdc_core.verify.verifier import verify_target
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_target_session import HOSTILE, INIT_CONNECT, with_globals
 from tests.integration.test_verify import (
@@ -42,6 +42,7 @@ from tests.integration.test_verify import (
     typed,
 )
 from tests.integration.test_verify import verified as verified
+from tests.opened import opened
 
 SHARDED = ", sharding: {key: id, function: mod, databases: 1, tables: 2}"
 
@@ -227,13 +228,15 @@ def repaired(
     pipeline = run.line.pipeline
     found: dict[str, TableResult] = run.verify(*tables)
     keys = {name: [one.key for one in result.findings] for name, result in found.items() if result.findings}
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
-        job = Job(
-            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), extract_on or (lambda _: run.drain()),
-            run.environ, lease=lease,
-        )  # fmt: skip
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
+        ready = opened(pipeline, meta, run.environ)
+        if extract_on is not None:
+            for module in (claims, staged_batches):
+                patch.setattr(module, "extract_if_free", lambda _, source: extract_on(source))
         apply = (lambda: [write(run, name) for name in keys]) if applied else None
-        return repair(job, keys, apply=apply, authoritative=authoritative)
+        with verifier_lease(ready, "copy") as lease:
+            job = Job(ready, pipeline.targets[0], lease)
+            return repair(job, keys, apply=apply, authoritative=authoritative)
 
 
 def write(run: Verified, table: str) -> None:
@@ -381,10 +384,8 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified:
     assert alarms(run) == [("repair copy", "repair.limit", 4)]
     run.target("UPDATE number SET v = CONCAT('v', id) WHERE id < 3")
     pipeline = run.line.pipeline
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
-        store = open_stage(pipeline.stage)
-        job = Job(pipeline, pipeline.targets[0], meta, store, lambda _: run.drain(), run.environ, lease=lease)
-        evidence.keep(job, verify(job))
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+        verify_target(opened(pipeline, meta, run.environ), "copy")
     assert alarms(run) == []
 
 
@@ -424,7 +425,7 @@ def test_what_happens_to_the_rows_between_low_and_high_counts(verified: Callable
     pending = [MEANWHILE[what]]
 
     def extract_on(_: str) -> None:
-        if pending and sys._getframe(1).f_code.co_name == "_staged":
+        if pending and sys._getframe(2).f_code.co_name == "_staged":
             run.source(*pending.pop())
         run.drain()
 
@@ -676,10 +677,10 @@ def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[...
     numbers(run, 5)
     run.target("UPDATE number SET v = 'fault' WHERE id = 2")
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        with verifier_lease(meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
+        with verifier_lease(opened(run.line.pipeline, meta), "copy"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
         assert caught.value.code == "lease.held"
-        with copier_lease(meta, run.line.pipeline, "shop", "me"), pytest.raises(RetryLater) as caught:
+        with copier_lease(opened(run.line.pipeline, meta), "shop"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
         assert caught.value.code == "lease.held"
     assert repaired(run, "number").settled

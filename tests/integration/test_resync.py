@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from cdc_core.errors import Refused
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.snapshot import pace
@@ -27,6 +26,7 @@ from cdc_core.stage.reader import by_key_batches, changes
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
+from tests.opened import opened
 
 RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
 SETUP = (
@@ -84,7 +84,10 @@ USUAL = {"online schema change by triggers", "truncate partition", "create or re
 def heal(line: Line) -> None:
     """What `lockstep run` does for the tables that are due, beside its own extraction."""
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        readmitted = readmit(meta, line.store, line.pipeline, "shop", default_holder())
+        readmitted = readmit(
+            opened(line.pipeline, meta, store=line.store),
+            "shop",
+        )
     if readmitted:
         line.extract()  # where nothing was logged since, only meta knows yet that the table is captured again
     read(line)
@@ -433,7 +436,13 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
 
     monkeypatch.setattr(Meta, "holding", holding)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert readmit(meta, line.store, line.pipeline, "shop", default_holder()) == {}
+        assert (
+            readmit(
+                opened(line.pipeline, meta, store=line.store),
+                "shop",
+            )
+            == {}
+        )
     is_equal(line, "t")
 
 
@@ -449,7 +458,10 @@ def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(
     read(line, ["t"])
     line.origin.execute("DELETE FROM t WHERE id = 2")
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        readmit(meta, line.store, line.pipeline, "shop", default_holder())
+        readmit(
+            opened(line.pipeline, meta, store=line.store),
+            "shop",
+        )
     line.drain()
     stage(line)
     heal(line)

@@ -15,6 +15,7 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.meta import Meta
+from cdc_core.repair import claims
 from cdc_core.repair.reverse_query import Queried, look_up
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.steps import copied_since
@@ -24,6 +25,7 @@ from tests.forked_commands import ForkedCommands
 from tests.integration.test_repair import KEYS, Repaired, at_source, in_stage
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers
 from tests.integration.test_verify import verified as verified
+from tests.opened import opened
 
 FLOATING = {
     "f": "FLOAT", "dd": "DOUBLE", "fd": "FLOAT(12,3)", "ddd": "DOUBLE(20,4)", "fu": "FLOAT UNSIGNED",
@@ -45,7 +47,9 @@ def queried(
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, pytest.MonkeyPatch.context() as patch:
         now_us = meta.now_us
         patch.setattr(meta, "now_us", lambda: now_us() + int(later_s * 1e6))
-        return look_up(pipeline, meta, run.line.store, ["copy"], extract_on or (lambda _: run.drain()), known)
+        if extract_on is not None:
+            patch.setattr(claims, "extract_if_free", lambda _, source: extract_on(source))
+        return look_up(opened(pipeline, meta, known), ["copy"])
 
 
 def claimed(run: Verified) -> list[int]:
@@ -99,7 +103,7 @@ def test_an_answer_is_not_taken_for_a_copy_of_its_table(verified: Callable[..., 
     run.drain()
     assert queried(run).rows == 1
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert copied_since(meta, run.line.store, "shop", 0) == frozenset()
+        assert copied_since(opened(run.line.pipeline, meta), "shop", 0) == frozenset()
 
 
 @FIRST_MARIADB
@@ -272,7 +276,7 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     assert done.error is not None
     assert ("applied as they were logged" in " ".join(done.notes), claimed(run)) == (True, [])
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        with copier_lease(meta, run.line.pipeline, "shop", "me"):
+        with copier_lease(opened(run.line.pipeline, meta), "shop"):
             found = queried(run)
         assert getattr(found.error, "code", "") == "lease.held"
         meta.pause_copies("shop", "me")

@@ -43,6 +43,7 @@ from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import Origin, fresh_name
+from tests.opened import opened
 
 ROWS = 1500
 TABLES = {
@@ -98,23 +99,21 @@ def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, 
     environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
         finish_decided(meta, line.store, "shop", lease)
         names = [f"{line.origin.name}.{one}" for one in tables or ()] or [one.name for one in pending(meta, "shop")]
         chosen = [tuple(name.split(".", 1)) for name in names]
-        return copy_tables(
-            line.pipeline, "shop", chosen, meta=meta, store=line.store, lease=lease, environ=environ, **more
-        )  # type: ignore[arg-type]
+        return copy_tables(opened(line.pipeline, meta, environ), "shop", chosen, lease, **more)  # type: ignore[arg-type]
 
 
 def stage(line: Line) -> Staged:
     capture = Capture(line.pipeline.tables, line.pipeline.routes)
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
-        return stage_due(meta, line.store, line.pipeline, "shop", lease, capture=capture)
+        return stage_due(opened(line.pipeline, meta, store=line.store), "shop", lease, capture=capture)
 
 
 def at_source(line: Line, table: str) -> list[tuple[Any, ...]]:
@@ -459,7 +458,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     assert swept(line) == ()  # they wait for their manifest
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop") as lease,
+        copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
         meta.drop_copy(lease, "shop", f"{line.origin.name}.pair")
     assert {parse_copied(one.path) is not None for one in swept(line)} == {True}
@@ -469,7 +468,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
 
 def swept(line: Line) -> tuple[Any, ...]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return sweep(meta, line.store, line.pipeline, older_than_s=-60.0)["shop"].parts
+        return sweep(opened(line.pipeline, meta, store=line.store), older_than_s=-60.0)["shop"].parts
 
 
 KEYS = {
@@ -640,7 +639,7 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(Refused) as caught:
-        plan(meta, line.store, feeding(line, "newest"), window=None, run_id="r1")
+        plan(opened(feeding(line, "newest"), meta, store=line.store), window=None, run_id="r1")
     assert caught.value.code == "snapshot.not_copyable"
 
 
@@ -1005,9 +1004,9 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
     line.drain()
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop", "one"),
+        copier_lease(opened(line.pipeline, meta), "shop"),
         pytest.raises(RetryLater) as refused,
-        copier_lease(meta, line.pipeline, "shop", "another"),
+        copier_lease(opened(line.pipeline, meta), "shop"),
     ):
         pass
     assert refused.value.code == "lease.held"
@@ -1025,7 +1024,7 @@ def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_li
     (copied,) = [one for one in line.chain if one.copied]
     assert line.chain[-1] is not copied
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        (done,) = purge(meta, line.store, line.pipeline, cutoff_us=1 << 61).sources
+        (done,) = purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61).sources
     # Where the copy stays, what the log brought since it was read does, too.
     if copied.batch_id in {one.batch_id for one in line.chain}:
         assert "rows that were read" in done.held_by
@@ -1034,7 +1033,7 @@ def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_li
         line.origin.execute(f"UPDATE number SET v = {v} WHERE v < 5")
         line.drain()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
     assert [one.copied for one in line.chain] == [False]
     assert not any(line.store.stat(part.path) for part in copied.parts)
     assert manifests.verify(line.store, "shop", deep=True) == []
@@ -1137,7 +1136,7 @@ def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]
     line.origin.execute("UPDATE number SET v = -2 WHERE v = 7", "DELETE FROM number WHERE v IN (3, 8)")
     line.drain()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
     before = line.chain[0].begin.position
     with pytest.raises(Refused) as refused:
         in_stage(line, "number")
@@ -1152,7 +1151,7 @@ def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]
     with pytest.raises(Refused):  # not copied
         in_stage(line, "pair")
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
     # What the log brought since its first read stays with the copy, or both are gone.
     if any(one.copied for one in line.chain):
         assert in_stage(line, "number") == at_source(line, "number")

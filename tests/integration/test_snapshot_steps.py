@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.output import CliOutput
-from cdc_core.cli.snapshot import copy_sources
 from cdc_core.config import Pipeline
 from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
+from cdc_core.extract.sources import extract_if_free
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.snapshot import copier, keys, pace, steps
 from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.copying import copy_sources
 from cdc_core.snapshot.pending import chosen, pending
 from cdc_core.snapshot.staging import Staged
 from cdc_core.stage.reader import table_state
 from tests.integration.line import Line
+from tests.opened import opened as ready
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        copier_lease(meta, line.pipeline, "shop", holder) as lease,
+        copier_lease(ready(line.pipeline, meta, holder=holder), "shop") as lease,
     ):
         yield meta, lease
 
@@ -62,21 +63,17 @@ def read(line: Line, *names: str) -> dict[str, Refused]:
     environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with opened(line) as (meta, lease):
         tables = chosen(meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(meta, "shop")
-        return steps.read_tables(
-            line.pipeline, "shop", tables, meta=meta, store=line.store, lease=lease, environ=environ
-        )
+        return steps.read_tables(ready(line.pipeline, meta, environ), "shop", tables, lease)
 
 
 def stage(line: Line) -> Staged:
     with opened(line) as (meta, lease):
-        return steps.stage_read(
-            line.pipeline, "shop", meta=meta, store=line.store, lease=lease, environ={"SALT": "salt"}
-        )
+        return steps.stage_read(ready(line.pipeline, meta, {"SALT": "salt"}), "shop", lease)
 
 
 def extracted(line: Line) -> bool:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return steps.extract_to_now(line.pipeline, "shop", meta, holder="a task")
+        return extract_if_free(ready(line.pipeline, meta), "shop")
 
 
 def states(line: Line) -> dict[str, CopyState]:
@@ -87,7 +84,7 @@ def states(line: Line) -> dict[str, CopyState]:
 
 def due(line: Line) -> list[str]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        return [one.name.partition(".")[2] for one in steps.due(meta, line.pipeline, "shop")]
+        return [one.name.partition(".")[2] for one in steps.due(ready(line.pipeline, meta), "shop")]
 
 
 def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Line) -> None:
@@ -103,8 +100,8 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
     assert due(line) == []
     assert states(line) == {"odd": CopyState.REFUSED, "t": CopyState.COPIED}
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert steps.copied_since(meta, line.store, "shop", before_us) == {f"{line.origin.name}.t"}
-        assert steps.copied_since(meta, line.store, "shop", time.time_ns() // 1000) == frozenset()
+        assert steps.copied_since(ready(line.pipeline, meta), "shop", before_us) == {f"{line.origin.name}.t"}
+        assert steps.copied_since(ready(line.pipeline, meta), "shop", time.time_ns() // 1000) == frozenset()
     line.origin.execute("ALTER TABLE odd ADD COLUMN w INT")
     line.drain()
     assert read(line) == {}  # each copy of what is pending tries it again
@@ -116,15 +113,14 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
 
 def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Line) -> None:
     """Of several sources, the tables of the last one are seen hours before they are copied."""
-    output = CliOutput(as_json=True)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         seen = pending(meta, "shop")
-        assert copy_sources(line.pipeline, meta, {"shop": seen}, output).staged["shop"].batches
-        again = copy_sources(line.pipeline, meta, {"shop": seen}, output)
+        assert copy_sources(ready(line.pipeline, meta), {"shop": seen}).staged["shop"].batches
+        again = copy_sources(ready(line.pipeline, meta), {"shop": seen})
         assert again.staged == {}
         assert list(again.refused) == [f"shop: {line.origin.name}.odd"]  # what is left of them
         asked = chosen(meta, "shop", [f"{line.origin.name}.t"])
-        assert copy_sources(line.pipeline, meta, {"shop": asked}, output).staged["shop"].tables == (asked[0].name,)
+        assert copy_sources(ready(line.pipeline, meta), {"shop": asked}).staged["shop"].tables == (asked[0].name,)
 
 
 def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
@@ -147,7 +143,7 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
 
     monkeypatch.setattr(Meta, "rebuild", rebuild)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        rebuild_source(meta, line.store, line.pipeline, "shop")
+        rebuild_source(ready(line.pipeline, meta), "shop")
     stage(line)
     assert due(line) == []
     assert states(line)["t"] is CopyState.COPIED

@@ -19,7 +19,7 @@ from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.snapshot import pace
 from cdc_core.stage.reader import table_state
-from cdc_core.stage.stores import open_stage
+from cdc_core.verify import staged_batches
 from cdc_core.verify.comparison import Kind
 from cdc_core.verify.job import Job
 from cdc_core.verify.judgement import Wrong
@@ -32,6 +32,7 @@ from tests.integration import test_snapshot as snapshots
 from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.source_origin import fresh_name
+from tests.opened import opened
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,7 @@ class Verified:
     def drain(self) -> None:
         with (
             Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta,
-            Extractor(self.line.pipeline, "shop", meta=meta, environ=self.environ) as extractor,
+            Extractor(opened(self.line.pipeline, meta, self.environ), "shop") as extractor,
         ):
             extractor.drain()
 
@@ -115,10 +116,7 @@ class Verified:
         """options: of the job."""
         pipeline = self.line.pipeline
         with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-            job = Job(
-                pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: self.drain(), self.environ,
-                **options,
-            )  # fmt: skip
+            job = Job(opened(pipeline, meta, self.environ), pipeline.targets[0], **options)
             return {one.table: one for one in verify(job, tables).results}
 
     def found(self, table: str) -> list[tuple[str, str, dict[str, Any], list[str]]]:
@@ -621,28 +619,27 @@ def test_the_command_says_what_differs_and_keeps_evidence(
 def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
     with (
         Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
-        verifier_lease(meta, "shop", "copy"),
+        verifier_lease(opened(shop.line.pipeline, meta), "copy"),
     ):
-        with pytest.raises(RetryLater) as caught, verifier_lease(meta, "shop", "copy"):
+        with pytest.raises(RetryLater) as caught, verifier_lease(opened(shop.line.pipeline, meta), "copy"):
             pass
         assert caught.value.code == "lease.held"
-        with verifier_lease(meta, "shop", "other"):
+        with verifier_lease(opened(shop.line.pipeline, meta), "other"):
             pass
     with (
         Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta,
-        verifier_lease(meta, "shop", "copy"),
+        verifier_lease(opened(shop.line.pipeline, meta), "copy"),
     ):
         pass
 
 
 @FIRST_MYSQL
-def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified) -> None:
+def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staged_batches, "extract_if_free", lambda *_: False)
     shop.source("UPDATE number SET v = 'later' WHERE id = 1")
     pipeline = shop.line.pipeline
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        job = Job(
-            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: None, shop.environ, wait_s=0.0
-        )
+        job = Job(opened(pipeline, meta, shop.environ), pipeline.targets[0], wait_s=0.0)
         (result,) = verify(job).results
     assert result.error is not None
     assert result.error.code == "stage.behind"

@@ -9,12 +9,12 @@ import pytest
 from cdc_core.cutover.proof import prover
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
-from cdc_core.stage.stores import open_stage
 from cdc_core.verify import evidence
 from cdc_core.verify.job import Job
 from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers, verified
+from tests.opened import opened
 
 __all__ = ["verified"]
 
@@ -24,8 +24,7 @@ ISOLATE = ", on_unreadable: isolate, on_unlogged_change: record"
 
 def job_of(run: Verified, meta: Meta) -> Job:
     pipeline = run.line.pipeline
-    target = pipeline.targets[0]
-    return Job(pipeline, target, meta, open_stage(pipeline.stage), lambda _: run.drain(), run.environ)
+    return Job(opened(pipeline, meta, run.environ), pipeline.targets[0])
 
 
 @ONLY_MARIADB

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.status import verification_documents
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.status import verification_documents
 from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify import evidence, kept_progress, opened_findings, source_rows
@@ -29,6 +29,7 @@ from cdc_core.verify.verifier import verify
 from examples.sandbox.mysql import MySql
 from tests.integration.test_repair import at_source
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
+from tests.opened import Noted, opened
 
 __all__ = ["verified"]
 
@@ -56,12 +57,11 @@ class Killed(BaseException):
 def begun(run: Verified, **options: Any) -> Iterator[tuple[Job, list[str]]]:
     """A job with a lease, and what it says."""
     pipeline = run.line.pipeline
-    said: list[str] = []
-    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, verifier_lease(meta, "shop", "copy") as lease:
-        yield Job(
-            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: run.drain(), run.environ,
-            lease=lease, said=said.append, **options,
-        ), said  # fmt: skip
+    progress = Noted()
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+        ready = opened(pipeline, meta, run.environ, progress)
+        with verifier_lease(ready, "copy") as lease:
+            yield Job(ready, pipeline.targets[0], lease, **options), progress.notes
 
 
 def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -203,7 +203,7 @@ def test_a_verifier_that_has_lost_its_lease_moves_nothing(shop: Verified) -> Non
     with begun(shop) as (job, _):
         assert job.lease is not None
         job.meta.release_lease(job.lease)
-        with verifier_lease(job.meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
+        with verifier_lease(job.opened, "copy"), pytest.raises(RetryLater) as caught:
             verify(job)
         assert caught.value.code == "lease.lost"
         assert job.meta.verification("shop", "copy") is None

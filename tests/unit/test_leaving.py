@@ -14,12 +14,12 @@ import pytest
 from sqlalchemy import Connection
 
 from cdc_core import leaving
-from cdc_core.cli import extract
-from cdc_core.cli.output import CliOutput
 from cdc_core.config import parse
 from cdc_core.errors import RetryLater
+from cdc_core.extract import sources
 from cdc_core.leaving import leave_if_told, unhurried, uninterrupted
 from cdc_core.meta import Meta
+from cdc_core.operations.open_pipeline import open_pipeline
 
 
 @pytest.fixture(autouse=True)
@@ -133,10 +133,11 @@ def test_what_an_unhurried_process_still_does_is_not_cut_short() -> None:
 def test_an_extraction_whose_thread_was_told_to_leave_is_not_taken_for_a_whole_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def drained(*_: object) -> bool:
-        raise SystemExit(143)
+    class Told:
+        def __init__(self, *_: object, **__: object) -> None:
+            raise SystemExit(143)
 
-    monkeypatch.setattr(extract, "_drain", drained)
+    monkeypatch.setattr(sources, "Extractor", Told)
     pipeline = parse(
         f"""
         pipeline: shop
@@ -148,8 +149,8 @@ def test_an_extraction_whose_thread_was_told_to_leave_is_not_taken_for_a_whole_o
         """,
         where="test",
     )
-    with pytest.raises(SystemExit) as left:
-        extract.extract_sources(pipeline, ["shop"], None, CliOutput(as_json=True))
+    with open_pipeline(pipeline, {}) as ready, pytest.raises(SystemExit) as left:
+        sources.extract_sources(ready)
     assert left.value.code == 143
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_core.run import RunContext, carry_out, fresh_run_id
+from cdc_core.apply.run import carry_out, fresh_run_id
 from spark_jobs.driver import Driver
 from tests.made_batches import manifest
+from tests.opened import Noted, opened
 from tests.unit.apply.made_line import Line
 
 
@@ -17,10 +18,10 @@ def test_a_run_whose_batches_another_took_over_starts_nothing_and_says_who_has_t
         lost = line.plan("first")
         heir = line.plan("second")
         environ = {"SHOP": "mysql://u@127.0.0.1:1", "T": "mysql://u@127.0.0.1:2"}
-        began: list[str] = []
+        progress = Noted()
         with Driver(line.pipeline, line.store, master="local[1]") as spark:
-            done = carry_out(RunContext(line.pipeline, line.meta, line.store, environ, began.append, spark), lost)
-        assert (began, done.summaries, done.ledgers) == ([], (), ())
+            done = carry_out(opened(line.pipeline, line.meta, environ, progress), spark, lost)
+        assert (progress.steps, done.summaries, done.ledgers) == ([], (), ())
         assert len(done.lost) == 1
         assert "second took over" in done.lost[0]
         line.apply(heir)

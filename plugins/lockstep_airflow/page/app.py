@@ -23,7 +23,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from cdc_core.cli.output import duration, shown, size
+from cdc_core.words import duration, shown, size
 from lockstep_airflow.bundle import configured_pipelines
 from lockstep_airflow.page import figures
 from lockstep_airflow.page.glossary import TERMS

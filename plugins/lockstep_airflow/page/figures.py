@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc_core import config
-from cdc_core.cli.cutover_status import cutover_document
-from cdc_core.cli.output import error_document, moment
-from cdc_core.cli.status import health, ledger_document, problem_document, run_document, status_document
-from cdc_core.errors import InternalError, LockstepError
+from cdc_core.cutover.status import cutover_document
+from cdc_core.errors import InternalError, LockstepError, to_document
 from cdc_core.meta import Meta, RunState
 from cdc_core.meta.health import retention_left_s
 from cdc_core.model.run import plan_folder, quality_folder, quality_report
+from cdc_core.operations.status import health, ledger_document, problem_document, run_document, status_document
 from cdc_core.windows import to_us
+from cdc_core.words import moment
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
 from lockstep_airflow.run_context import run_name_of
@@ -68,7 +68,7 @@ def figures(
         "pipelines": [
             entry | {"trigger": _triggers(specs, may_trigger)} for entry, specs in zip(entries, asked, strict=True)
         ],
-        "broken": [error_document(error)["error"] for error in found.errors] if with_broken else [],
+        "broken": [to_document(error)["error"] for error in found.errors] if with_broken else [],
     }
 
 
@@ -133,7 +133,7 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
             where=str(file),
             remedy="report the traceback in the web server's log; the page does not affect the pipeline itself",
         )
-    said = error_document(failed)["error"]
+    said = to_document(failed)["error"]
     problem = said | {"level": "failed", "subject": "meta", "since": "", "times": 1}
     return entry | {"error": said, "problems": [problem], "attention": [failed.what]}
 

@@ -24,6 +24,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
 from tests.made_batches import HOUR_US, START_US, checkpoint
+from tests.opened import opened_line
 
 WINDOW = (START_US, START_US + HOUR_US)
 NEXT_WINDOW = (START_US + HOUR_US, START_US + 2 * HOUR_US)
@@ -86,7 +87,7 @@ class Line:
         return self.leases[source]
 
     def plan(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:
-        return plan.plan(self.meta, self.store, self.pipeline, window=window, run_id=run_id, **options)
+        return plan.plan(opened_line(self), window=window, run_id=run_id, **options)
 
     def apply(self, run: RunPlan, target: str = "t", **altered: Any) -> None:
         """merge, filter, write and quality, as if every change were an insert; `altered` bends one count or result."""
@@ -119,7 +120,7 @@ class Line:
             self.store.put(counts_path(folder), counts_to_bytes(list(counts)))
 
     def commit(self, run: RunPlan, target: str = "t") -> commit.CommitSummary:
-        return commit.commit(self.meta, self.store, self.pipeline, run, target)
+        return commit.commit(opened_line(self), run, target)
 
     def done(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:
         """A whole run."""

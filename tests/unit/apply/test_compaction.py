@@ -28,6 +28,7 @@ from cdc_core.stage.layout import compaction_path, originals_removed_path
 from cdc_core.stage.parquet import PartFile
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
+from tests.opened import opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import Line
 from tests.unit.test_staged import KEY, NOTE, ORDERS, place
@@ -61,7 +62,7 @@ class Staged:
         return batch
 
     def compact(self, **options: Any) -> Compacted:
-        return compact(self.line.meta, self.line.store, self.line.pipeline, **options)
+        return compact(opened_line(self.line), **options)
 
     def removed(self, **options: Any) -> Compacted:
         return self.compact(older_than_us=-1, **options)
@@ -262,7 +263,7 @@ def test_killed_at_any_step_of_a_compaction_nothing_is_lost_or_seen_twice(
     staged.compact()
     assert staged.changes() == before
     assert len(staged.paths("compactions/")) == 1
-    swept = retention.sweep(staged.line.meta, staged.line.store, staged.line.pipeline, older_than_s=-1)
+    swept = retention.sweep(opened_line(staged.line), older_than_s=-1)
     (record,) = compaction.read(staged.line.store, ["shop"])
     assert staged.paths("compacted/") == sorted(part.path for part in record.parts)
     assert {info.path for info in swept["shop"].parts}.isdisjoint(part.path for part in record.parts)
@@ -323,7 +324,7 @@ def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, mo
     assert sorted(len(one.ranges) for one in done) == [0, 1]
     monkeypatch.undo()
     assert staged.seen() == before
-    retention.sweep(staged.line.meta, staged.line.store, staged.line.pipeline, older_than_s=-1)
+    retention.sweep(opened_line(staged.line), older_than_s=-1)
     assert len(staged.paths("compacted/")) == 2
     assert (staged.seen(), staged.problems()) == (before, [])
 
@@ -342,7 +343,7 @@ def test_of_two_ranges_that_overlap_the_first_counts(staged: Staged) -> None:
 
 
 def purge(staged: Staged, cutoff_us: int = 1 << 60, **options: Any) -> retention.Purged:
-    return retention.purge(staged.line.meta, staged.line.store, staged.line.pipeline, cutoff_us=cutoff_us, **options)
+    return retention.purge(opened_line(staged.line), cutoff_us=cutoff_us, **options)
 
 
 def test_a_compacted_range_is_purged_as_a_whole(staged: Staged) -> None:
@@ -394,9 +395,7 @@ def test_a_horizon_within_a_range_makes_readers_use_the_parts(staged: Staged) ->
 
 
 def replayed(staged: Staged, run_id: str = "again", **chosen: Any) -> Any:
-    return replay.plan(
-        staged.line.meta, staged.line.store, staged.line.pipeline, Selection("t", **chosen), run_id=run_id
-    )
+    return replay.plan(opened_line(staged.line), Selection("t", **chosen), run_id=run_id)
 
 
 def test_a_replay_takes_the_rows_of_its_batches_from_the_compacted_files(staged: Staged) -> None:

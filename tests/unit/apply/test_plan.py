@@ -23,6 +23,7 @@ from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.layout import CopiedName, copied_path, start_path
 from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
+from tests.opened import opened, opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -333,7 +334,7 @@ def test_a_table_that_the_rules_take_in_later_is_named_until_what_was_left_out_i
     warned = said("second")
     assert "2 batches with changes of shop.items were committed while the rules of the target left" in warned
     assert f"lockstep run line --replay --target t --table shop.items --from {IDS[0]}" in warned
-    run = replay.plan(line.meta, line.store, line.pipeline, Selection("t", tables=("shop.items",)), run_id="again")
+    run = replay.plan(opened_line(line), Selection("t", tables=("shop.items",)), run_id="again")
     line.apply(run)
     line.stage(both[3])
     assert "shop.items" in said("third"), "the replay is not committed"
@@ -402,7 +403,9 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
     counted = line.with_targets({"name": "t", "tables": {"*": {"no_key": "rows"}}})
     for attempt in (
         lambda: counted.plan("r"),
-        lambda: replay.plan(line.meta, line.store, counted.pipeline, replay.Selection("t"), run_id="again"),
+        lambda: replay.plan(
+            opened(counted.pipeline, line.meta, store=line.store), replay.Selection("t"), run_id="again"
+        ),
     ):
         error = refusal(attempt)
         assert (severity(type(error)), error.code) == (Refused, "stage.partial")
@@ -498,10 +501,7 @@ def test_no_plan_and_no_replay_over_a_stage_that_has_lost_what_meta_recorded(lin
     line.store.delete(B[lost].path if isinstance(lost, int) else start_path("shop"))
     wanted = "stage.damaged"
     assert refusal(lambda: line.plan("r")).code == wanted
-    assert (
-        refusal(lambda: replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="again")).code
-        == wanted
-    )
+    assert refusal(lambda: replay.plan(opened_line(line), Selection("t"), run_id="again")).code == wanted
 
 
 def test_run_ids_that_paths_cannot_hold_have_folders_of_their_own() -> None:
@@ -590,10 +590,10 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     before, after = sharded(line), sharded(line, **changed)
     after.plan("r")
     first = before.plan("r")  # nothing was written under the other one: a mistake that was corrected in time
-    note_layouts(line.meta, before.pipeline, first, "t")
-    assert refusal(lambda: require_layouts(line.meta, after.pipeline, first)).code == "run.clear_task"
-    assert refusal(lambda: note_layouts(line.meta, after.pipeline, first, "t")).code == "run.clear_task"
-    require_layouts(line.meta, before.pipeline, first)
+    note_layouts(opened(before.pipeline, line.meta), first, "t")
+    assert refusal(lambda: require_layouts(opened(after.pipeline, line.meta), first)).code == "plan.layout"
+    assert refusal(lambda: note_layouts(opened(after.pipeline, line.meta), first, "t")).code == "plan.layout"
+    require_layouts(opened(before.pipeline, line.meta), first)
     error = refusal(lambda: after.plan("r"))
     assert (severity(type(error)), error.code, error.where) == (
         DataAtRisk,
@@ -602,7 +602,7 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     )
     selection = Selection("t")
     assert (
-        refusal(lambda: replay.plan(line.meta, line.store, after.pipeline, selection, run_id="x")).code
+        refusal(lambda: replay.plan(opened(after.pipeline, line.meta, store=line.store), selection, run_id="x")).code
         == "target.layout"
     )
     assert sharded(line, key="ID").plan("r"), "columns' names have no case"

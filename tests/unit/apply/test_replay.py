@@ -19,6 +19,7 @@ from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import RunPlan, WriteCounts
 from cdc_core.stage.layout import CopiedName, copied_path
 from tests.made_batches import HOUR_US, START_US, manifest, position, schema
+from tests.opened import opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -35,7 +36,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def plan(line: Line, run_id: str, target: str = "t", **chosen: Any) -> RunPlan:
-    return replay.plan(line.meta, line.store, line.pipeline, Selection(target, **chosen), run_id=run_id)
+    return replay.plan(opened_line(line), Selection(target, **chosen), run_id=run_id)
 
 
 def taken(run: RunPlan) -> tuple[str, ...]:
@@ -190,7 +191,7 @@ def test_a_position_that_is_none_of_a_source_is_refused(line: Line, name: str) -
 
 def test_a_run_or_replay_says_of_which_tables_it_leaves_out_what_no_later_run_brings(line: Line) -> None:
     def partly(run: RunPlan) -> set[str]:
-        return set(left_out.in_part(line.meta, line.store, line.pipeline, run, "t"))
+        return set(left_out.in_part(opened_line(line), run, "t"))
 
     assert partly(line.plan("all")) == partly(plan(line, "whole")) == set()
     assert partly(plan(line, "to", last={"shop": B[1].begin.position.seq})) == set()
@@ -213,7 +214,7 @@ def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_
     line.commit(run)
     chosen = replay.requeued(line.meta, line.store, "first")
     assert (chosen.target, chosen.tables, chosen.batches) == ("t", ("shop.orders",), frozenset(IDS[:4]))
-    again = replay.plan(line.meta, line.store, line.pipeline, chosen, run_id="again")
+    again = replay.plan(opened_line(line), chosen, run_id="again")
     assert (taken(again), [table.table for table in again.merge_sets[0].tables]) == (IDS[:4], ["shop.orders"])
     for run_id, target in (("nobody", None), ("first", "new"), ("again", None)):
         error = refusal(lambda run_id=run_id, target=target: replay.requeued(line.meta, line.store, run_id, target))
@@ -230,7 +231,7 @@ def test_a_run_that_was_planned_again_after_its_commit_is_requeued_all_the_same(
     assert taken(line.plan("first", NEXT_WINDOW)) == ()
     chosen = replay.requeued(line.meta, line.store, "first")
     assert chosen.batches == frozenset(IDS[:4])
-    assert taken(replay.plan(line.meta, line.store, line.pipeline, chosen, run_id="again")) == IDS[:4]
+    assert taken(replay.plan(opened_line(line), chosen, run_id="again")) == IDS[:4]
 
 
 def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_or_the_replay_takes(line: Line) -> None:

@@ -24,6 +24,7 @@ from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest
+from tests.opened import opened, opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import Line
 
@@ -44,7 +45,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def purge(line: Line, cutoff_us: int = NEVER, **options: Any) -> Purged:
-    return retention.purge(line.meta, line.store, line.pipeline, cutoff_us=cutoff_us, **options)
+    return retention.purge(opened_line(line), cutoff_us=cutoff_us, **options)
 
 
 def staged(line: Line) -> list[str]:
@@ -235,7 +236,7 @@ def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, mon
         return known(*args)
 
     monkeypatch.setattr(line.meta, "rebuild", meanwhile)
-    assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+    assert rebuild_source(opened_line(line), "shop")[0] == 0
     assert line.plan("next").target("t").batches == ()
     assert inner == ["lease.held"]
 
@@ -263,7 +264,7 @@ def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
 
     with line.meta:
         monkeypatch.setattr(line.meta, "rebuild", after_a_renewal)
-        assert rebuild_source(line.meta, line.store, line.pipeline, "shop") == 0
+        assert rebuild_source(opened_line(line), "shop")[0] == 0
         assert expires_us() == 0  # it is free at once
 
 
@@ -275,9 +276,12 @@ def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> No
     assert (error.code, error.where) == ("plan.purged", "targets.new")
     assert str(B[5].begin.position) in error.what
     assert line.meta.run("second") is None
-    assert refusal(lambda: retention.seeded(line.meta, line.store, later.pipeline, "x")).code == "usage.unknown_name"
-    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 5
-    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 0
+    assert (
+        refusal(lambda: retention.seeded(opened(later.pipeline, line.meta, store=line.store), "x")).code
+        == "usage.unknown_name"
+    )
+    assert retention.seeded(opened(later.pipeline, line.meta, store=line.store), "new") == 5
+    assert retention.seeded(opened(later.pipeline, line.meta, store=line.store), "new") == 0
     assert later.plan("second").target("new").batches == (IDS[5],)
     assert line.plan("third").target("t").batches == ()
 
@@ -301,7 +305,7 @@ def test_a_replay_that_would_begin_before_the_horizon_is_refused_and_told_where_
 
     def again(**chosen: Any) -> tuple[str, ...]:
         selection = Selection("t", **chosen)
-        made = replay.plan(line.meta, line.store, line.pipeline, selection, run_id=f"r{len(chosen)}")
+        made = replay.plan(opened_line(line), selection, run_id=f"r{len(chosen)}")
         return made.target("t").batches
 
     error = refusal(again)
@@ -315,7 +319,7 @@ def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> 
     run = line.plan("old: first")
     line.apply(run)
     line.commit(run)
-    replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="open")
+    replay.plan(opened_line(line), Selection("t"), run_id="open")
     assert purge(line, 0).runs == ()
     done = purge(line)
     assert done.runs == ("old: first",)
@@ -395,7 +399,7 @@ def test_what_is_not_purged_is_not_forgotten(line: Line) -> None:
 
 def test_runs_and_ledgers_go_with_their_age_and_open_runs_stay(line: Line) -> None:
     line.done("old")
-    replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="open")
+    replay.plan(opened_line(line), Selection("t"), run_id="open")
     assert purge(line, forget_us=NEVER, dry_run=True).forgotten_runs == 1
     assert line.meta.ledger("old") != ()
     assert purge(line, forget_us=NEVER).forgotten_runs == 1
@@ -410,7 +414,7 @@ def test_what_meta_has_forgotten_is_refused_all_the_same(line: Line) -> None:
     assert known(line) == list(IDS[3:])
 
     def again(**chosen: Any) -> tuple[str, ...]:
-        made = replay.plan(line.meta, line.store, line.pipeline, Selection("t", **chosen), run_id=f"r{len(chosen)}")
+        made = replay.plan(opened_line(line), Selection("t", **chosen), run_id=f"r{len(chosen)}")
         return made.target("t").batches
 
     for reaching in ({}, {"start_us": START_US}, {"end_us": B[0].window_end_us}, {"batches": frozenset(IDS[:1])}):
@@ -418,7 +422,7 @@ def test_what_meta_has_forgotten_is_refused_all_the_same(line: Line) -> None:
     assert again(start_us=B[2].window_end_us) == IDS[3:]
     later = line.with_targets({"name": "t"}, {"name": "new"})
     assert refusal(lambda: later.plan("second")).code == "plan.purged"
-    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 0
+    assert retention.seeded(opened(later.pipeline, line.meta, store=line.store), "new") == 0
     assert later.plan("second").target("new").batches == IDS[3:]
 
 
@@ -439,7 +443,7 @@ def test_status_counts_what_is_staged_still(line: Line) -> None:
 
 
 def test_an_unknown_target_cannot_be_seeded(line: Line) -> None:
-    error = refusal(lambda: retention.seeded(line.meta, line.store, line.pipeline, "nobody"))
+    error = refusal(lambda: retention.seeded(opened_line(line), "nobody"))
     assert type(error) is UsageError
 
 
@@ -448,7 +452,7 @@ def folders(line: Line) -> set[str]:
 
 
 def sweep_plans(line: Line, **options: Any) -> set[str]:
-    found = retention.sweep_plans(line.meta, line.store, line.pipeline, **{"older_than_s": -60, **options})
+    found = retention.sweep_plans(opened_line(line), **{"older_than_s": -60, **options})
     return {root.split("/")[2] for root in found}
 
 
@@ -462,7 +466,7 @@ def test_a_sweep_removes_plans_that_nothing_needs_any_more_and_no_others(line: L
     assert folders(line) == {run.digest[:16], planned.digest[:16]}
     assert sweep_plans(line) == set()  # no target has committed these batches: a killed write may need the files
     committed = wider.done("winner")
-    made = replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="replay")
+    made = replay.plan(opened_line(line), Selection("t"), run_id="replay")
     assert sweep_plans(line, older_than_s=3600) == set()
     dead = {run.digest[:16], planned.digest[:16]}
     assert sweep_plans(line, dry_run=True) == dead

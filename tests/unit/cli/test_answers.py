@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.output import size, table
+from cdc_core.cli.output import table
 from cdc_core.cli.performable import performable
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.words import size
 
 Lockstep = Callable[..., Any]
 PIPELINE = """\

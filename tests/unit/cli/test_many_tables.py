@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from cdc_core.cli.extract import warn_of_partial
-from cdc_core.cli.output import CliOutput
 from cdc_core.cli.status import MOST_ACCOUNTS, MOST_COPIES, MOST_NOTES
 from cdc_core.extract import DrainResult
+from cdc_core.extract.partial import note_partial
 from cdc_core.model.coverage import How, TableCoverage
+from cdc_core.operations.open_pipeline import OpenPipeline
 from tests.made_batches import covered, manifest
+from tests.opened import Noted
 from tests.unit.apply.made_line import Line
 
 TABLES = 2_000
@@ -62,15 +63,16 @@ def test_status_counts_the_batches_of_a_failed_run_among_those_that_wait(
     assert document["targets"][0]["open"] == {"batches": 2, "rows": 12}
 
 
-def test_an_extract_says_once_that_tables_had_rows_before(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_extract_says_once_that_tables_had_rows_before() -> None:
     partial = {
         f"shop.t{number:02d}": TableCoverage(How.EXISTING, 4, 0, "binlog.000001:4", rows=number) for number in range(12)
     }
     partial["shop.late"] = TableCoverage(How.UNLOGGED, 9, 0, "binlog.000001:9")
     partial["shop.gone"] = replace(partial["shop.t03"], absent_seq=99)
-    results = [("shop", cast(DrainResult, SimpleNamespace(partial=partial)))]
-    warn_of_partial(CliOutput(as_json=True), "shop", results)
-    gone, existing, late = " ".join(capsys.readouterr().err.split()).split("partial: ")[1:]
+    results = {"shop": cast(DrainResult, SimpleNamespace(partial=partial))}
+    progress = Noted()
+    note_partial(cast(OpenPipeline, SimpleNamespace(name="shop", progress=progress)), results)
+    gone, existing, late = " ".join(progress.notes).split("partial: ")[1:]
     assert gone.startswith("rows of shop.gone (source shop) from before")
     assert existing.startswith(
         "rows from before their capture are not captured: shop.t00 (~0 rows), shop.t01 (~1 row), shop.t02 (~2 rows), "
@@ -80,8 +82,9 @@ def test_an_extract_says_once_that_tables_had_rows_before(capsys: pytest.Capture
     assert "`lockstep snapshot` copies the tables." in late
 
     # A way back begins where its target has every row.
-    warn_of_partial(CliOutput(as_json=True), "shop_back", results)
-    assert capsys.readouterr().err.count("partial: ") == 1
+    back = Noted()
+    note_partial(cast(OpenPipeline, SimpleNamespace(name="shop_back", progress=back)), results)
+    assert " ".join(back.notes).count("partial: ") == 1
 
 
 def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_request(

@@ -21,6 +21,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.stores import open_store
 from tests.made_blocks import ENTRY_BYTES, Change, Made, block
+from tests.opened import opened
 
 MINUTE = 60_000_000
 NOON = 1_795_000_020_000_000 // MINUTE * MINUTE
@@ -271,7 +272,7 @@ def test_who_lost_the_lease_moves_nothing_in_meta_even_if_its_manifest_is_first(
 
 
 def test_what_could_not_be_kept_of_the_log_ahead_ends_only_who_has_lost_the_lease(house, monkeypatch):
-    extractor = Extractor(house.pipeline, "shop", meta=house.meta)
+    extractor = Extractor(opened(house.pipeline, house.meta), "shop")
     extractor._lease = house.lease
 
     def refused(_: object) -> None:

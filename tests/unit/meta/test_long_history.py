@@ -11,6 +11,7 @@ from sqlalchemy import event
 
 from cdc_core.apply.retention import purge
 from tests.made_batches import manifest
+from tests.opened import opened_line
 from tests.unit.apply.made_line import Line
 
 ASKED: dict[str, Callable[[Line], Any]] = {
@@ -18,7 +19,7 @@ ASKED: dict[str, Callable[[Line], Any]] = {
     "overview": lambda line: line.meta.overview("line", ["t"], line.pipeline.windows),
     "plan": lambda line: line.plan("next"),
     "run": lambda line: line.done("all"),
-    "purge": lambda line: purge(line.meta, line.store, line.pipeline, cutoff_us=2**60, forget_us=2**60),
+    "purge": lambda line: purge(opened_line(line), cutoff_us=2**60, forget_us=2**60),
 }
 
 

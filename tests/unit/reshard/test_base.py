@@ -16,6 +16,7 @@ from cdc_core.reshard.base import require_base
 from cdc_core.reshard.fill import count_from_the_horizon
 from cdc_core.stage import horizon
 from tests.made_batches import manifest
+from tests.opened import opened, opened_line
 from tests.refusals import refusal
 from tests.unit.apply.made_line import Line
 
@@ -63,14 +64,14 @@ def test_what_was_purged_is_needed_unless_the_table_was_copied_since(line: Line)
     batches = [covered(manifest(0), How.EMPTY), *(manifest(number, window=number) for number in (1, 2, 3))]
     line.stage(*batches)
     line.done("first", targets=["t"])
-    retention.purge(line.meta, line.store, line.with_targets({"name": "t"}).pipeline, cutoff_us=1 << 60)
+    retention.purge(opened(line.with_targets({"name": "t"}).pipeline, line.meta, store=line.store), cutoff_us=1 << 60)
     assert horizon.read(line.store, "shop") is not None
     assert "were purged" in refusal(lambda: base(line)).what
     line.stage(covered(manifest(4, window=4), How.COPIED, manifest(4).begin.position.seq), manifest(5, window=5))
     assert base(line) == (ORDERS,)
     assert refusal(lambda: line.plan("r", targets=["wide"])).code == "plan.purged"
-    count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
-    count_from_the_horizon(line.meta, line.store, line.pipeline, "wide")
+    count_from_the_horizon(opened_line(line), "wide")
+    count_from_the_horizon(opened_line(line), "wide")
     assert line.plan("r", targets=["wide"], most_rows=1).target("wide").batches == (batches[3].batch_id,)
 
 
@@ -78,8 +79,8 @@ def test_what_is_purged_after_the_command_has_looked_does_not_count_as_applied(l
     line.stage(covered(manifest(0), How.EMPTY), *(manifest(number, window=number) for number in (1, 2)))
     line.done("first", targets=["t"])
     assert base(line) == (ORDERS,)
-    retention.purge(line.meta, line.store, line.with_targets({"name": "t"}).pipeline, cutoff_us=1 << 60)
-    error = refusal(lambda: count_from_the_horizon(line.meta, line.store, line.pipeline, "wide"))
+    retention.purge(opened(line.with_targets({"name": "t"}).pipeline, line.meta, store=line.store), cutoff_us=1 << 60)
+    error = refusal(lambda: count_from_the_horizon(opened_line(line), "wide"))
     assert error.code == "stage.partial"
     known = horizon.read(line.store, "shop")
     assert known is not None
@@ -95,7 +96,9 @@ def test_a_purge_of_what_a_target_has_taken_does_not_end_its_filling(line: Line)
     own = line.with_targets({"name": "t"}, {"name": "wide", "tables": {"*": SHARDED}, "replay_only": True}).pipeline
 
     def purge(number: int) -> tuple[str, ...]:
-        retention.purge(line.meta, line.store, own, cutoff_us=manifest(number, window=number).window_end_us)
+        retention.purge(
+            opened(own, line.meta, store=line.store), cutoff_us=manifest(number, window=number).window_end_us
+        )
         known = horizon.read(line.store, "shop")
         assert known is not None
         assert known.last_batch == manifest(number).batch_id

@@ -15,6 +15,7 @@ from cdc_core.stage.manifest import chain, newest, verify
 from cdc_core.stage.start import sources
 from cdc_core.staged import open as open_stage
 from tests.made_batches import manifest
+from tests.opened import opened_line
 from tests.unit.apply.made_line import Line
 
 
@@ -64,7 +65,7 @@ def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(tmp_pat
         "stat": lambda: line.store.stat(f"{name}/x"),
     }
     if how == "loop":  # of a SQLite file that another account may not open, meta says so itself
-        readers["purge"] = lambda: purge(line.meta, line.store, line.pipeline, cutoff_us=2**60, dry_run=True)
+        readers["purge"] = lambda: purge(opened_line(line), cutoff_us=2**60, dry_run=True)
         readers["plan"] = lambda: line.plan("run")
     whole = {reader: str(read()) for reader, read in readers.items()}
     with unlisted(tmp_path / "stage" / name, how):

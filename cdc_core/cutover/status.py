@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from cdc_core import config
-from cdc_core.cli.output import duration, moment
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.states import HELD, OPEN, State
 from cdc_core.errors import DataAtRisk
@@ -16,7 +15,7 @@ from cdc_core.meta.failures import RUN
 from cdc_core.meta.health import Level, Problem, standing
 from cdc_core.verify.modes import Mode, found_since
 from cdc_core.windows import age_us, parse_moment, to_us
-from cdc_core.words import counted
+from cdc_core.words import counted, duration, moment
 
 _SWITCHED = (State.SWITCHED, State.WATCH)
 LATE_S = 60.0

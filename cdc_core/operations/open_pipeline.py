@@ -1,0 +1,88 @@
+"""A pipeline while an operation works on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from cdc_core.config import Pipeline
+from cdc_core.meta import Meta
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
+
+if TYPE_CHECKING:
+    from cdc_core.extract.extractor import DrainResult
+    from cdc_core.meta import TableCopy
+    from cdc_core.snapshot.pending import PendingTable
+
+log = logging.getLogger(__name__)
+
+
+class Progress:
+    """Where an operation says how far it is. This one only logs; the command line draws bars.
+
+    The context managers yield a function that is called as often as there is something new, from any thread.
+    """
+
+    def note(self, text: str) -> None:
+        """A line for people."""
+        log.info("%s", text)
+
+    def step(self, name: str) -> None:
+        """The next task of a run begins: `merge`, `shards: write`; "" after the last one."""
+
+    def extracting(self, sources: Sequence[str]) -> AbstractContextManager[Callable[[str, DrainResult], None]]:
+        """Receives a source and how far it is."""
+        return nullcontext(lambda source, result: None)
+
+    def copying(self, tables: Sequence[PendingTable]) -> AbstractContextManager[Callable[[TableCopy], None]]:
+        return nullcontext(lambda copy: None)
+
+    def comparing(self) -> AbstractContextManager[Callable[[str, str, int], None]]:
+        """Receives a table, the side that is being read, and the rows of it so far."""
+        return nullcontext(lambda table, side, rows: None)
+
+
+SILENT = Progress()
+
+
+def default_holder() -> str:
+    """`host:pid`: the holder of a lease, for the message to another that wants it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPipeline:
+    """What every operation is given. environ: has the logins that the pipeline names. holder: of every lease that the
+    operation takes, as others read it."""
+
+    pipeline: Pipeline
+    meta: Meta
+    store: ObjectStore
+    environ: Mapping[str, str]
+    progress: Progress = SILENT
+    holder: str = field(default_factory=default_holder)
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.pipeline
+
+
+@contextmanager
+def open_pipeline(
+    pipeline: Pipeline,
+    environ: Mapping[str, str],
+    progress: Progress = SILENT,
+    *,
+    holder: str | None = None,
+    upgrade: bool = False,
+) -> Iterator[OpenPipeline]:
+    """Opens the pipeline's meta database and its stage. upgrade: as in Meta.open. Raises what opening them raises."""
+    store = open_stage(pipeline.stage)
+    with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=upgrade, environ=environ) as meta:
+        yield OpenPipeline(pipeline, meta, store, environ, progress, holder or default_holder())
