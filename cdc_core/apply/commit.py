@@ -16,7 +16,7 @@ from typing import Any
 from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.apply.set_aside import forget_replaced
-from cdc_core.errors import DataAtRisk, FilesLost, Refused
+from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
 from cdc_core.meta import LedgerRow, Meta, Renewals
 from cdc_core.meta.failures import GATES
 from cdc_core.model.run import (
@@ -101,7 +101,7 @@ def commit(
     (run.clear_task, usage.argument), RetryLater (run.taken_over), and what lost_writes.find raises.
     """
     if opened.name != plan.pipeline:
-        raise Refused(
+        raise UsageError(
             f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {opened.name!r}.",
             where=plan.path,
             code="usage.argument",

@@ -70,5 +70,5 @@ def _too_slow(work: Work, last: str) -> RetryLater:
         f"Within {work.options.chase} (cutover.chase), no {QUICK_RUNS} runs in a row took less than "
         f"{work.options.max_lag_s:g} s (cutover.max_lag_s): {last}.",
         where=work.opened.name,
-        remedy="see what the runs wait for, begin when less is written, or raise cutover.max_lag_s",
+        remedy="find what the runs wait for, begin at a quieter time, or raise cutover.max_lag_s",
     )

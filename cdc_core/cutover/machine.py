@@ -119,7 +119,7 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     moving.to(State.ROLLED_BACK, error=str(failed))
     _tidy(moving)
     raise RolledBack(
-        f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
+        f"The cutover was rolled back, and nothing was switched. The last attempt: {failed.what}",
         where=work.opened.name,
         remedy=f"{failed.remedy}; then begin again",
     )
@@ -323,7 +323,7 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
     if known.state != State.SWITCHING:
         raise UsageError(
-            f"The cutover is {known.state}: nobody asks what the hook has done.",
+            f"The cutover is {known.state}, so it needs no answer.",
             where=work.opened.name,
             code="usage.argument",
             remedy="leave --answer out",
@@ -373,7 +373,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
     if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
-            "The application was switched: there is nothing to abort.",
+            "The application was switched, so there is nothing to abort.",
             where=work.opened.name,
             code="cutover.switched",
             remedy="`lockstep cutover resume` ends an open cutover, `lockstep cutover back` leads the application "
@@ -392,7 +392,7 @@ def complete(work: Work, lease: Lease) -> Cutover:
         _finished(moving)
     if moving.state is not State.WATCH:
         raise UsageError(
-            f"The cutover is {moving.state}: the application was not switched.",
+            f"The cutover is {moving.state}; the application was not switched.",
             where=work.opened.name,
             code="usage.nothing_open",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",

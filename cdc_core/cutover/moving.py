@@ -97,7 +97,7 @@ def open_cutover(work: Work) -> Cutover:
             f"No cutover of {work.opened.name!r} is open.",
             where=work.opened.name,
             code="usage.nothing_open",
-            remedy="begin one by `lockstep cutover run`",
+            remedy="begin one with `lockstep cutover run`",
         )
     require_its_target(work, known)
     return known

@@ -74,7 +74,7 @@ def look_again(moving: Moving) -> None:
             f"looked up, and the way back waits for that: {why}",
             where=f"cutover {moving.cutover.cutover_id}",
             code="cutover.unchecked",
-            remedy=f"`lockstep cutover resume {work.opened.name}` looks again, as soon as the servers answer",
+            remedy=f"`lockstep cutover resume {work.opened.name}` looks again once the servers answer",
         )
 
 

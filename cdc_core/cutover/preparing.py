@@ -9,13 +9,13 @@ from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
 from cdc_core.cutover.catching_up import catch_up
 from cdc_core.cutover.hooks import require_callable
-from cdc_core.cutover.proof import Since
+from cdc_core.cutover.proof import Since, verify_again
 from cdc_core.cutover.readiness import failed, look
 from cdc_core.cutover.states import State
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.valid_evidence import Evidence, newest_evidence, verified_now
 from cdc_core.cutover.work import Tables, Work
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.position import Position
 from cdc_core.target.indexes import settle, with_due
 from cdc_core.windows import parse_moment, to_us
@@ -25,7 +25,7 @@ def require_hooks(work: Work) -> None:
     """Raises UsageError (config.invalid), Refused (hook.missing) for what cannot be called."""
     if work.options.switch_with is None:
         raise UsageError(
-            "Nothing says how the application is switched.",
+            "The pipeline does not say how the application is switched.",
             where=f"{work.opened.name}: cutover.switch_with",
             code="config.invalid",
             remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
@@ -115,11 +115,10 @@ def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str,
         return None
     found = work.way_back.disturbed(seen)
     if found.why:
-        raise Refused(
-            f"Nobody knows which rows the old tables have: {found.why}.",
-            where=work.opened.name,
-            code="cutover.verify_again",
-            remedy="nothing was switched. Begin again: every row is verified first",
+        raise verify_again(
+            f"The rows of the old tables are not known: {found.why}.",
+            work.opened.name,
+            "Begin again: every row is verified first",
         )
     return found.seen
 
@@ -130,12 +129,10 @@ def require_unrefuted(work: Work) -> None:
     for one in work.targets:
         why = newest_evidence(work, one.name).why
         if why:
-            raise Refused(
-                f"The evidence of {one.name!r} does not count any more: {why}.",
-                where=work.opened.name,
-                code="cutover.verify_again",
-                remedy="nothing was switched. Repair what differs (`lockstep repair`), then begin again: every row is "
-                "verified first",
+            raise verify_again(
+                f"The evidence of {one.name!r} no longer counts: {why}.",
+                work.opened.name,
+                "Repair what differs (`lockstep repair`), then begin again: every row is verified first",
             )
 
 
