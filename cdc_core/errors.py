@@ -364,8 +364,7 @@ def from_document(fields: Mapping[str, Any]) -> LockstepError:
     """The error of a command, from what its JSON document has of it. Raises KeyError for anything else."""
     what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
     kind = {kind.exit_class: kind for kind in SEVERITY}[fields["class"]]
-    final = code == RolledBack.own_code and kind is RetryLater
-    return _rebuild(RolledBack if final else kind, what, where, remedy, code, ())
+    return _rebuild(kind, what, where, remedy, code, ())
 
 
 _MARK = "LOCKSTEP-ERROR:"
