@@ -28,7 +28,7 @@ from cdc_core.extract.partial import note_partial
 from cdc_core.extract.sources import extract_sources
 from cdc_core.meta import LedgerRow
 from cdc_core.model.run import RunPlan
-from cdc_core.model.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
+from cdc_core.model.tasks import COMMIT, EXTRACT, MERGE, PLAN, SNAPSHOT, TARGET_TASKS, WRITE
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair.reverse_query import Queried, look_up
 from cdc_core.snapshot.copying import copy_pending
@@ -76,7 +76,9 @@ def run(
     missing, and of which that was noted before; gets those that are noted now. Raises what these raise.
     """
     partial_noted = set() if partial_noted is None else partial_noted
+    opened.progress.step(EXTRACT.name)
     extracted = extract_sources(opened, until_us=until_us)
+    opened.progress.step(SNAPSHOT.name)
     extracted |= copy_pending(opened)
     _create_missing_tables(opened, targets)
     partial = {table for result in extracted.values() for table in result.partial}
@@ -130,7 +132,7 @@ def apply(
     """Apply everything staged that the targets have not committed yet. kind: of the run, a part of its id. most_rows:
     as in the plan. Raises what `carry_out` and the plan raise."""
     run_id = fresh_run_id(opened.name, kind)
-    opened.progress.step("plan")
+    opened.progress.step(PLAN.name)
     try:
         plan = planning.plan(
             opened, window=None, run_id=run_id, targets=targets,
@@ -145,7 +147,7 @@ def apply(
 def replay(opened: OpenPipeline, spark: Spark, selection: Selection) -> RunResult:
     """Apply the selection, consumed or not. Raises what `carry_out` and the plan raise."""
     run_id = fresh_run_id(opened.name, "replay")
-    opened.progress.step("plan")
+    opened.progress.step(PLAN.name)
     return carry_out(
         opened,
         spark,

@@ -1,9 +1,9 @@
-"""The tasks of a run after its plan, in order: defined once for all code that executes or describes a run.
+"""The tasks of a run, in order: defined once for all code that executes or describes a run.
 
-    plan ─► merge ─► per target: filter ─► write ─► quality ─► commit
+    extract ─► snapshot ─► plan ─► merge ─► per target: filter ─► write ─► quality ─► commit
 
-`lockstep run` (cdc_core/run.py) executes them one after the other, Airflow's DAGs are built from them
-(lockstep_airflow/specs.py), and jobs.py knows the Spark applications among them.
+`lockstep run` (apply/run.py) executes them one after the other, Airflow's DAGs are built from them
+(lockstep_airflow/specs.py), and jobs.py knows the Spark jobs among them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 class Task:
     """One task.
 
-    spark: it is a Spark application, spark_jobs/<name>.py; otherwise a function of cdc_core.
+    spark: it is a Spark job, spark_jobs/<name>.py; otherwise a function of cdc_core.
     doc:   what it does, in a sentence.
     """
 
@@ -24,6 +24,16 @@ class Task:
     doc: str
 
 
+EXTRACT = Task(
+    "extract",
+    False,
+    "Reads the source's binlog up to the end of the window and stages it. A window that is already staged is not read "
+    "again.",
+)
+SNAPSHOT = Task("snapshot", False, "Copies tables that lack rows, if the pipeline copies by itself.")
+PLAN = Task(
+    "plan", False, "Chooses the staged batches of the window, and earlier ones not applied yet, for each target."
+)
 MERGE = Task("merge", True, "Finds the last change of each key among the planned batches.")
 FILTER = Task("filter", True, "Compares the last changes with the versions that the target holds.")
 WRITE = Task("write", True, "Writes the newer rows, guarded by version: each shard in one transaction, or in parts.")

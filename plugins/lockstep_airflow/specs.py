@@ -21,15 +21,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from cdc_core.config import WAY_BACK_SUFFIX, Airflow, Pipeline
-from cdc_core.model.tasks import MERGE, TARGET_TASKS
+from cdc_core.model.tasks import EXTRACT, MERGE, SNAPSHOT, TARGET_TASKS
+from cdc_core.model.tasks import PLAN as PLAN_TASK
 
-PLAN = "plan"
-EXTRACT = "extract"
+PLAN = PLAN_TASK.name
 PURGE = "purge"
 COMPACT = "compact"
 SWEEP = "sweep"
 READMIT = "readmit"
-SNAPSHOT = "snapshot"
 COPY = "copy"
 STAGE = "stage"
 VERIFY = "verify"
@@ -177,31 +176,16 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     sources = tuple(source.name for source in pipeline.sources)
     targets = tuple(target.name for target in pipeline.scheduled_targets)
     tasks = [
-        TaskSpec(
-            TaskKind.EXTRACT,
-            EXTRACT,
-            (),
-            "Reads the source's binlog up to the end of the window and stages it. A window that is already staged "
-            "is not read again.",
-            sources=sources,
-        )
+        TaskSpec(TaskKind.EXTRACT, EXTRACT.name, (), EXTRACT.doc, sources=sources),
     ]
     if pipeline.copies_by_itself:
         doc = (
             f"Starts {snapshot_dag_id_of(pipeline.pipeline)} if tables lack rows that a copy brings, and no run of it "
             "is under way."
         )
-        tasks.append(TaskSpec(TaskKind.START_COPY, SNAPSHOT, (EXTRACT,), doc))
+        tasks.append(TaskSpec(TaskKind.START_COPY, SNAPSHOT.name, (EXTRACT.name,), doc))
     if targets:
-        tasks += [
-            TaskSpec(
-                TaskKind.PLAN,
-                PLAN,
-                (EXTRACT,),
-                "Chooses the staged batches of the window, and earlier ones not applied yet, for each target.",
-            ),
-            _merge_task(),
-        ]
+        tasks += [TaskSpec(TaskKind.PLAN, PLAN, (EXTRACT.name,), PLAN_TASK.doc), _merge_task()]
     for target in targets:
         tasks += _target_tasks(target)
     description = f"Changes of {', '.join(sources)} to {', '.join(targets) or 'the stage'}"

@@ -743,7 +743,7 @@ def test_a_table_that_is_altered_while_it_is_read_does_not_count_as_equal(
         if side == "source" and rows == 7:
             shop.source("ALTER TABLE number ADD COLUMN extra INT")
 
-    result = shop.verify("number", progressed=alter)["number"]
+    result = shop.verify("number", report=alter)["number"]
     assert result.error is not None
     assert result.error.code in ("table.redefined", "table.redefined")
     assert not result.equal

@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.open_pipeline import Progress
 from cdc_core.operations.status import verification_documents
 from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
@@ -220,14 +221,15 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
         **{"            meta:": f"            snapshot: {{throttle: {{query: '{busy}'}}}}\n            meta:"}
     )
     waits: list[str] = []
-    with begun(shop) as (job, _):
 
-        def say(line: str) -> None:
-            if "the query of snapshot.throttle returns 1" in line:
-                waits.append(line)
+    class Eased(Progress):
+        def note(self, text: str) -> None:
+            if "the query of snapshot.throttle returns 1" in text:
+                waits.append(text)
                 shop.source("DELETE FROM busy")
 
-        found = verify(replace(job, said=say), ["number"])
+    with begun(shop) as (job, _):
+        found = verify(replace(job, opened=replace(job.opened, progress=Eased())), ["number"])
         assert found.results[0].equal
         assert waits
         job.meta.pause_copies("shop", "me")
@@ -413,7 +415,7 @@ def test_values_that_look_equal_to_somebody_are_told_apart(
     run.drain()
     run.target(f"CREATE TABLE sib LIKE {run.line.origin.name}.sib", *inserts(2))
     run.consumed()
-    result = run.verify("sib", progressed=lambda table, side, rows: None)["sib"]
+    result = run.verify("sib", report=lambda table, side, rows: None)["sib"]
     assert result.error is None
     differ = {number: pair for number, pair in enumerate(planted) if pair[1] != pair[2]}
     shown = {int(str(one.key["id"])): one.columns for one in result.findings}
