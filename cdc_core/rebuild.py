@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc_core.apply.turn import Turn
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -25,7 +25,7 @@ def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
     meta, store = opened.meta, opened.store
     starts.require_own(store, source, opened.name)
     lease_s = opened.pipeline.limits.lease_s
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"The source {source!r} is being extracted.",
         where=source,
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",

@@ -18,7 +18,7 @@ from cdc_core.apply import retention
 from cdc_core.apply.jobs import Spark
 from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -52,7 +52,7 @@ def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
 @contextmanager
 def filling(opened: OpenPipeline, target: str) -> Iterator[None]:
     """The right to fill a target. Raises RetryLater (lease.held)."""
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process fills the target {target!r}.",
         where=f"targets.{target}",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",

@@ -21,7 +21,16 @@ from pathlib import Path
 
 import pymysql
 
-from cdc_core.errors import DefinitionChanged, LockstepError, OtherServer, Paused, Refused, RetryLater, TableRefused
+from cdc_core.errors import (
+    DefinitionChanged,
+    LeaseHeld,
+    LockstepError,
+    OtherServer,
+    Paused,
+    Refused,
+    RetryLater,
+    TableRefused,
+)
 from cdc_core.extract import hosts
 from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
@@ -83,7 +92,7 @@ def copier_lease(opened: OpenPipeline, source: str) -> AbstractContextManager[Le
     Raises RetryLater (lease.held): another copier has it.
     """
     lease_s = opened.pipeline.limits.lease_s
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process is copying tables of the source {source!r}.",
         where=source,
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "

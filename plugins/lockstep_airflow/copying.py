@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
 
-from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, RetryLater, combined
+from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, combined
 from cdc_core.windows import to_us
 from cdc_core.words import counted, some_of
 from lockstep_airflow.credentials import exported
@@ -97,7 +97,7 @@ class CopyPlanOperator(Leaving, BaseOperator):
                     source,
                 )
                 if not extract_if_free(ready, source) and ready.meta.checkpoint(source) is None:
-                    raise RetryLater(
+                    raise LeaseHeld(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
                         where=source,
                         remedy="the next attempt looks again",

@@ -135,13 +135,15 @@ def test_every_code_that_is_raised_is_documented() -> None:
 def test_a_code_has_one_class_so_that_it_says_how_to_recover() -> None:
     known = {kind.__name__: kind for kind in all_errors()}
     classes: dict[str, set[str]] = {kind.own_code: {errors.severity(kind).__name__} for kind in known.values()}
-    for _, tree in sources():
+    for path, tree in sources():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
-                for part in node.keywords:
-                    if part.arg == "code" and isinstance(part.value, ast.Constant):
-                        kind = errors.severity(known[node.func.id])
-                        classes.setdefault(part.value.value, set()).add(kind.__name__)
+                raised = known[node.func.id]
+                codes = [part.value for part in node.keywords if part.arg == "code"]
+                assert codes or raised.own_code, f"{path}:{node.lineno}"
+                for code in codes:
+                    if isinstance(code, ast.Constant):
+                        classes.setdefault(code.value, set()).add(errors.severity(raised).__name__)
     assert {code: kinds for code, kinds in classes.items() if len(kinds) > 1 and code} == {}
 
 
