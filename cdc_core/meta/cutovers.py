@@ -123,7 +123,6 @@ def _moved(pipeline: str, state: str) -> RetryLater:
     return Overtaken(
         f"Another process has moved the cutover of {pipeline!r}, which was {state}.",
         where=pipeline,
-        code="lease.lost",
         remedy="see `lockstep cutover status PIPELINE`",
     )
 

@@ -115,7 +115,6 @@ def moved(
         raise Overtaken(
             f"Another process has moved shard {former.shard} of {former.logical!r}.",
             where=former.logical,
-            code="lease.lost",
             remedy="run `lockstep ddl resume`, which begins with what the servers have",
         )
     return ShardProgress(former.logical, former.shard, behind, attempts, error)
