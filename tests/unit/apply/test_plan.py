@@ -591,8 +591,8 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     after.plan("r")
     first = before.plan("r")  # nothing was written under the other one: a mistake that was corrected in time
     note_layouts(opened(before.pipeline, line.meta), first, "t")
-    assert refusal(lambda: require_layouts(opened(after.pipeline, line.meta), first)).code == "plan.layout"
-    assert refusal(lambda: note_layouts(opened(after.pipeline, line.meta), first, "t")).code == "plan.layout"
+    assert refusal(lambda: require_layouts(opened(after.pipeline, line.meta), first)).code == "run.clear_task"
+    assert refusal(lambda: note_layouts(opened(after.pipeline, line.meta), first, "t")).code == "run.clear_task"
     require_layouts(opened(before.pipeline, line.meta), first)
     error = refusal(lambda: after.plan("r"))
     assert (severity(type(error)), error.code, error.where) == (
