@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import DataAtRisk, Paused, RetryLater
+from cdc_core.errors import DataAtRisk, LeaseHeld, Paused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.repair import repairer
@@ -216,8 +216,8 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
         with pytest.raises(AirflowException, match=code) as caught:
             repairs.poke(**ASKED)
         assert not isinstance(caught.value, AirflowFailException)
-    for code in ("lease.held", "snapshot.paused"):
-        repairs.done = RetryLater("Wait.", code=code, remedy="wait")
+    for kind in (LeaseHeld, Paused):
+        repairs.done = kind("Wait.", remedy="wait")
         assert not repairs.poke(**ASKED).is_done
     asked = len(repairs.asked)
     with open_pipeline(config.load(repairs.file), os.environ) as other, verifier_lease(other, "main"):
