@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from cdc_core.cli.options import (
     PipelinesOption,
     TargetOption,
     load_pipeline,
+    opened,
 )
 from cdc_core.cli.output import CliOutput, print_error, table
 from cdc_core.errors import UsageError, combined, to_document
@@ -72,7 +72,7 @@ def plan(
     from cdc_core.ddl.rollout import Options, decide
 
     output = CliOutput(as_json)
-    with _work(pipeline, pipelines, target, "ddl plan") as work:
+    with _work(pipeline, pipelines, target, "ddl plan", output) as work:
         decided = decide(
             work, _text(file), file.name, "down" if down else "up", Options(canary=canary, copy_with=copy_with)
         )
@@ -174,7 +174,7 @@ def _roll(
         output.note(f"{name}: {progress.behind} of its statements")
 
     options = replace(options, moved=moved)
-    with _work(pipeline, pipelines, target, "ddl") as work, rollout_lease(work) as lease:
+    with _work(pipeline, pipelines, target, "ddl", output) as work, rollout_lease(work) as lease:
         if file is None:
             text, name, direction = _kept(work)
         else:
@@ -186,7 +186,7 @@ def _roll(
 def _kept(work: Work) -> tuple[str, str, str]:
     from cdc_core.meta.ddl import OPEN
 
-    rollout = work.meta.latest_rollout(work.pipeline.pipeline, work.target.name)
+    rollout = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
     if rollout is None or rollout.state != OPEN:
         raise UsageError(
             f"No change of definitions of {work.target.name!r} is under way.",
@@ -198,14 +198,13 @@ def _kept(work: Work) -> tuple[str, str, str]:
 
 
 @contextmanager
-def _work(pipeline: str, pipelines: Path, target: str | None, command: str) -> Iterator[Work]:
+def _work(pipeline: str, pipelines: Path, target: str | None, command: str, output: CliOutput) -> Iterator[Work]:
     from cdc_core.ddl.rollout import Work
-    from cdc_core.meta import Meta
 
     _, parsed = load_pipeline(pipeline, pipelines)
     chosen = parsed.one_target(target, f"lockstep {command}")
-    with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        yield Work(parsed, chosen, meta, os.environ)
+    with opened(parsed, output) as ready:
+        yield Work(ready, chosen)
 
 
 def _text(file: Path) -> str:
@@ -226,7 +225,7 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
     noted = _noted(work)
     tables = [_described(one, noted) for one in decided.tables]
     document: dict[str, Any] = {
-        "pipeline": work.pipeline.pipeline,
+        "pipeline": work.opened.name,
         "target": work.target.name,
         "file": decided.script.name,
         "direction": decided.direction,
@@ -253,10 +252,10 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
 
 
 def _noted(work: Work) -> dict[tuple[str, int], ShardProgress]:
-    rollout = work.meta.latest_rollout(work.pipeline.pipeline, work.target.name)
+    rollout = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
     if rollout is None:
         return {}
-    return {(one.logical, one.shard): one for one in work.meta.rollout_shards(rollout.rollout_id)}
+    return {(one.logical, one.shard): one for one in work.opened.meta.rollout_shards(rollout.rollout_id)}
 
 
 def _statements(one: DecidedTable) -> Iterator[str]:

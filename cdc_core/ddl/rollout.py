@@ -24,17 +24,17 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.plan import schemas_of
-from cdc_core.config import Pipeline, Target
+from cdc_core.config import Target
 from cdc_core.connections import connect, resolve
 from cdc_core.ddl import copy_hook
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
-from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
+from cdc_core.meta import Lease, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
 from cdc_core.meta.kept_lease import kept_lease
-from cdc_core.operations.open_pipeline import default_holder
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, translated, translating
@@ -122,22 +122,20 @@ class Options:
 class Work:
     """Of what all shards of one rollout need."""
 
-    pipeline: Pipeline
+    opened: OpenPipeline
     target: Target
-    meta: Meta
-    environ: Mapping[str, str] | None = None
 
 
 def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
     """The right to alter the shards of a target. Raises RetryLater (lease.held)."""
-    lease_s = work.pipeline.limits.lease_s
-    name = "ddl:" + hashlib.sha256(f"{work.pipeline.pipeline}/{work.target.name}".encode()).hexdigest()[:16]
+    lease_s = work.opened.pipeline.limits.lease_s
+    name = "ddl:" + hashlib.sha256(f"{work.opened.name}/{work.target.name}".encode()).hexdigest()[:16]
     taken = LeaseHeld(
         f"Another process alters the shards of {work.target.name!r}.",
         where=work.target.name,
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
-    return kept_lease(work.meta, name, work.pipeline.pipeline, default_holder(), lease_s, taken=taken)
+    return kept_lease(work.opened.meta, name, work.opened.name, work.opened.holder, lease_s, taken=taken)
 
 
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:
@@ -154,7 +152,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
             code="ddl.script",
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
-    former = work.meta.latest_rollout(work.pipeline.pipeline, work.target.name)
+    former = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
     problems: list[LockstepError] = []
     same = former is not None and (former.script, former.direction) == (text, direction)
     if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
@@ -187,7 +185,7 @@ def _open(former: Rollout, target: Target) -> Refused:
 def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
     """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
     begun: dict[str, set[int]] = {}
-    for one in work.meta.rollout_shards(rollout.rollout_id):
+    for one in work.opened.meta.rollout_shards(rollout.rollout_id):
         begun.setdefault(one.logical, set()).add(one.shard)
     for logical, former in begun.items():
         now = {one.shard for one in shard_tables(work.target, logical)}
@@ -220,7 +218,7 @@ def _decided(
     by_server: dict[str, list[tuple[str, str]]] = {}
     for place in places:
         by_server.setdefault(work.target.connections[place.connection], []).append((place.database, place.table))
-    problems += [indexes_due(one.name) for one in with_due(by_server, work.environ)]
+    problems += [indexes_due(one.name) for one in with_due(by_server, work.opened.environ)]
     foretold: dict[str, Foretold] = {}
     for server in dict.fromkeys(one.server for one in shards):
         mine = [one for one in shards if one.server == server and one.found is not None]
@@ -281,7 +279,7 @@ def _surveyed(work: Work, places: Sequence[ShardTable]) -> Iterator[Shard]:
     found: dict[ShardTable, Shard] = {}
     for number in dict.fromkeys(one.connection for one in places):
         reference = work.target.connections[number]
-        server = resolve(reference, work.environ)
+        server = resolve(reference, work.opened.environ)
         with translating(reference), connect(server, where=reference) as connection:
             version = connection.get_server_info()  # type: ignore[no-untyped-call]
             for one in places:
@@ -312,15 +310,17 @@ def _held_columns(work: Work, table: DecidedTable) -> list[LockstepError]:
     if not dropped:
         return []
     problems: list[LockstepError] = []
-    present = source_tables(work.pipeline, work.environ, only=[table.logical]).origins.get(table.logical, ())
+    present = source_tables(work.opened.pipeline, work.opened.environ, only=[table.logical]).origins.get(
+        table.logical, ()
+    )
     for origin in present:
         held = dropped & {column.name.lower() for column in origin.schema.columns}
         if held:
             problems.append(_held(table.logical, held, f"{origin.schema.name} of the source has it"))
-    sources = [one.name for one in work.pipeline.sources]
-    view = work.meta.plan_view("", sources, [work.target.name], None)
+    sources = [one.name for one in work.opened.pipeline.sources]
+    view = work.opened.meta.plan_view("", sources, [work.target.name], None)
     pending = view.pending[work.target.name]
-    schemas = schemas_of(view, open_stage(work.pipeline.stage))
+    schemas = schemas_of(view, open_stage(work.opened.pipeline.stage))
     for batch in sorted(pending):
         for file in view.files.get(batch, ()):
             if file.table == table.logical:
@@ -357,14 +357,14 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
-    noted = {(one.logical, one.shard): one for one in work.meta.rollout_shards(rollout.rollout_id)}
+    noted = {(one.logical, one.shard): one for one in work.opened.meta.rollout_shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
         if table.copied:
             _in_waves(waves, partial(_start_copy, work, lease, table, options))
         _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
-    work.meta.finish_rollout(lease, rollout.rollout_id)
+    work.opened.meta.finish_rollout(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
 
 
@@ -389,9 +389,9 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
         for server, foretold in table.foretold.items():
             prints.setdefault(server, {})[table.logical] = foretold.prints
             ways.setdefault(server, {})[table.logical] = foretold.ways
-    identity = f"{work.pipeline.pipeline}/{work.target.name}/{decided.direction}/{work.meta.now_us()}/{decided.text}"
+    identity = f"{work.opened.name}/{work.target.name}/{decided.direction}/{work.opened.meta.now_us()}/{decided.text}"
     rollout = Rollout(
-        hashlib.sha256(identity.encode()).hexdigest()[:16], work.pipeline.pipeline, work.target.name,
+        hashlib.sha256(identity.encode()).hexdigest()[:16], work.opened.name, work.target.name,
         decided.script.name, decided.direction, decided.text, prints, ways,
     )  # fmt: skip
     known_ones = [
@@ -399,13 +399,13 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
         for table in decided.tables
         for shard in table.shards
     ]
-    return work.meta.begin_rollout(lease, rollout, known_ones)
+    return work.opened.meta.begin_rollout(lease, rollout, known_ones)
 
 
 def _require_right(work: Work, lease: Lease) -> None:
     """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
     back looks as if nothing had happened. Raises RetryLater (lease.lost)."""
-    work.meta.renew_lease(lease, work.pipeline.limits.lease_s)
+    work.opened.meta.renew_lease(lease, work.opened.pipeline.limits.lease_s)
 
 
 def _start_copy(work: Work, lease: Lease, table: DecidedTable, options: Options, place: ShardTable) -> None:
@@ -413,8 +413,8 @@ def _start_copy(work: Work, lease: Lease, table: DecidedTable, options: Options,
     (shard,) = _surveyed(work, [place])
     if table.behind(shard) == 0:
         _require_right(work, lease)
-        server = resolve(work.target.connections[place.connection], work.environ)
-        copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0], work.environ)
+        server = resolve(work.target.connections[place.connection], work.opened.environ)
+        copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0], work.opened.environ)
 
 
 def _bring(
@@ -438,7 +438,7 @@ def _bring(
             if behind is None:
                 raise _drifted(table, Shard(place, server, found))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
-                progress = work.meta.move_shard(lease, rollout.rollout_id, progress, behind)
+                progress = work.opened.meta.move_shard(lease, rollout.rollout_id, progress, behind)
                 options.moved(place.name, progress)
             if behind == len(table.statements):
                 return
@@ -446,12 +446,12 @@ def _bring(
             statement, way = table.statements[behind], table.foretold[server].ways[behind]
             try:
                 if way == COPY:
-                    login = resolve(work.target.connections[place.connection], work.environ)
-                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement, work.environ)
+                    login = resolve(work.target.connections[place.connection], work.opened.environ)
+                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement, work.opened.environ)
                 else:
                     _execute(connection, place, statement, way, options.patience_s)
             except LockstepError as error:
-                work.meta.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
+                work.opened.meta.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
                 raise
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(Shard(place, server, after)) != behind + 1:
@@ -500,7 +500,7 @@ def _execute(
 @contextmanager
 def _session(work: Work, place: ShardTable) -> Iterator[pymysql.Connection[Any]]:
     reference = work.target.connections[place.connection]
-    with altering_session(resolve(reference, work.environ), reference) as connection:
+    with altering_session(resolve(reference, work.opened.environ), reference) as connection:
         with connection.cursor() as cursor:
             cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
             cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")

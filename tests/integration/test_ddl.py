@@ -29,6 +29,7 @@ from tests.forked_commands import ROOT
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
 from tests.made_batches import manifest, schema
+from tests.opened import opened
 
 ADD = """
 -- migrate:up
@@ -112,7 +113,7 @@ targets:
 """
     pipeline = config.parse(text, where="test")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        yield Shards(any_server, name, Work(pipeline, pipeline.targets[0], meta, {"SERVER": any_server.url}))
+        yield Shards(any_server, name, Work(opened(pipeline, meta, {"SERVER": any_server.url}), pipeline.targets[0]))
     run(any_server, None, *(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
 
 
@@ -131,10 +132,10 @@ def test_all_shards_are_altered_and_taken_back(shards: Shards) -> None:
     assert shards.equal == ["id", "v", "PRIMARY"], "a plan alters nothing"
     assert shards.rolled().done
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
-    latest = shards.work.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
     assert latest is not None
     assert latest.state == DONE
-    assert {one.behind for one in shards.work.meta.rollout_shards(latest.rollout_id)} == {2}
+    assert {one.behind for one in shards.work.opened.meta.rollout_shards(latest.rollout_id)} == {2}
     assert shards.rolled().done, "twice is once"
     assert shards.rolled(direction="down").done
     assert shards.equal == ["id", "v", "PRIMARY"]
@@ -167,7 +168,7 @@ def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
         patch.setattr(rollouts, "_execute", killed)
         with pytest.raises(Killed):
             shards.rolled(wave=3)
-    latest = shards.work.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
     assert latest is not None
     assert latest.state == OPEN
     with raises("ddl.open"):
@@ -196,7 +197,7 @@ def test_what_was_begun_for_other_shards_is_neither_continued_nor_taken_back(
     for direction in ("up", "down"):
         with raises("ddl.open"):
             other.rolled(direction=direction)
-    latest = shards.work.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
     assert latest is not None
     assert latest.state == OPEN
     assert shards.rolled().done
@@ -285,7 +286,7 @@ def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_alte
     with raises(code):
         shards.rolled(statement)
     assert shards.equal == ["id", "v", "PRIMARY"]
-    assert shards.work.meta.latest_rollout("shop", "shards") is None
+    assert shards.work.opened.meta.latest_rollout("shop", "shards") is None
 
 
 @ONE_SERVER
@@ -302,11 +303,11 @@ def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["", "only its manifest has its definition"])
 def test_a_column_is_needed_while_a_staged_batch_brings_it(shards: Shards, tmp_path: Path, known: bool) -> None:
     shards.on(*(f"ALTER TABLE {name} ADD COLUMN gone INT" for name in shards.names))
-    meta, text = shards.work.meta, "ALTER TABLE orders DROP COLUMN gone"
+    meta, text = shards.work.opened.meta, "ALTER TABLE orders DROP COLUMN gone"
     assert shards.decided(text).problems == ()
     made = manifest(0, source="one", pipeline="shop", tables={"orders": 3}, schemas=[schema(columns=("id", "gone"))])
     (tmp_path / "stage").mkdir()
-    manifests.commit(open_stage(shards.work.pipeline.stage), made)
+    manifests.commit(open_stage(shards.work.opened.pipeline.stage), made)
     meta.commit_batch(meta.acquire_lease("one", "shop", "me", 60), made)
     if not known:
         with closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
@@ -327,9 +328,9 @@ def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
         cursor.execute("SELECT * FROM orders_0")  # its transaction keeps the definition
         with raises("ddl.locked", RetryLater):
             shards.rolled(patience_s=1.0)
-        noted = shards.work.meta.latest_rollout("shop", "shards")
+        noted = shards.work.opened.meta.latest_rollout("shop", "shards")
         assert noted is not None
-        (canary,) = [one for one in shards.work.meta.rollout_shards(noted.rollout_id) if one.attempts]
+        (canary,) = [one for one in shards.work.opened.meta.rollout_shards(noted.rollout_id) if one.attempts]
         assert (canary.shard, canary.behind, "ddl.locked" in canary.error) == (0, 0, True)
         busy.rollback()
     assert shards.rolled().done
@@ -353,7 +354,7 @@ def test_a_process_that_was_paused_alters_nothing_that_another_one_has_taken_bac
         def later(*arguments: Any) -> None:
             if not paused:
                 paused.append(True)
-                shards.work.meta.release_lease(lease)  # as if it had expired
+                shards.work.opened.meta.release_lease(lease)  # as if it had expired
                 assert shards.rolled().done
                 assert shards.rolled(direction="down").done
             bring(*arguments)
@@ -397,7 +398,7 @@ def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: S
     )
     try:
         url = f"mysql://{account}:x@127.0.0.1:{shards.server.port}"
-        work = Work(shards.work.pipeline, shards.work.target, shards.work.meta, {"SERVER": url})
+        work = Work(replace(shards.work.opened, environ={"SERVER": url}), shards.work.target)
         problems = decide(work, ADD, "add.sql", "up", Options()).problems
         assert [one.code for one in problems] == ["connection.grant"]
         assert "DROP" in problems[0].remedy
@@ -483,7 +484,7 @@ def encrypted(shards: Shards) -> Iterator[Shards]:
     shards.on(f"CREATE USER {account} IDENTIFIED BY 'secret' REQUIRE SSL", f"GRANT ALL ON *.* TO {account}")
     work = shards.work
     url = f"mysql://{shards.name}:secret@127.0.0.1:{shards.server.port}/?ssl_mode=REQUIRED"
-    yield replace(shards, work=Work(work.pipeline, work.target, work.meta, {"SERVER": url}))
+    yield replace(shards, work=Work(replace(work.opened, environ={"SERVER": url}), work.target))
     shards.on(f"DROP USER {account}")
 
 
