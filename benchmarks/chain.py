@@ -113,9 +113,9 @@ def nothing(pipeline: Pipeline) -> str:
 
 def rebuild(pipeline: Pipeline) -> str:
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        lease = meta.acquire_lease("shop", "chain", "benchmark", 600)
+        lease = meta.leases.acquire("shop", "benchmark", 600)
         lease, added = meta.rebuild(lease, manifests.chain(open_stage(pipeline.stage), "shop"), None)
-        meta.release_lease(lease)
+        meta.leases.release(lease)
         return f"{added} batches"
 
 
@@ -129,7 +129,7 @@ def plan(pipeline: Pipeline) -> str:
 
 def status(pipeline: Pipeline) -> str:
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        return f"{meta.status(pipeline.pipeline, ['t']).sources[0].batches} batches"
+        return f"{meta.status.find(['t']).sources[0].batches} batches"
 
 
 def verify(pipeline: Pipeline) -> str:

@@ -174,7 +174,7 @@ def runs(airflow: Engine, source: MariaDb, meta_url: str, wanted: int) -> list[M
         time.sleep(1)
     with Meta.open(meta_url, PIPELINE_NAME) as meta:
         for run_id in found:
-            written = sum(row.entry.written for row in meta.ledger(run_name_of(PIPELINE_NAME, DAG, run_id)))
+            written = sum(row.entry.written for row in meta.ledgers.find(run_name_of(PIPELINE_NAME, DAG, run_id)))
             if written < ROWS * 4 // 5:  # an updated row was inserted in the same interval
                 raise RuntimeError(f"the run {run_id} has written {written} rows")
     return list(found.values())[1:]

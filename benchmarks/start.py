@@ -81,7 +81,7 @@ class Application:
     def _look(self, meta_url: str, stop: threading.Event) -> None:
         with Meta.open(meta_url, "bench") as meta:
             while not stop.wait(0.2):
-                reached = meta.checkpoint("shop")
+                reached = meta.positions.checkpoint("shop")
                 if reached is not None:
                     self.seen.lags_s.append(time.time() - reached.watermark_us / 1e6)
 

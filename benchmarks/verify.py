@@ -91,7 +91,7 @@ def prepared(root: Path, environ: dict[str, str]) -> list[str]:
     lockstep = [sys.executable, "-m", "cdc_core.cli"]
     subprocess.run([*lockstep, "extract", str(file)], env=os.environ | environ, check=True, stdout=subprocess.PIPE)
     with Meta.open(load(file).meta.url, load(file).pipeline) as meta:
-        meta.seed("copy", list(meta.batches("shop")))
+        meta.records.seed("copy", list(meta.batches.find("shop")))
     return [*lockstep, "verify", str(file), "--restart", "--json"]
 
 

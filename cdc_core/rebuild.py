@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cdc_core.apply.turn import Turn
+from cdc_core.apply.turn import require_turn, turn_at
 from cdc_core.errors import LeaseHeld
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.snapshot.copier import copier_lease
@@ -31,17 +30,16 @@ def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     with (
-        Turn(meta, opened.pipeline) as turn,
+        turn_at(opened) as turn,
         copier_lease(opened, source),
         # A DAG tries to extract the source all the time, and a long chain takes longer to read than a lease lasts.
-        kept_lease(meta, source, opened.name, opened.holder, lease_s, taken=taken) as lease,
+        meta.leases.held(source, opened.holder, lease_s, taken=taken) as lease,
     ):
         horizon = horizons.read(store, source)
         manifests = tuple(chain(store, source))
-        turn.renew()
-        lease, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
-        meta.release_lease(lease)  # it has another epoch than the one that the block began with
-    stored = meta.checkpoint(source)
+        require_turn(meta, turn)
+        _, added = meta.rebuild(lease, manifests, horizon.coverage if horizon is not None else None)
+    stored = meta.positions.checkpoint(source)
     position = stored.position if stored is not None else None
     require_reached(store, source, newest(store, source), position)
     return added, position

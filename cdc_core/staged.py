@@ -145,7 +145,9 @@ def recorded_ends(
     """The recorded end of each source, and the paths of its recorded manifests of copied rows; None, after a note,
     where meta does not answer."""
     return _recorded(
-        pipeline, note, lambda meta: {name: (meta.checkpoint(name), meta.copied_manifests(name)) for name in names}
+        pipeline,
+        note,
+        lambda meta: {name: (meta.positions.checkpoint(name), meta.batches.copied_manifests(name)) for name in names},
     )
 
 
@@ -154,9 +156,12 @@ def recorded_manifests(
 ) -> dict[str, tuple[Checkpoint | None, list[str]]] | None:
     """The recorded end of each source, and the paths of all its recorded manifests; else as `recorded_ends`."""
     return _recorded(
-        pipeline, note,
-        lambda meta: {name: (meta.checkpoint(name), [one.manifest for one in meta.batches(name)]) for name in names},
-    )  # fmt: skip
+        pipeline,
+        note,
+        lambda meta: {
+            name: (meta.positions.checkpoint(name), [one.manifest for one in meta.batches.find(name)]) for name in names
+        },
+    )
 
 
 def _recorded(pipeline: config.Pipeline, note: Callable[[str], None], ask: Callable[[Meta], T]) -> T | None:

@@ -194,7 +194,7 @@ def create_missing(
     lacking: dict[str, tuple[Target, frozenset[str]]] = {}
     logicals = _captured(opened.pipeline, opened.environ)
     for target in targets:
-        written = opened.meta.last_writes(target.name)
+        written = opened.meta.writes.last(target.name)
         taken = [one for one in logicals if target.table(one) is not None and not written.get(one)]
         missing = missing_tables(target, taken, environ=opened.environ)
         if missing:
@@ -298,7 +298,7 @@ def _follow(
     target = opened.pipeline.target(run.target)
     redefined: set[str] = set()
     for source in opened.pipeline.sources if run.batches else ():
-        batches = [one for one in opened.meta.batches(source.name) if one.batch_id in run.batches]
+        batches = [one for one in opened.meta.batches.find(source.name) if one.batch_id in run.batches]
         begin = min((one.begin.seq for one in batches), default=0)
         end = max((one.end.seq for one in batches), default=0)
         redefined |= {name for one, name in _statements(opened.meta, source) if begin <= one.seq < end}
@@ -318,8 +318,8 @@ def _follow(
 
 def _statements(meta: Meta, source: Source) -> Iterator[tuple[DefinedSince, str]]:
     """What statements did to tables that are there, in the order of the log, with each logical table."""
-    tables = meta.coverage(source.name).tables
-    for one in meta.history(source.name):
+    tables = meta.coverages.find(source.name).tables
+    for one in meta.schemas.history(source.name):
         if one.ts_us and not one.gone and one.schema.name in tables:
             yield from ((one, logical) for logical in tables[one.schema.name].feeds)
 
@@ -367,7 +367,7 @@ def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], enviro
 
     Those that were written to and are missing now may be made: the run then finds that their writes are lost.
     """
-    written = meta.last_writes(target.name)
+    written = meta.writes.last(target.name)
     for logical, names in missing_tables(target, logicals, environ=environ).items():
         shards = written.get(logical, {})
         new = [name for name in names if name not in shards]

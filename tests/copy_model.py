@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pymysql
 import pytest
+from sqlalchemy import Connection
 
 from cdc_core.apply import plan as plans
 from cdc_core.apply import replay as replays
@@ -38,6 +39,12 @@ from cdc_core.connections import Server
 from cdc_core.errors import ConnectionLost, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import Lease, Meta
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.consume_records import ConsumeRecords
+from cdc_core.meta.copied_batches import CopiedBatches
+from cdc_core.meta.positions import SourcePositions
+from cdc_core.meta.run_register import RunRegister
+from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, TableEvent, after
 from cdc_core.model.position import Checkpoint, Position
@@ -74,19 +81,19 @@ from tests.opened import opened_line
 
 NAME, TABLE = "shop", "shop.t"
 DURABLE = (
-    "begin_copy",
-    "plan_chunk",
-    "take_chunk",
-    "chunk_read",
-    "next_chunk",
-    "decide_copied",
-    "record_copied",
-    "checkpoint",
-    "claim",
-    "mark_applied",
-    "commit_run",
-    "purge",
-    "forget_batches",
+    (TableCopies, "begin"),
+    (TableCopies, "plan_chunk"),
+    (TableCopies, "take_chunk"),
+    (TableCopies, "chunk_read"),
+    (TableCopies, "next_chunk"),
+    (CopiedBatches, "decide"),
+    (Batches, "record_copied"),
+    (SourcePositions, "checkpoint"),
+    (RunRegister, "claim"),
+    (RunRegister, "mark_applied"),
+    (RunRegister, "commit"),
+    (ConsumeRecords, "purge"),
+    (Batches, "forget"),
 )
 NEVER_US = 1 << 61
 FIRST_LATER = 2400
@@ -298,10 +305,10 @@ class World:
         begin = Checkpoint(self.source.end, gtid_set=gtids, server=self.source.identity, watermark_us=START_US)
         begin = replace(begin, watermark_us=START_US + APART_US * self.source.number)
         start.put(self.store, NAME, begin, pipeline="shop")
-        self.meta.advance_watermark(lease, begin)
+        self.meta.positions.advance_watermark(lease, begin)
         how = TableCoverage(How.EXISTING, self.source.end.seq - 1, START_US, "the start", feeds=(TABLE,))
-        self.meta.keep_coverage(lease, {TABLE: how}, Surveyed(self.source.end.seq - 1, ""))
-        self.meta.release_lease(lease)
+        self.meta.coverages.keep(lease, {TABLE: how}, Surveyed(self.source.end.seq - 1, ""))
+        self.meta.leases.release(lease)
 
     def _empty_targets(self) -> list[Target]:
         """Two: one compares keys as the source does, one byte by byte, as where the collation is not known."""
@@ -309,7 +316,7 @@ class World:
 
     @property
     def staged(self) -> Checkpoint:
-        found = self.meta.checkpoint(NAME)
+        found = self.meta.positions.checkpoint(NAME)
         assert found is not None
         return found
 
@@ -492,8 +499,8 @@ class World:
         lease = self._lease(NAME)
         bridge = hosts.bridge(self.pipeline, lease, stored, moved, {}, {})
         assert manifests.commit(self.store, bridge).ours
-        self.meta.commit_batch(lease, bridge)
-        self.meta.release_lease(lease)
+        self.meta.batches.commit(lease, bridge)
+        self.meta.leases.release(lease)
         timeline, self.extractor = moved.start.position.timeline, None
         self.logs[timeline] = self.source
         known = [one for one in self.source.log if START_US + APART_US * one.number <= stored.watermark_us]
@@ -523,7 +530,7 @@ class World:
         if not entries:
             return
         lease = self._lease(NAME)
-        known = self.meta.coverage(NAME)
+        known = self.meta.coverages.find(NAME)
         if self.extractor is None:
             self.extractor = dict(known.tables)
         said = {table: known.tables[table] for table in known.unstaged}
@@ -548,8 +555,8 @@ class World:
             created_us=START_US, schemas={self.schema.id: self.schema}, coverage=said,
         )  # fmt: skip
         manifests.commit(self.store, manifest)
-        self.meta.commit_batch(lease, manifest)
-        self.meta.release_lease(lease)
+        self.meta.batches.commit(lease, manifest)
+        self.meta.leases.release(lease)
 
     def lose_meta(self) -> None:
         """The meta database is lost and made again from the chain."""
@@ -560,13 +567,13 @@ class World:
         (self.folder / "meta.db").write_bytes(empty_meta())
         self.meta = Meta.open(self.pipeline.meta.url, self.pipeline.pipeline)
         self.extractor = None
-        lease = self.meta.acquire_lease(NAME, "shop", "me", 60)
+        lease = self.meta.leases.acquire(NAME, "me", 60)
         horizon = horizons.read(self.store, NAME)
         lease, _ = self.meta.rebuild(lease, self.chain, None if horizon is None else horizon.coverage)
-        self.meta.release_lease(lease)
+        self.meta.leases.release(lease)
         # As `meta rebuild` does: epochs of file names must not come back.
         for _ in range(self.epoch):
-            self.meta.release_lease(self.meta.acquire_lease(f"snapshot:{NAME}", "shop", "me", 60))
+            self.meta.leases.release(self.meta.leases.acquire(f"snapshot:{NAME}", "me", 60))
 
     def run(self, chance: random.Random, **options: Any) -> None:
         """The target takes what is staged, or the oldest of it, and commits that."""
@@ -580,8 +587,8 @@ class World:
                 target.write(rows)
             claimed = plan.claimed("main")
             if claimed:
-                self.meta.mark_applied(plan.run_id, "main", claimed)
-                self.meta.commit_run(plan.run_id, "main", claimed, [], [])
+                self.meta.runs.mark_applied(plan.run_id, "main", claimed)
+                self.meta.runs.commit(plan.run_id, "main", claimed, [], [])
 
     def replay(self, chance: random.Random) -> None:
         """All batches again, in any order: nothing changes at the target, and an empty one ends equal to it."""
@@ -653,15 +660,17 @@ class World:
         yield lease
 
     def _lease(self, name: str) -> Lease:
-        return self.meta.acquire_lease(name, "shop", "me", -1)
+        return self.meta.leases.acquire(name, "me", -1)
 
     # What must be true.
 
     @property
     def committed(self) -> bool:
         """Whether the target has all that is staged."""
-        recorded = {batch.batch_id for batch in self.meta.batches(NAME)}
-        return self.meta.first_lacking(NAME, "main") is None and all(one.batch_id in recorded for one in self.chain)
+        recorded = {batch.batch_id for batch in self.meta.batches.find(NAME)}
+        return self.meta.plans.first_lacking(NAME, "main") is None and all(
+            one.batch_id in recorded for one in self.chain
+        )
 
     @property
     def purged(self) -> bool:
@@ -715,7 +724,7 @@ class World:
         if covered is None:
             assert all(one.by_key or not one.parts for one in self.chain)  # looked-up rows say nothing of the table
         assert not pending(self.meta, NAME)
-        assert (self.meta.chunks(NAME), self.meta.decided_copied(NAME)) == ((), ())
+        assert (self.meta.copies.chunks(NAME), self.meta.copied.decided(NAME)) == ((), ())
         numbers = [chunk.number for one in self.chain for chunk in one.chunks]
         assert len(numbers) == len(set(numbers))
         assert manifests.verify(self.store, NAME, deep=True) == []
@@ -747,8 +756,7 @@ def patched(world: World) -> Iterator[None]:
         patch.setattr(claims, "_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_WITHIN_S", 5)
-        steps = [(Meta, name) for name in DURABLE]
-        for owner, name in [*steps, (manifests, "commit"), (copier.ChunkFile, "finish")]:
+        for owner, name in [*DURABLE, (manifests, "commit"), (copier.ChunkFile, "finish")]:
             _between(patch, world, owner, name)
         yield
 
@@ -766,7 +774,8 @@ def _between(patch: pytest.MonkeyPatch, world: World, owner: Any, name: str) -> 
     busy = [False]
 
     def step(*arguments: Any, **named: Any) -> Any:
-        if not world.depth or world.moving or busy[0]:
+        within = isinstance(getattr(arguments[0], "_at", None), Connection)  # a part of another step's transaction
+        if not world.depth or world.moving or busy[0] or within:
             return done(*arguments, **named)
         busy[0] = True  # it may be called within itself
         try:

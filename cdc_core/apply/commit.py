@@ -18,7 +18,7 @@ from cdc_core.apply.plan import require_registered
 from cdc_core.apply.set_aside import forget_replaced
 from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
 from cdc_core.meta import LedgerRow, Meta, Renewals
-from cdc_core.meta.failures import GATES
+from cdc_core.meta.task_failures import GATES
 from cdc_core.model.run import (
     Counts,
     FilterCounts,
@@ -67,7 +67,7 @@ def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
     """Why the run has nothing left to do for the target, or for any: other runs have all of its batches, committed or
     in progress. "" while the run still owns a batch; `commit` then waits for the runs that have the others."""
     targets = [target] if target else [one.target for one in plan.targets]
-    holders = {record.run_id: None for name in targets for record in meta.records(name, plan.claimed(name))}
+    holders = {record.run_id: None for name in targets for record in meta.records.find(name, plan.claimed(name))}
     if not holders or plan.run_id in holders:
         return ""
     return (
@@ -84,7 +84,7 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     """
     _require_same_plan(meta, plan)
     claimed = plan.claimed(target)
-    moved = meta.mark_applied(plan.run_id, target, claimed) if claimed else 0
+    moved = meta.runs.mark_applied(plan.run_id, target, claimed) if claimed else 0
     log.info("run %s: target %s: %d records applied", plan.run_id, target, moved)
     return moved
 
@@ -109,8 +109,8 @@ def commit(
         )
     _require_same_plan(opened.meta, plan)
     batches, claimed = plan.target(target).batches, plan.claimed(target)
-    closed = opened.meta.ledger(plan.run_id, target)
-    if not batches or (closed and all(record.state.consumed for record in opened.meta.records(target, claimed))):
+    closed = opened.meta.ledgers.find(plan.run_id, target)
+    if not batches or (closed and all(record.state.consumed for record in opened.meta.records.find(target, claimed))):
         return replace(_summary(plan, target, 0, closed), again=bool(closed))
     entries: list[LedgerEntry] = []
     written: list[WriteCounts] = []
@@ -127,8 +127,8 @@ def commit(
             left_out.replayed(opened.meta, plan, target)
     else:
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
-        opened.meta.mark_applied(plan.run_id, target, claimed)
-    moved = opened.meta.commit_run(
+        opened.meta.runs.mark_applied(plan.run_id, target, claimed)
+    moved = opened.meta.runs.commit(
         plan.run_id, target, claimed, entries, written,
         plan=(plan.path, plan.digest), spans=plan.spans(target), lost=lacking, renewed=renewed,
     )  # fmt: skip
@@ -137,7 +137,7 @@ def commit(
         opened.pipeline.target(target),
         plan,
     )
-    summary = _summary(plan, target, moved, opened.meta.ledger(plan.run_id, target))
+    summary = _summary(plan, target, moved, opened.meta.ledgers.find(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
 
@@ -149,15 +149,15 @@ def require_gates_closed(
     """Nobody writes to tables that a cutover has led the application away from, and that this pipeline carries its
     changes back to. Raises DataAtRisk (cutover.gates_gone), which is kept until they are closed again."""
     rules, places = opened.pipeline.target(target), dict[str, list[Table]]()
-    for logical in opened.meta.last_writes(target):
+    for logical in opened.meta.writes.last(target):
         if rules.table(logical) is not None:
             for place in shard_tables(rules, logical):
                 places.setdefault(rules.connections[place.connection], []).append((place.database, place.table))
     error = lost_gates(places, opened.environ)
     if error is None:
-        opened.meta.succeeded(opened.name, GATES, target)
+        opened.meta.failures.clear(GATES, target)
         return
-    opened.meta.failed(opened.name, GATES, target, error)
+    opened.meta.failures.keep(GATES, target, error)
     raise error
 
 
@@ -172,7 +172,7 @@ def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[Ledge
 
 
 def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
-    require_registered(meta.run(plan.run_id), plan)
+    require_registered(meta.runs.find(plan.run_id), plan)
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:

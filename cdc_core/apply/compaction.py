@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from cdc_core.apply.consumed import committed
-from cdc_core.apply.turn import Turn
+from cdc_core.apply.turn import require_turn, turn_at
 from cdc_core.config import Pipeline
 from cdc_core.informing import informing
-from cdc_core.meta import Meta
+from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.compaction import Compaction
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -51,7 +51,6 @@ REMOVED_AFTER_US = 86_400 * MICROSECONDS
 """Age of a record before the parts that its files replace are removed: more than any query or Spark job takes."""
 _ABANDONED_US = 7 * 86_400 * MICROSECONDS
 """After this time without a retry, a run that is not finished no longer holds the parts that its plan names."""
-_RENEWED_S = 10.0
 _DELETED_AT_ONCE = 16
 
 
@@ -133,7 +132,7 @@ def compact(
     )
     if dry_run:
         return work.look(names)
-    with Turn(opened.meta, opened.pipeline) as turn:
+    with turn_at(opened) as turn:
         return work.do(names, turn)
 
 
@@ -177,7 +176,7 @@ class _Work:
             removed += [self._removable(one)[0] for one in self._old(ranges.by_source[name])]
         return Compacted(tuple(made), tuple(removed), held)
 
-    def do(self, names: Sequence[str], turn: Turn) -> Compacted:
+    def do(self, names: Sequence[str], turn: Lease) -> Compacted:
         made, removed, held = [], [], {}
         for name in names:
             _, found, held[name] = self._found(name)
@@ -197,14 +196,9 @@ class _Work:
         ready, held_by = committed(self.meta, self.pipeline, batches)
         return ranges, closed_ranges(fresh, ready, self.by), held_by
 
-    def _made(self, batches: Sequence[Manifest], turn: Turn) -> Compaction | None:
+    def _made(self, batches: Sequence[Manifest], turn: Lease) -> Compaction | None:
         """None if another one has the place of its record."""
         source, label = batches[0].source, self.by.label(batches[0])
-        renew = _renewing(turn)
-
-        def progressed(done: int, files: int) -> None:
-            renew()
-            self.progressed(source, label, done, files)
 
         record = write(
             self.store,
@@ -212,9 +206,9 @@ class _Work:
             epoch=turn.epoch,
             created_us=self.meta.now_us(),
             level=self.pipeline.stage.compression_level,
-            progressed=progressed,
+            progressed=partial(self.progressed, source, label),
         )
-        turn.renew()  # a purge that took the turn may have removed what the record would name
+        require_turn(self.meta, turn)  # a purge that took the turn may have removed what the record would name
         path, data = compaction_path(source, record.begin), record.to_bytes()
         if self.store.put_if_absent(path, data) or self.store.get(path) == data:
             log.info("source %s: compacted %s: %d batches, %d files", source, record, len(batches), len(record.parts))
@@ -245,32 +239,29 @@ class _Work:
         return said, [] if held_by else list(parts)
 
     def _held_by(self, one: Compaction, paths: Iterable[str]) -> str:
-        holder = self.meta.holder([batch.batch_id for batch in one.batches])
+        holder = self.meta.records.holder([batch.batch_id for batch in one.batches])
         if holder is not None:
             return f"the run {holder[1]} has not committed them for {holder[0]}"
         wanted = set(paths)
-        for run in self.meta.unfinished_runs(self.pipeline.pipeline, self.meta.now_us() - _ABANDONED_US):
+        for run in self.meta.runs.unfinished(self.meta.now_us() - _ABANDONED_US):
             data = find(self.store, run.plan_path)
             if data is not None and _names_any(data, wanted):
                 return f"the run {run.run_id} is not finished (planned {from_us(run.updated_us).isoformat()})"
         return ""
 
-    def _remove(self, one: Compaction, turn: Turn) -> RemovedParts:
+    def _remove(self, one: Compaction, turn: Lease) -> RemovedParts:
         said, paths = self._removable(one)
         if said.held_by:
             return said
-        renew = _renewing(turn)
         for part in one.parts:
             if parse_compacted(part.path):
                 error = damage(self.store, part)
                 if error is not None:
                     raise error
-                renew()
-        turn.renew()
         with ThreadPoolExecutor(_DELETED_AT_ONCE) as pool:
             for start in range(0, len(paths), 1000):
+                require_turn(self.meta, turn)
                 list(pool.map(self.store.delete, paths[start : start + 1000]))
-                renew()
         self.store.put(originals_removed_path(one.source, one.begin), b"")
         log.info("source %s: removed %d parts of the compacted range %s", one.source, len(paths), one)
         return said
@@ -290,19 +281,6 @@ def _described(by: By, batches: Sequence[Manifest], record: Compaction | None) -
         size_before_bytes=sum(part.size_bytes for part in parts),
         size_bytes=0 if record is None else record.size_bytes,
     )
-
-
-def _renewing(turn: Turn) -> Callable[[], None]:
-    """Renews the turn at intervals."""
-    last_s = time.monotonic()
-
-    def renew() -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s > _RENEWED_S:
-            turn.renew()
-            last_s = time.monotonic()
-
-    return renew
 
 
 def _names_any(plan: bytes, paths: set[str]) -> bool:

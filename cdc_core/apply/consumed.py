@@ -16,12 +16,12 @@ def committed(meta: Meta, pipeline: Pipeline, batches: Sequence[Manifest]) -> tu
     """
     found, why = list(batches), ""
     for target in pipeline.scheduled_targets if batches else ():
-        lacking = meta.first_lacking(batches[0].source, target.name)
+        lacking = meta.plans.first_lacking(batches[0].source, target.name)
         for number, batch in enumerate(found):
             if batch.batch_id == lacking:
                 found, why = found[:number], f"{target.name} has not committed {lacking}"
                 break
-    recorded = meta.checkpoint(batches[0].source) if found else None
+    recorded = meta.positions.checkpoint(batches[0].source) if found else None
     for number, batch in enumerate(found):
         if recorded is None or recorded.position < batch.end.position:
             return found[:number], f"the meta database has not recorded {batch.batch_id}"

@@ -38,10 +38,10 @@ def require_layouts(opened: OpenPipeline, plan: RunPlan) -> None:
     """Raises DataAtRisk (target.layout), and what require_planned raises."""
     for name, layouts in planned_layouts(plan).items():
         require_planned(opened.pipeline.target(name), plan)
-        opened.meta.require_layouts(name, layouts)
+        opened.meta.layouts.require(name, layouts)
 
 
 def note_layouts(opened: OpenPipeline, plan: RunPlan, target: str) -> None:
     """Before the first row of a run is written to a target. Raises as require_layouts."""
     require_planned(opened.pipeline.target(target), plan)
-    opened.meta.note_layouts(target, plan.target(target).layouts)
+    opened.meta.layouts.note(target, plan.target(target).layouts)

@@ -19,10 +19,10 @@ from cdc_core.stage import horizon as horizons
 def left_out(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
     """By table of the run, the batches whose changes of it the target needs and has left out, in stream order."""
     tables = [one.table for one in plan.merge_set(plan.target(target).merge_set).tables]
-    known = meta.left_out(target, tables)
+    known = meta.records.left_out(target, tables)
     found: dict[str, list[str]] = {}
     for source in sorted({_source(batch) for batches in known.values() for batch in batches}):
-        batches = meta.batches(source)
+        batches = meta.batches.find(source)
         for table, ids in known.items():
             begin = _needed_from(meta, table, source)
             # Copied rows begin and end at one place.
@@ -57,10 +57,10 @@ def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
         return frozenset(left_out(opened.meta, plan, target))
     takes, found = set(plan.target(target).batches), set[str]()
     for source in [one.name for one in opened.pipeline.sources]:
-        batches, horizon = opened.meta.batches(source), horizons.read(opened.store, source)
+        batches, horizon = opened.meta.batches.find(source), horizons.read(opened.store, source)
         end = max((one.begin.seq for one in batches if one.batch_id in takes), default=inf)
         others = [one for one in batches if one.batch_id not in takes and one.begin.seq < end]
-        files = opened.meta.files([one.batch_id for one in others])
+        files = opened.meta.batches.files([one.batch_id for one in others])
         ends = dict.fromkeys(horizon.tables, horizon.position.seq) if horizon is not None else {}
         for one in others:  # in stream order
             ends |= {file.table: one.end.seq + one.copied for file in files[one.batch_id]}
@@ -75,11 +75,11 @@ def replayed(meta: Meta, plan: RunPlan, target: str) -> None:
     for table in plan.merge_set(plan.target(target).merge_set).tables:
         if table.key:
             tables[table.table].update(file.batch_id for file in table.files)
-    meta.take(target, tables)
+    meta.records.take(target, tables)
 
 
 def _needed_from(meta: Meta, table: str, source: str) -> int:
-    feeding = [one for one in meta.coverage(source).tables.values() if table in one.feeds]
+    feeding = [one for one in meta.coverages.find(source).tables.values() if table in one.feeds]
     return min((one.needs_seq if one.whole else 0 for one in feeding), default=0)
 
 

@@ -61,7 +61,7 @@ def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -
     """What the target has lost. Raises what ledger_rows raises."""
     due = {
         (table, shard): write
-        for table, shards in meta.last_writes(target.name).items()
+        for table, shards in meta.writes.last(target.name).items()
         for shard, write in shards.items()
     }
     there = ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()}, environ)
@@ -70,7 +70,7 @@ def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -
     if not lacking:
         return ()
     shown = ledger_rows(target, dict.fromkeys(lacking), environ)
-    closed = {table: meta.closed_writes(target.name, table) for table in {table for table, _ in lacking}}
+    closed = {table: meta.writes.closed(target.name, table) for table in {table for table, _ in lacking}}
     return tuple(
         replace(_lost(*at, write, shown.get(at, {}), closed[at[0]]), named=at in there) for at, write in lacking.items()
     )
@@ -156,8 +156,10 @@ def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWr
         spans = [(source, *ends) for one in lost.writes for source, ends in one.spans.items()]
         needed = {end for _, *ends in spans for end in ends}
     for source, begin, end in spans:
-        ids = [one.batch_id for one in meta.batches(source) if begin <= one.batch_id <= end]
-        needed |= {batch for batch, files in meta.files(ids).items() if any(file.table == lost.table for file in files)}
+        ids = [one.batch_id for one in meta.batches.find(source) if begin <= one.batch_id <= end]
+        needed |= {
+            batch for batch, files in meta.batches.files(ids).items() if any(file.table == lost.table for file in files)
+        }
     return needed
 
 
@@ -207,15 +209,15 @@ def accept(
     shown: dict[str, dict[str, Renewal]] = {}
     for one in lost:
         shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
-    opened.meta.accept_writes(target, shown)
+    opened.meta.writes.accept(target, shown)
     return lost
 
 
 def accept_moved(meta: Meta, target: Target, tables: Collection[str]) -> None:
     """Ask no more for what was written to shards that these tables do not have any more: their rows were moved."""
-    due = meta.last_writes(target.name)
+    due = meta.writes.last(target.name)
     moved: dict[str, dict[str, Renewal]] = {}
     for table in due.keys() & tables:
         named = {one.name for one in shard_tables(target, table)}
         moved[table] = {shard: Renewal(write, None) for shard, write in due[table].items() if shard not in named}
-    meta.accept_writes(target.name, moved)
+    meta.writes.accept(target.name, moved)

@@ -37,7 +37,7 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
         ]  # fmt: skip
         if not moved:
             continue
-        for bridge in meta.batches(source):
+        for bridge in meta.batches.find(source):
             if bridge.begin.timeline == bridge.end.timeline:
                 continue
             data = find(store, bridge.manifest)

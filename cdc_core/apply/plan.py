@@ -31,7 +31,7 @@ from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import BatchesTaken, DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
-from cdc_core.meta.runs import require_plan
+from cdc_core.meta.run_register import require_plan
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -83,7 +83,7 @@ def plan(
 def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
     """The plan that a run's tasks read: the last one that was registered. Raises Refused (run.clear_task), and what the
     stage raises."""
-    known = meta.run(run_id)
+    known = meta.runs.find(run_id)
     if known is None:
         raise Refused(
             f"No plan of the run {run_id!r} was registered.",
@@ -143,14 +143,14 @@ def _plan(
     airflow_run_id: str | None,
     most_rows: int | None,
 ) -> RunPlan:
-    known = opened.meta.run(run_id)
+    known = opened.meta.runs.find(run_id)
     sources = [source.name for source in opened.pipeline.sources]
-    view = opened.meta.plan_view(run_id, sources, [target.name for target in targets], window)
+    view = opened.meta.plans.find(run_id, sources, [target.name for target in targets], window)
     require_staged(view, sources, window, now_us=opened.meta.now_us())
     ranges = compaction.read(opened.store, sources)
     for source in sources:
         require_chain(view, source)
-        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches(source)])
+        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches.find(source)])
         require_seeded(opened.store, source, [target.name for target in targets])
     require_unpurged(opened.store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, opened.store)
@@ -186,7 +186,7 @@ def _plan(
     run = PlannedRun(
         run_id, opened.name, window, plan.path, plan.digest, airflow_run_id, layouts=layouts, by_driver=by_driver
     )
-    opened.meta.claim(run, claims)
+    opened.meta.runs.claim(run, claims)
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)

@@ -117,7 +117,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
     A newer change that was applied since wins, as in any replay.
     Raises UsageError (usage.argument) for a run without such rows, or with rows of several targets if none is given.
     """
-    rows = [row.entry for row in meta.ledger(run_id, target) if row.entry.quarantined]
+    rows = [row.entry for row in meta.ledgers.find(run_id, target) if row.entry.quarantined]
     targets = sorted({entry.target for entry in rows})
     if len(targets) != 1:
         of = f" for the target {target}" if target else ""
@@ -132,7 +132,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
             else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
         )
     # Planned again after its commit, the run has none of them in its plan; a replay has them there alone.
-    batches = load(meta, store, run_id).target(targets[0]).batches or meta.committed_by(run_id, targets[0])
+    batches = load(meta, store, run_id).target(targets[0]).batches or meta.records.committed_by(run_id, targets[0])
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 
@@ -152,7 +152,7 @@ def plan(
     """
     require_suites(opened.pipeline)
     check_run_id(run_id)
-    known = opened.meta.run(run_id)
+    known = opened.meta.runs.find(run_id)
     if known is not None and known.state is RunState.COMMITTED and opened.store.stat(known.plan_path) is not None:
         try:
             stored = load(opened.meta, opened.store, run_id)
@@ -163,7 +163,7 @@ def plan(
                 return stored
     view = chosen(opened, selection)
     for source in view.chain:
-        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches(source)])
+        require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches.find(source)])
     known_horizons = [horizon for source in view.chain if (horizon := horizons.read(opened.store, source)) is not None]
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
     require_unpurged(opened.store, sorted(selection.batches) if selection.batches is not None else purged)
@@ -178,7 +178,7 @@ def plan(
     require_counted_once(opened.meta, opened.store, view, made)
     replays = bool(made.target(target.name).batches)
     opened.store.put(made.path, made.to_bytes())
-    opened.meta.claim(
+    opened.meta.runs.claim(
         PlannedRun(
             run_id,
             opened.name,
@@ -207,18 +207,18 @@ def chosen(opened: OpenPipeline, selection: Selection) -> PlanView:
             code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
-    chain = {source: tuple(filter(selection.takes, opened.meta.batches(source))) for source in sources}
+    chain = {source: tuple(filter(selection.takes, opened.meta.batches.find(source))) for source in sources}
     ids = [batch.batch_id for batches in chain.values() for batch in batches]
-    files = opened.meta.files(ids)
+    files = opened.meta.batches.files(ids)
     view = PlanView(
-        checkpoints=opened.meta.checkpoints(opened.name),
+        checkpoints=opened.meta.positions.checkpoints(),
         chain=chain,
         pending={target.name: frozenset(ids)},
         consumed={target.name: ()},
         own={target.name: frozenset()},
         closed=frozenset(),
         files=files,
-        schemas=opened.meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
+        schemas=opened.meta.schemas.find(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
     )
     if selection.end_us is not None:
         require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=opened.meta.now_us())
@@ -278,10 +278,12 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
     target = made.targets[0].target
     for source, batches in view.chain.items():
         ids = {batch.batch_id for batch in batches}
-        before = meta.batches(source, until=batches[-1].end) if batches else ()
+        before = meta.batches.find(source, until=batches[-1].end) if batches else ()
         left_out = [batch.batch_id for batch in before if batch.batch_id not in ids]
-        has = {(one.batch_id, one.table) for one in meta.records(target, left_out) if one.state.consumed and one.taken}
-        staged = {(batch_id, file.table) for batch_id, files in meta.files(left_out).items() for file in files}
+        has = {
+            (one.batch_id, one.table) for one in meta.records.find(target, left_out) if one.state.consumed and one.taken
+        }
+        staged = {(batch_id, file.table) for batch_id, files in meta.batches.files(left_out).items() for file in files}
         lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)
         if lacking:
             batch_id, table = lacking[0]

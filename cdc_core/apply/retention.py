@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.apply.consumed import committed
-from cdc_core.apply.turn import Turn, turn_of
+from cdc_core.apply.turn import require_turn, turn_at, turn_of
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.meta import Meta, RunState, copier_of
+from cdc_core.meta import Lease, Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
@@ -97,12 +97,12 @@ def purge(
     before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
         found = [_look(opened, source.name, cutoff_us)[0] for source in opened.pipeline.sources]
-        batches = opened.meta.forget_batches(_positions(found), before_us, dry_run=True)
+        batches = opened.meta.batches.forget(_positions(found), before_us, dry_run=True)
     else:
         check_writable(opened.store)  # if it deletes nothing, nothing must be recorded as purged
-        with Turn(opened.meta, opened.pipeline) as turn:
+        with turn_at(opened) as turn:
             found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
-            batches = opened.meta.forget_batches(_positions(found), before_us)
+            batches = opened.meta.batches.forget(_positions(found), before_us)
         for one in found:
             if one.horizon is not None:
                 _delete_before(opened.store, one.horizon)
@@ -112,7 +112,7 @@ def purge(
             with _saying(f"the files of {done} of {len(runs)} old runs were removed before"):
                 for path in paths:
                     opened.store.delete(path)
-    forgotten = opened.meta.forget_runs(opened.name, before_us, dry_run=dry_run)
+    forgotten = opened.meta.runs.forget(before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
 
 
@@ -135,8 +135,8 @@ def sweep(
         return clear_orphans(
             opened.store,
             name,
-            live_epoch=opened.meta.live_epoch(name),
-            compactor_epoch=opened.meta.live_epoch(turn_of(opened.pipeline)),
+            live_epoch=opened.meta.leases.live_epoch(name),
+            compactor_epoch=opened.meta.leases.live_epoch(turn_of(opened.pipeline)),
             copies=_copies(opened.meta, name),
             older_than_s=older_than_s,
             dry_run=dry_run,
@@ -144,10 +144,10 @@ def sweep(
 
     if dry_run:
         return {name: swept(name) for name in names}
-    with Turn(opened.meta, opened.pipeline) as turn:
+    with turn_at(opened) as turn:
         done = {}
         for name in names:
-            turn.renew()
+            require_turn(opened.meta, turn)
             done[name] = swept(name)
         return done
 
@@ -167,7 +167,7 @@ def sweep_plans(
     """
     if dry_run:
         return _dead_plans(opened, older_than_s)
-    with Turn(opened.meta, opened.pipeline):
+    with turn_at(opened):
         dead = _dead_plans(opened, older_than_s)
         for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
@@ -184,7 +184,7 @@ def _dead_plans(opened: OpenPipeline, older_than_s: float) -> dict[str, list[Obj
     latest = time.time() - older_than_s
     old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
     staged = (
-        {batch.batch_id for source in opened.pipeline.sources for batch in opened.meta.batches(source.name)}
+        {batch.batch_id for source in opened.pipeline.sources for batch in opened.meta.batches.find(source.name)}
         if old
         else set()
     )
@@ -205,7 +205,7 @@ def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
         return False
     if owner != opened.name:
         return False
-    known = opened.meta.run(run_id)
+    known = opened.meta.runs.find(run_id)
     finished = replay or (known is not None and known.state is RunState.COMMITTED)
     if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
         return False  # a purge removes it
@@ -214,14 +214,14 @@ def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
 
 def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
     """Whether the target has not committed all of the batches."""
-    records = meta.records(target, sorted(batches))
+    records = meta.records.find(target, sorted(batches))
     return not all(record.state.consumed for record in records) or {one.batch_id for one in records} != set(batches)
 
 
 def _copies(meta: Meta, source: str) -> Copies:
-    epoch = meta.live_epoch(copier_of(source))
-    waiting = [part.path for one in meta.chunks(source) for part in one.parts]
-    decided = [part.path for one in meta.decided_copied(source) for part in one.parts]
+    epoch = meta.leases.live_epoch(copier_of(source))
+    waiting = [part.path for one in meta.copies.chunks(source) for part in one.parts]
+    decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
     return Copies(epoch, frozenset([*waiting, *decided]))
 
 
@@ -247,7 +247,7 @@ def seeded(
             code="usage.unknown_name",
             remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
         )
-    with Turn(opened.meta, opened.pipeline) as turn:
+    with turn_at(opened) as turn:
         require()
         added = 0
         for source in opened.pipeline.sources:
@@ -256,12 +256,12 @@ def seeded(
             if horizon is not None:
                 purged = [
                     one
-                    for one in opened.meta.batches(source.name, until=horizon.position)
+                    for one in opened.meta.batches.find(source.name, until=horizon.position)
                     if one.begin < horizon.position
                 ]
-                added += opened.meta.seed(target, purged)
+                added += opened.meta.records.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
-                turn.renew()  # a purge that took the turn may have moved the horizon
+                require_turn(opened.meta, turn)  # a purge that took the turn may have moved the horizon
                 opened.store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
     return added
 
@@ -305,16 +305,16 @@ def _having(opened: OpenPipeline, source: str, horizon: Horizon | None, ready: S
     ids = {manifest.batch_id for manifest in ready}
     for target in opened.pipeline.targets:
         had = horizon is None or target.name in horizon.targets
-        if not target.replay_only or (had and opened.meta.first_lacking(source, target.name) not in ids):
+        if not target.replay_only or (had and opened.meta.plans.first_lacking(source, target.name) not in ids):
             yield target.name
 
 
 def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
     """Leaves out what a copy that is not staged yet needs: a row that it has read may have changed since. Why the next
     batch stays then."""
-    chunks = [one.chunk for one in meta.chunks(source)]
-    chunks += [chunk for manifest in meta.decided_copied(source) for chunk in manifest.chunks]
-    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies(source) if copy.low is not None]
+    chunks = [one.chunk for one in meta.copies.chunks(source)]
+    chunks += [chunk for manifest in meta.copied.decided(source) for chunk in manifest.chunks]
+    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies.find(source) if copy.low is not None]
     since = _left_since(begins, ready)
     return "" if since is None else f"a copy that began at {since} is not staged yet"
 
@@ -347,15 +347,15 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
     return ""
 
 
-def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Turn) -> PurgedSource:
+def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Lease) -> PurgedSource:
     found, ready, stay = _look(opened, source, cutoff_us)
     if ready:
         assert found.horizon is not None
         targets = [target.name for target in opened.pipeline.scheduled_targets]
         ids = [manifest.batch_id for manifest in ready]
         copied = {one.batch_id for one in stay if one.copied}
-        opened.meta.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
-        turn.renew()
+        opened.meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
+        require_turn(opened.meta, turn)
         opened.store.put(horizon_path(source), found.horizon.to_bytes())
         log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
     return found
@@ -394,7 +394,7 @@ def _saying(done: str) -> Iterator[None]:
 
 def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:
     """The files of runs that were committed before the cutoff, by run."""
-    roots = {run_root(run_id): run_id for run_id in opened.meta.finished_runs(opened.name, cutoff_us)}
+    roots = {run_root(run_id): run_id for run_id in opened.meta.runs.finished(cutoff_us)}
     if not roots:
         return {}
     found: dict[str, list[str]] = {}

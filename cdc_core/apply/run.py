@@ -23,7 +23,7 @@ from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.check.loops import require_no_loops
 from cdc_core.errors import LockstepError, RetryLater
-from cdc_core.extract.extractor import DrainResult
+from cdc_core.extract.drained import DrainResult
 from cdc_core.extract.partial import note_partial
 from cdc_core.extract.sources import extract_sources
 from cdc_core.meta import LedgerRow
@@ -181,7 +181,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
             _merge(opened, spark, plan)
     for name, refusal in failed.items():
         log.error("run %s: target %s: %s", run_id, name, refusal)
-        opened.meta.record_failure(run_id, str(refusal), target=name)
+        opened.meta.runs.record_failure(run_id, str(refusal), target=name)
         errors.append(refusal)
     for one in plan.targets:
         if one.batches and one.target not in failed:
@@ -209,7 +209,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
         len({batch for one in plan.targets for batch in one.batches}),
         sum(table.rows for one in plan.merge_sets for table in one.tables),
         tuple(summaries),
-        opened.meta.ledger(run_id),
+        opened.meta.ledgers.find(run_id),
         tuple(lost),
         plan.by_driver(opened.pipeline.spark.driver_rows),
     )
@@ -232,8 +232,8 @@ def _noted(opened: OpenPipeline, run_id: str, target: str | None = None) -> Iter
 def _keep(opened: OpenPipeline, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
     try:
         if run_id:
-            opened.meta.record_failure(run_id, str(error), target=target)
-        opened.meta.failed(opened.name, task, run_id, error)
+            opened.meta.runs.record_failure(run_id, str(error), target=target)
+        opened.meta.failures.keep(task, run_id, error)
     except LockstepError as unrecorded:
         log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 

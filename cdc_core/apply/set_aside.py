@@ -40,16 +40,16 @@ def forget_replaced(
     """After a commit of the plan: looks at rows that earlier runs have set aside, of the tables that it has written. An
     error is logged: then they count until the next commit."""
     tables = {one.table: one for one in plan.merge_set(plan.target(target.name).merge_set).tables if one.key}
-    for one in opened.meta.set_aside(target.name):
+    for one in opened.meta.ledgers.set_aside(target.name):
         if one.table not in tables or one.run_id == plan.run_id:
             continue
         try:
-            found = opened.meta.run(one.run_id)
+            found = opened.meta.runs.find(one.run_id)
             folder = "" if found is None else quarantine_folder(plan_folder(found.plan_path), target.name)
             if folder and _replaced(
                 opened.store, target, plan, tables[one.table], table_folder(folder, one.table), opened.environ
             ):
-                opened.meta.settle(target.name, run_id=one.run_id, table=one.table)
+                opened.meta.ledgers.settle(target.name, run_id=one.run_id, table=one.table)
         except (LockstepError, OSError, pa.ArrowException) as error:
             log.warning("%s: rows of %s that run %s set aside: %s", target.name, one.table, one.run_id, error)
 

@@ -3,11 +3,12 @@ turns."""
 
 from __future__ import annotations
 
-import os
-import socket
+from contextlib import AbstractContextManager
 
 from cdc_core.config import Pipeline
+from cdc_core.errors import LeaseHeld
 from cdc_core.meta import Lease, Meta
+from cdc_core.operations.open_pipeline import OpenPipeline
 
 _LEASE_S = 60.0
 
@@ -17,31 +18,16 @@ def turn_of(pipeline: Pipeline) -> str:
     return f"purge:{pipeline.pipeline}"
 
 
-class Turn:
-    """Raises RetryLater (lease.held) where another process has the turn."""
+def turn_at(opened: OpenPipeline) -> AbstractContextManager[Lease]:
+    """The turn, until the block ends; its epoch grows with each. Raises RetryLater (lease.held)."""
+    taken = LeaseHeld(
+        f"Another process purges, compacts, sweeps or rebuilds what is staged of {opened.name!r}.",
+        where=opened.name,
+        remedy=f"wait until it has ended or, if it is dead, {_LEASE_S:g} s for its lease to expire",
+    )
+    return opened.meta.leases.held(turn_of(opened.pipeline), opened.holder, _LEASE_S, taken=taken)
 
-    def __init__(self, meta: Meta, pipeline: Pipeline) -> None:
-        self._meta = meta
-        self._name = turn_of(pipeline)
-        self._pipeline = pipeline.pipeline
-        self._lease: Lease | None = None
 
-    def __enter__(self) -> Turn:
-        holder = f"{socket.gethostname()}:{os.getpid()}"
-        self._lease = self._meta.acquire_lease(self._name, self._pipeline, holder, _LEASE_S)
-        return self
-
-    def renew(self) -> None:
-        """Raises RetryLater (lease.lost) for a purge that was paused too long."""
-        assert self._lease is not None
-        self._lease = self._meta.renew_lease(self._lease, _LEASE_S)
-
-    def __exit__(self, *_: object) -> None:
-        assert self._lease is not None
-        self._meta.release_lease(self._lease)
-
-    @property
-    def epoch(self) -> int:
-        """Grows with each turn of the pipeline."""
-        assert self._lease is not None
-        return self._lease.epoch
+def require_turn(meta: Meta, turn: Lease) -> None:
+    """Raises RetryLater (lease.lost) for a purge that was paused too long."""
+    meta.leases.renew(turn, _LEASE_S)

@@ -127,10 +127,10 @@ def _meta(
 
     def look() -> dict[str, _Known]:
         with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-            found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
-            covered.update({source.name: meta.coverage(source.name).tables for source in pipeline.sources})
+            found = {source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources}
+            covered.update({source.name: meta.coverages.find(source.name).tables for source in pipeline.sources})
             return {
-                name: _Known(checkpoint, meta.lease_identity(name))
+                name: _Known(checkpoint, meta.leases.identity(name))
                 for name, checkpoint in found.items()
                 if checkpoint is not None
             }
@@ -187,7 +187,7 @@ def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, kn
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
         with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=False) as meta:
-            begun = meta.checkpoint(source)
+            begun = meta.positions.checkpoint(source)
             recorded = None if begun is None else begun.position
     require_continuable(store, source, recorded)
 

@@ -106,7 +106,7 @@ def require_target(
         owner = replace(owner, in_part=left_out.in_part(opened, plan, target_name))
     new: list[tuple[str, ShardTable]] = []
     try:
-        followed = _followed(covered or opened.meta.coverage, opened.pipeline, target)
+        followed = _followed(covered or opened.meta.coverages.find, opened.pipeline, target)
         require_apart(target, dict.fromkeys([*(table.table for table in tables), *followed]))
     except LockstepError as error:
         problems.append(error)
@@ -146,9 +146,9 @@ def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
         if (horizon := horizons.read(store, source)) is not None and target in horizon.targets
         for table in [*horizon.tables, *(table for one in horizon.coverage.values() for table in one.feeds)]
     }
-    written = set(meta.last_writes(target))
-    written |= purged - meta.left_out(target, purged - written).keys()
-    return Writer(pipeline.pipeline, starts.names(store, sources), frozenset(written), meta.seeded(target))
+    written = set(meta.writes.last(target))
+    written |= purged - meta.records.left_out(target, purged - written).keys()
+    return Writer(pipeline.pipeline, starts.names(store, sources), frozenset(written), meta.records.seeded(target))
 
 
 def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:
@@ -184,7 +184,7 @@ def require_any_target(
 
     made: what may change a target that fails, so that it is asked again; whether it has."""
     asked = [one.target for one in plan.targets if one.batches]
-    covered = cache(opened.meta.coverage)  # the same for each target
+    covered = cache(opened.meta.coverages.find)  # the same for each target
     failed: dict[str, LockstepError] = {}
     for name in asked:
         try:

@@ -250,11 +250,11 @@ def status(
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-        found = meta.latest_cutover(parsed.pipeline)
+        found = meta.cutovers.latest(parsed.pipeline)
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        alone = found.cutover_id in {one.cutover_id for one in meta.status(parsed.pipeline).cutovers}
+        alone = found.cutover_id in {one.cutover_id for one in meta.status.find().cutovers}
         left = left_alone(found, stops=parsed.cutover.stop_with is not None) if alone else None
         lost = _lost(output, found)
         more = {} if left is None else {"problem": problem_document(left)}

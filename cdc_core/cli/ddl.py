@@ -184,9 +184,9 @@ def _roll(
 
 
 def _kept(work: Work) -> tuple[str, str, str]:
-    from cdc_core.meta.ddl import OPEN
+    from cdc_core.meta.rollouts import OPEN
 
-    rollout = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
+    rollout = work.opened.meta.rollouts.latest(work.target.name)
     if rollout is None or rollout.state != OPEN:
         raise UsageError(
             f"No change of definitions of {work.target.name!r} is under way.",
@@ -252,10 +252,10 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
 
 
 def _noted(work: Work) -> dict[tuple[str, int], ShardProgress]:
-    rollout = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
+    rollout = work.opened.meta.rollouts.latest(work.target.name)
     if rollout is None:
         return {}
-    return {(one.logical, one.shard): one for one in work.opened.meta.rollout_shards(rollout.rollout_id)}
+    return {(one.logical, one.shard): one for one in work.opened.meta.rollouts.shards(rollout.rollout_id)}
 
 
 def _statements(one: DecidedTable) -> Iterator[str]:

@@ -18,6 +18,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import UsageError
+from cdc_core.model.documents import plain
 from cdc_core.words import duration, moment, size
 
 if TYPE_CHECKING:
@@ -137,5 +138,5 @@ def extracted_document(source: str, result: DrainResult) -> dict[str, Any]:
         "position": result.position.to_json(),
         "complete_to": moment(result.watermark_us),
         "lag_s": None if behind_s is None else round(behind_s, 3),
-        "partial": {table: one.to_json() for table, one in result.partial.items()},
+        "partial": {table: plain(one) for table, one in result.partial.items()},
     }

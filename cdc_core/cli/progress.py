@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,8 @@ from cdc_core.words import counted
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from cdc_core.extract import DrainResult
+    from cdc_core.extract.drained import DrainResult
     from cdc_core.meta import TableCopy
-    from cdc_core.snapshot.pending import PendingTable
 
 NOTE_S = 10.0
 """Between two reports of a copy's progress without a terminal."""
@@ -81,9 +80,9 @@ class TerminalProgress(TerminalNotes):
             yield update
 
     @contextmanager
-    def copying(self, tables: Sequence[PendingTable]) -> Iterator[Callable[[TableCopy], None]]:
+    def copying(self, rows: Mapping[str, int | None]) -> Iterator[Callable[[TableCopy], None]]:
         """A bar for each table that is being read, and one for all; without a terminal, a line every NOTE_S."""
-        state = CopyProgress({one.name: one.rows for one in tables})
+        state = CopyProgress(rows)
         if not self._output.animated:
             next_s = [time.monotonic() + NOTE_S]
 
@@ -92,8 +91,8 @@ class TerminalProgress(TerminalNotes):
                 if time.monotonic() >= next_s[0]:
                     next_s[0] = time.monotonic() + NOTE_S
                     self.note(f"{copy.table}: {progress_text(state.table(copy.table))}")
-                    if len(tables) > 1:
-                        self.note(f"all {len(tables)} tables: {progress_text(state.overall())}")
+                    if len(rows) > 1:
+                        self.note(f"all {len(rows)} tables: {progress_text(state.overall())}")
 
             yield report
             return
@@ -112,7 +111,7 @@ class TerminalProgress(TerminalNotes):
 
             def update(copy: TableCopy) -> None:
                 state.update(copy)
-                if len(tables) > 1:
+                if len(rows) > 1:
                     show("all tables", state.overall())
                 show(copy.table, state.table(copy.table))
 

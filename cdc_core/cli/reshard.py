@@ -275,7 +275,7 @@ def _led(meta: Meta, asked: _Asked) -> Cutover | None:
     from cdc_core.cutover.states import State
     from cdc_core.target.sharding import shard_tables
 
-    found = meta.latest_cutover(asked.pipeline.pipeline)
+    found = meta.cutovers.latest(asked.pipeline.pipeline)
     if found is None or found.state in (State.BACK, State.ROLLED_BACK):
         return None
     if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
@@ -368,7 +368,7 @@ def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) ->
 
     passing = let_through_by(asked.old, asked.old_tables(led), asked.part.has)
     for other in sorted({one.removesuffix(WAY_BACK_SUFFIX) for one in passing} - {successor}):
-        found = meta.latest_cutover(other)
+        found = meta.cutovers.latest(other)
         if found is not None and found.state not in (State.BACK, State.ROLLED_BACK):
             raise Refused(
                 f"Another pipeline, {other!r}, has led the application on from some of these shards, or is about to.",

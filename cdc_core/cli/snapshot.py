@@ -108,9 +108,9 @@ def _switch(output: CliOutput, ready: OpenPipeline, sources: list[str], *, pause
     lines = []
     for source in sources:
         if pause:
-            ready.meta.pause_copies(source, ready.holder)
+            ready.meta.copies.pause(source, ready.holder)
             lines.append(f"Copies of {source} are paused: no chunk is read until `lockstep snapshot --resume`.")
-        elif ready.meta.resume_copies(source):
+        elif ready.meta.copies.resume(source):
             lines.append(f"Copies of {source} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
             lines.append(f"Copies of {source} were not paused.")
@@ -162,7 +162,7 @@ def _show_plan(
                 "?" if seconds is None else f"~{duration(seconds)}", why,
             ))  # fmt: skip
     total_s = sum(one["seconds_estimated"] or 0 for one in found)
-    paused = [source for source in sorted(wanted) if ready.meta.copies_paused(source) is not None]
+    paused = [source for source in sorted(wanted) if ready.meta.copies.paused(source) is not None]
     document = {
         "pipeline": ready.name,
         "tables": found,

@@ -25,6 +25,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
+from cdc_core.model.documents import plain
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, to_us
@@ -192,7 +193,7 @@ def show(
          "schema_id": part.schema_id}
         for part in manifest.parts
     ]  # fmt: skip
-    schemas = {key: schema.to_json() for key, schema in manifest.schemas.items()}
+    schemas = {key: plain(schema) for key, schema in manifest.schemas.items()}
     document = _batch(manifest, checked.ranges) | {
         "parts": parts,
         "left_out": dict(manifest.left_out),
@@ -262,7 +263,7 @@ def isolated(
             )
         with (
             opened(parsed, CliOutput(as_json)) as ready,
-            ready.meta.holding(names[0], ready.name, ready.holder, parsed.limits.lease_s),
+            ready.meta.leases.held(names[0], ready.holder, parsed.limits.lease_s),
         ):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
@@ -566,7 +567,7 @@ def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
     position = parse_position(text)
     found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        found.require_staged({source.name: meta.checkpoint(source.name) for source in pipeline.sources})
+        found.require_staged({source.name: meta.positions.checkpoint(source.name) for source in pipeline.sources})
     return found
 
 

@@ -124,10 +124,10 @@ def layout(
     rows: list[tuple[str, str, str, str]] = []
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
         # A meta database that was rebuilt knows what is staged, and not what was written.
-        covered = [one for source in parsed.sources for one in meta.coverage(source.name).tables.values()]
+        covered = [one for source in parsed.sources for one in meta.coverages.find(source.name).tables.values()]
         fed = {logical for one in covered for logical in one.feeds}
         for name in names:
-            rules, known = parsed.target(name), meta.layouts(name)
+            rules, known = parsed.target(name), meta.layouts.find(name)
             tables = [one for one in {*known, *fed, *rules.tables} - {"*"} if rules.table(one) is not None]
             found = placements(rules, sorted(tables))
             there = {*known, *(one.logical for one in found if one.noted is not None)}
@@ -135,9 +135,9 @@ def layout(
             if accept:
                 accepted = choose(sorted(now), accept, "table")
                 accept_placements(rules, accepted, lambda one: output.note(f"accepted {one}"))
-                meta.accept_layouts(name, {one: now[one] for one in accepted})
+                meta.layouts.accept(name, {one: now[one] for one in accepted})
                 accept_moved(meta, rules, accepted)
-                found, known = placements(rules, sorted(tables)), meta.layouts(name)
+                found, known = placements(rules, sorted(tables)), meta.layouts.find(name)
             rows += [(name, one, known.get(one, ""), now.get(one, "")) for one in sorted(there)]
             rows += [
                 (name, one.name, one.noted, one.wanted)
@@ -222,7 +222,7 @@ def _written(pipeline: Pipeline, target: Target) -> list[str]:
     from cdc_core.meta import Meta
 
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        known = sorted({*meta.layouts(target.name), *meta.last_writes(target.name)})
+        known = sorted({*meta.layouts.find(target.name), *meta.writes.last(target.name)})
     return [one for one in known if target.table(one) is not None]
 
 
@@ -256,7 +256,7 @@ def check_ids(
     for name in choose([one.name for one in parsed.targets], target, "target"):
         chosen = parsed.target(name)
         with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
-            written = [one for one in meta.layouts(name) if chosen.table(one) is not None]
+            written = [one for one in meta.layouts.find(name) if chosen.table(one) is not None]
         for logical in choose(written, table_names, "table"):
             output.note(f"{name}: {logical}")
             rows += [

@@ -60,8 +60,8 @@ class CaptureRules(Model):
     columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
     on_unlogged_change: Literal["stop", "record", "resync"] = Field(
         "stop",
-        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a table or column that is "
-        "dropped and created again, foreign keys that the server does not log). stop: the source "
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, DML in statement format, a table or "
+        "column that is dropped and created again, foreign keys that the server does not log). stop: the source "
         "stops; record: note it and continue; resync: note it, and `lockstep run` copies the table "
         "again",
     )

@@ -36,7 +36,7 @@ def catch_up(work: Work) -> CaughtUp:
     extracted = extract_sources(work.opened)
     targets = [one.name for one in work.targets]
     apply(replace(work.opened, progress=_TimedSteps(laps)), work.spark, "cutover", targets=targets)
-    view = work.meta.plan_view("", [one.name for one in work.pipeline.sources], targets, None)
+    view = work.meta.plans.find("", [one.name for one in work.pipeline.sources], targets, None)
     if any(view.pending.values()):
         raise RetryLater(
             "Batches are left that another run has taken and not committed.",

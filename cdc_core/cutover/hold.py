@@ -132,8 +132,8 @@ def written_since(work: Work, reached: Mapping[str, Position]) -> int:
     """The changes of the targets' tables that the sources' logs have after these places, whoever has staged them. Other
     tables of the pipeline may be written at any time, and are."""
     extract_sources(work.opened)
-    batches = [one for source, place in reached.items() for one in work.meta.batches(source) if one.end > place]
-    files = work.meta.files([one.batch_id for one in batches if not one.copied])
+    batches = [one for source, place in reached.items() for one in work.meta.batches.find(source) if one.end > place]
+    files = work.meta.batches.files([one.batch_id for one in batches if not one.copied])
     return sum(
         file.rows
         for listed in files.values()

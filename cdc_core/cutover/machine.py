@@ -169,7 +169,7 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
 def back(work: Work, lease: Lease) -> Cutover:
     """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
     last thing that was done. Raises UsageError (usage.nothing_open), and as `run`."""
-    known, led = (work.meta.latest_cutover(name) for name in (work.opened.name, work.way_back.name))
+    known, led = (work.meta.cutovers.latest(name) for name in (work.opened.name, work.way_back.name))
     if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
         return run(work, lease)
     if known is not None and known.state == State.COMPLETE and led is not None and led.state == State.BACK:
@@ -314,7 +314,7 @@ def unknown(cutover: Cutover, why: str) -> DataAtRisk:
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
     knows of the hook. Raises UsageError (usage.nothing_open, usage.argument), and as `run`."""
-    left = work.meta.latest_cutover(work.opened.name)
+    left = work.meta.cutovers.latest(work.opened.name)
     over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
         return left
@@ -362,7 +362,7 @@ def _switched_by_word(moving: Moving) -> Cutover:
 def abort(work: Work, lease: Lease) -> Cutover:
     """Ends the cutover that is open; nothing has happened then. Raises UsageError (usage.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
-    known = work.meta.latest_cutover(work.opened.name)
+    known = work.meta.cutovers.latest(work.opened.name)
     if known is not None and known.state == State.ROLLED_BACK:
         require_its_target(work, known)
         undo_left(work, known)

@@ -29,7 +29,6 @@ from cdc_core.errors import LeaseHeld, Overtaken, Refused, RetryLater, UsageErro
 from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.cutovers import lease_of
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.sink import Capture
 from cdc_core.target.gates import Places, require_not_left
@@ -42,14 +41,14 @@ LEASE_S = 10.0
 def cutover_lease(work: Work) -> Iterator[Lease]:
     """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
     (lease.held)."""
-    key, name = lease_of(work.opened.name, work.way_back.name)
+    key, pair = lease_of(work.opened.name, work.way_back.name)
     taken = LeaseHeld(
         f"Another process is at a cutover of {work.opened.name!r}.",
         where=work.opened.name,
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
-    with unhurried(), kept_lease(work.meta, key, name, work.opened.holder, LEASE_S, taken=taken) as lease:
+    with unhurried(), work.meta.of(pair).leases.held(key, work.opened.holder, LEASE_S, taken=taken) as lease:
         yield lease
 
 
@@ -57,7 +56,7 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
     """The cutover that is open, or a new one. rehearsal: of a new one. Raises Refused (cutover.other_open,
     cutover.left_before), UsageError (usage.argument)."""
     require_no_other(work)
-    known = work.meta.latest_cutover(work.opened.name)
+    known = work.meta.cutovers.latest(work.opened.name)
     if known is not None and known.state in OPEN:
         require_its_target(work, known)
         return known
@@ -68,7 +67,7 @@ def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
     identity = hashlib.sha256(f"{work.opened.name}/{now}".encode()).hexdigest()[:16]
     led_to = {"back": work.back, "target": [one.name for one in work.targets], "rehearsal": rehearsal}
     new = Cutover(identity, work.opened.name, work.way_back.name, State.PREPARED, details=led_to)
-    return work.meta.begin_cutover(lease, new, over)
+    return work.meta.cutovers.begin(lease, new, over)
 
 
 def _still_read(pipeline: Pipeline, places: Places) -> Places:
@@ -80,7 +79,7 @@ def _still_read(pipeline: Pipeline, places: Places) -> Places:
 
 def require_no_other(work: Work) -> None:
     """Raises Refused (cutover.other_open)."""
-    other = work.meta.latest_cutover(work.way_back.name)
+    other = work.meta.cutovers.latest(work.way_back.name)
     if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
         raise Refused(
             f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
@@ -91,7 +90,7 @@ def require_no_other(work: Work) -> None:
 
 
 def open_cutover(work: Work) -> Cutover:
-    known = work.meta.latest_cutover(work.opened.name)
+    known = work.meta.cutovers.latest(work.opened.name)
     if known is None or known.state not in OPEN:
         raise UsageError(
             f"No cutover of {work.opened.name!r} is open.",
@@ -105,8 +104,8 @@ def open_cutover(work: Work) -> Cutover:
 
 def require_its_target(work: Work, cutover: Cutover) -> None:
     """What a cutover has made is at its own target alone. Raises UsageError (usage.argument)."""
-    led_to = cutover.details.get("target")  # an earlier version has not noted it
-    if led_to is not None and led_to != [one.name for one in work.targets]:
+    led_to = cutover.details["target"]
+    if led_to != [one.name for one in work.targets]:
         raise UsageError(
             f"The last cutover of {work.opened.name!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",
@@ -147,10 +146,10 @@ class Moving:
 
     def _moved(self, state: State, error: str, details: Mapping[str, Any]) -> Cutover:
         try:
-            return self.work.meta.move_cutover(self._lease, self.cutover, state, details, error)
+            return self.work.meta.cutovers.move(self._lease, self.cutover, state, details, error)
         except Overtaken:
             # This process has the lease. So it has moved the cutover itself, and did not get the answer.
-            there = self.work.meta.latest_cutover(self.cutover.pipeline)
+            there = self.work.meta.cutovers.latest(self.cutover.pipeline)
             made = {**self.cutover.details, **details}
             if there is None or (there.cutover_id, there.state, there.details) != (
                 self.cutover.cutover_id, state, json.loads(json.dumps(made)),
@@ -160,9 +159,9 @@ class Moving:
 
     def end_other(self, state: State) -> None:
         """Ends the cutover by which the application came here. Safe to repeat."""
-        other = self.work.meta.latest_cutover(self.work.way_back.name)
+        other = self.work.meta.cutovers.latest(self.work.way_back.name)
         if other is not None and other.state == State.WATCH:
-            patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.opened.progress.note)
+            patiently(partial(self.work.meta.cutovers.move, self._lease, other, state), self.work.opened.progress.note)
 
     def stop(self, command: Hook, timeout_s: float) -> None:
         """Stops the application's writes by the hook. Raises as hooks.stop."""
@@ -227,7 +226,7 @@ class Moving:
         why = "since then, a cutover that did not switch had opened the new tables to the application"
         for target in work.targets:
             rows = {table: count for table, count in found.rows.items() if target.table(table) is not None}
-            work.meta.doubt(self._lease, work.opened.name, target.name, DOUBT, why, rows)
+            work.meta.verifications.doubt(self._lease, target.name, DOUBT, why, rows)
         left = {"rows": sum(found.rows.values()), "named": found.named}
         if found.named:
             work.opened.progress.note(f"the new tables were written to while they were open: {found.named}")
@@ -241,7 +240,9 @@ class Moving:
 
     def _in_meta(self) -> Cutover | None:
         """The cutover as meta has it; None if another has begun since."""
-        there = patiently(partial(self.work.meta.latest_cutover, self.cutover.pipeline), self.work.opened.progress.note)
+        there = patiently(
+            partial(self.work.meta.cutovers.latest, self.cutover.pipeline), self.work.opened.progress.note
+        )
         return there if there is not None and there.cutover_id == self.cutover.cutover_id else None
 
     def _catch_up(self) -> None:

@@ -49,5 +49,5 @@ def _forward_of(pipeline: Pipeline, file: Path) -> Pipeline | None:
         return None
     there = config.load(forward)
     with Meta.open(there.meta.url, there.pipeline) as meta:
-        cutover = meta.latest_cutover(there.pipeline)
+        cutover = meta.cutovers.latest(there.pipeline)
     return there if cutover is not None and cutover.way_back == pipeline.pipeline else None

@@ -66,7 +66,7 @@ def plan(work: Work) -> CutoverPlan:
         feeding = {one.name: set(proving.feeding) for one, proving in zip(work.targets, provers, strict=True)}
     findings = tuple(one for one in findings_of(work, tables) if one.status != "ok")
     before = known(work)
-    expected_s, stop = expected_stop(work.meta.latest_cutover(work.opened.name))
+    expected_s, stop = expected_stop(work.meta.cutovers.latest(work.opened.name))
     ended = []
     for target, one in before.evidence.items():
         whole = one.document is not None and Since.of_evidence(one.document).tables >= feeding[target]

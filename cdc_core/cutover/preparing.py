@@ -70,7 +70,7 @@ def known(work: Work) -> Known:
 def _not_outdated(work: Work, target: Target) -> Evidence:
     """The newest evidence, unless rows may have changed since then unseen."""
     found = newest_evidence(work, target.name)
-    led = work.meta.latest_cutover(work.way_back.name)
+    led = work.meta.cutovers.latest(work.way_back.name)
     came_us = led.at_us(State.SWITCHED) if led is not None else None
     if found.document is None or to_us(parse_moment(found.document["ended"])) < (came_us or 0):
         return Evidence(None, found.why)  # when it was made, the application wrote elsewhere

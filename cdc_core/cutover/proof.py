@@ -147,19 +147,19 @@ class Prover:
     def _consumed(self, source: str, batches: Sequence[BatchRow]) -> list[BatchRow]:
         """Those before the first that the target has not consumed."""
         target = self._job.target.name
-        pending = self._job.meta.plan_view("", [source], [target], None).pending[target]
+        pending = self._job.meta.plans.find("", [source], [target], None).pending[target]
         return list(itertools.takewhile(lambda one: one.batch_id not in pending, batches))
 
     def _batches(self, source: str, since: Since) -> list[BatchRow]:
         """What may have changed rows since then, in the order of the log."""
-        place, found = since.places[source], self._job.meta.batches(source)
+        place, found = since.places[source], self._job.meta.batches.find(source)
         return [one for one in found if one.end > place or (one.begin == one.end == place and not since.settled)]
 
     def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
         """By logical table, the keys of the rows that these batches change."""
-        files = self._job.meta.files([one.batch_id for one in batches])
+        files = self._job.meta.batches.files([one.batch_id for one in batches])
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
-        known = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
+        known = self._job.meta.schemas.find(sorted({file.schema_id for file in listed}))
         schemas = definitions(known, files, batches, self._job.opened.store)
         found: dict[str, set[str]] = {}
         for file in as_read(self._job.opened.store, listed):

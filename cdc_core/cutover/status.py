@@ -11,8 +11,8 @@ from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.states import HELD, OPEN, State
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Cutover, Meta, Status
-from cdc_core.meta.failures import RUN
 from cdc_core.meta.health import Level, Problem, standing
+from cdc_core.meta.task_failures import RUN
 from cdc_core.verify.modes import Mode, found_since
 from cdc_core.windows import age_us, parse_moment, to_us
 from cdc_core.words import counted, duration, moment
@@ -86,7 +86,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
     oldest: the age above which a cutover back would verify every row first.
     """
     meta = meta.of(found.way_back)
-    status, reads = meta.status(found.way_back), found.details.get("starts")
+    status, reads = meta.status.find(), found.details.get("starts")
     if reads:  # it may have led back from other tables before
         status = replace(status, sources=tuple(one for one in status.sources if one.source in reads))
     if not status.sources:
@@ -113,7 +113,7 @@ def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]
 
 def _behind(meta: Meta, status: Status) -> tuple[float, int]:
     """For how many seconds the oldest batch that some target does not have has been staged, and how many there are."""
-    view = meta.plan_view("", [one.source for one in status.sources], [one.target for one in status.targets], None)
+    view = meta.plans.find("", [one.source for one in status.sources], [one.target for one in status.targets], None)
     waiting = {batch for found in view.pending.values() for batch in found}
     staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
     return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)

@@ -20,7 +20,7 @@ from cdc_core.cutover.states import LED_AWAY, State
 from cdc_core.cutover.work import Tables, Work, read
 from cdc_core.errors import LeaseLost, LockstepError, RetryLater
 from cdc_core.meta import Cutover, Lease
-from cdc_core.meta.failures import GATES
+from cdc_core.meta.task_failures import GATES
 from cdc_core.target.fence import admit
 from cdc_core.target.gates import Places, close_gates, drop_gates, lost_gates, make_gates, open_gates
 from cdc_core.verify.modes import DOUBT
@@ -74,7 +74,7 @@ def undo_left(work: Work, cutover: Cutover) -> None:
     """Opens and lowers what processes have left that had lost the cutover before it was rolled back. Gates of a cutover
     that has led the application away from these tables since stay closed."""
     if "tables" in cutover.details:
-        tables, others = read(cutover.details["tables"]), work.meta.cutover_tokens(LED_AWAY)
+        tables, others = read(cutover.details["tables"]), work.meta.cutovers.tokens(LED_AWAY)
         _insist(work, cutover, partial(open_gates, tables.sources, work.opened.environ, sparing=others))
         tidy(work, tables.sources)
         for target in work.targets:
@@ -156,8 +156,8 @@ def close_lost(work: Work, lease: Lease, cutover: Cutover) -> bool:
     feeding = work.pipeline if back else work.way_back.preview()
     meta = work.meta.of(feeding.pipeline)
     for target in feeding.targets:
-        meta.doubt(lease, feeding.pipeline, target.name, DOUBT, "since then, gates of its tables were gone", {})
-        meta.succeeded(feeding.pipeline, GATES, target.name)
+        meta.verifications.doubt(lease, target.name, DOUBT, "since then, gates of its tables were gone", {})
+        meta.failures.clear(GATES, target.name)
     work.opened.progress.note(
         f"gates were closed again: `lockstep verify {feeding.pipeline}` names the rows that were written meanwhile"
     )

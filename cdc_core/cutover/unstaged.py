@@ -38,8 +38,8 @@ class StagedTables:
         """Tables whose changes are not staged, or that a copy is due for."""
         yield from self.not_captured()
         for source in self.pipeline.sources:
-            known = self.meta.coverage(source.name).tables
-            begun = {copy.table for copy in self.meta.copies(source.name)}
+            known = self.meta.coverages.find(source.name).tables
+            begun = {copy.table for copy in self.meta.copies.find(source.name)}
             for one in pending(self.meta, source.name, on_new=self.pipeline.tables.on_new):
                 due = one.name in begun or one.copied_by_runs(self.pipeline)
                 if due and (one.name not in known or self._taken(known[one.name], one.name)):
@@ -53,7 +53,7 @@ class StagedTables:
     def not_captured(self) -> Iterator[LockstepError]:
         """Tables whose changes are not staged."""
         for source in self.pipeline.sources:
-            for table, one in sorted(self.meta.coverage(source.name).tables.items()):
+            for table, one in sorted(self.meta.coverages.find(source.name).tables.items()):
                 if not one.how.captured and self._taken(one, table):
                     yield Refused(
                         f"Changes of {table} are not staged, so no comparison would find them: "
@@ -71,14 +71,14 @@ class StagedTables:
         Raises what reading manifests raises.
         """
         for source, place in places.items():
-            batches = self.meta.batches(source)
+            batches = self.meta.batches.find(source)
             first = next((batch for batch in batches if not batch.copied), None)
             if first is not None and first.begin > place:
                 return f"what source {source} had from {place} on is purged, up to {first.begin}"
             for batch in batches:
                 if batch.end > place and (said := _noted(batch, store)):
                     return f"the log of source {source} has more than changes of rows: {said}"
-            for table, one in sorted(self.meta.coverage(source).tables.items()):
+            for table, one in sorted(self.meta.coverages.find(source).tables.items()):
                 lost = one.cascaded or one.how is not How.EMPTY  # one that is seen to be empty has lost no change
                 if lost and one.latest_seq >= place.seq and self._taken(one, table):
                     return _happened(table, source, one)

@@ -26,7 +26,7 @@ class Evidence:
 def newest_evidence(work: Work, target: str) -> Evidence:
     """Of a full verification of this definition of the pipeline that found all tables equal, is not older than
     `cutover.evidence`, and was not followed by one that found something else."""
-    verification = work.meta.verification(work.opened.name, target)
+    verification = work.meta.verifications.find(target)
     summary = verification.evidence.get(Mode.ORDERED) if verification is not None else None
     if verification is None or summary is None:
         return Evidence(None)

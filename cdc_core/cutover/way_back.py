@@ -59,12 +59,12 @@ class ExistingWayBack:
                 raise
             return Disturbed(f"the log of the old tables cannot be read to its end: {error}", None)
         meta, pipeline = self.opened.meta, self.opened.pipeline
-        led = meta.latest_cutover(self.name)
+        led = meta.cutovers.latest(self.name)
         reached = led.details.get("reached", {}) if led is not None else {}
         places = {source: Position.from_text(text) for source, text in reached.items()} if after is None else after
         seen: dict[str, Position] = {}
         for source, place in places.items():
-            later = [one for one in meta.batches(source) if one.end > place and not one.copied]
+            later = [one for one in meta.batches.find(source) if one.end > place and not one.copied]
             seen[source] = max((one.end for one in later), default=place)
         why = StagedTables(pipeline, pipeline.targets, meta).missed(places, self.opened.store)
         return Disturbed(f"of the old tables, {why}" if why else "", seen)
@@ -72,7 +72,7 @@ class ExistingWayBack:
     def written(self, after: Mapping[str, Position]) -> Written:
         extract_sources(self.opened)
         meta = self.opened.meta
-        batches = [one for source, place in after.items() for one in meta.batches(source) if one.end > place]
+        batches = [one for source, place in after.items() for one in meta.batches.find(source) if one.end > place]
         return written_in(meta, self.opened.store, [one for one in batches if not one.copied])
 
     def preview(self) -> Pipeline:
@@ -150,10 +150,9 @@ class NewWayBack:
         if not self._file.exists() or _mark(token) not in self._file.read_text(encoding="utf-8"):
             return ""
         meta = self._job.meta.of(self.name)
-        if all(meta.checkpoint(one.name) is None for one in config.load(self._file).sources):
+        if all(meta.positions.checkpoint(one.name) is None for one in config.load(self._file).sources):
             self._file.unlink()
             return ""
-        self.keep_out()  # a cutover that an earlier version began has not
         return (
             f"{self._file.name} stays: it was run meanwhile. Pause its runs: they are refused (target.fenced) until a "
             "cutover has switched the application, which will use it"

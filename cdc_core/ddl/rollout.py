@@ -32,8 +32,7 @@ from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, 
 from cdc_core.ddl.script import Script, Statement, parse
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.meta import Lease, Rollout, ShardProgress
-from cdc_core.meta.ddl import OPEN
-from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.meta.rollouts import OPEN
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.server_errors import number_of
 from cdc_core.stage.stores import open_stage
@@ -135,7 +134,7 @@ def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
         where=work.target.name,
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
-    return kept_lease(work.opened.meta, name, work.opened.name, work.opened.holder, lease_s, taken=taken)
+    return work.opened.meta.leases.held(name, work.opened.holder, lease_s, taken=taken)
 
 
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:
@@ -152,7 +151,7 @@ def decide(work: Work, text: str, name: str, direction: str, options: Options) -
             code="ddl.script",
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
-    former = work.opened.meta.latest_rollout(work.opened.name, work.target.name)
+    former = work.opened.meta.rollouts.latest(work.target.name)
     problems: list[LockstepError] = []
     same = former is not None and (former.script, former.direction) == (text, direction)
     if former is not None and former.state == OPEN and not same and not _takes_back(former, text, direction):
@@ -185,7 +184,7 @@ def _open(former: Rollout, target: Target) -> Refused:
 def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
     """Tables whose shards are not those that the rollout was begun with: some would keep their definition unnoticed."""
     begun: dict[str, set[int]] = {}
-    for one in work.opened.meta.rollout_shards(rollout.rollout_id):
+    for one in work.opened.meta.rollouts.shards(rollout.rollout_id):
         begun.setdefault(one.logical, set()).add(one.shard)
     for logical, former in begun.items():
         now = {one.shard for one in shard_tables(work.target, logical)}
@@ -318,7 +317,7 @@ def _held_columns(work: Work, table: DecidedTable) -> list[LockstepError]:
         if held:
             problems.append(_held(table.logical, held, f"{origin.schema.name} of the source has it"))
     sources = [one.name for one in work.opened.pipeline.sources]
-    view = work.opened.meta.plan_view("", sources, [work.target.name], None)
+    view = work.opened.meta.plans.find("", sources, [work.target.name], None)
     pending = view.pending[work.target.name]
     schemas = schemas_of(view, open_stage(work.opened.pipeline.stage))
     for batch in sorted(pending):
@@ -357,14 +356,14 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
-    noted = {(one.logical, one.shard): one for one in work.opened.meta.rollout_shards(rollout.rollout_id)}
+    noted = {(one.logical, one.shard): one for one in work.opened.meta.rollouts.shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
         if table.copied:
             _in_waves(waves, partial(_start_copy, work, lease, table, options))
         _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
-    work.opened.meta.finish_rollout(lease, rollout.rollout_id)
+    work.opened.meta.rollouts.finish(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
 
 
@@ -399,13 +398,13 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
         for table in decided.tables
         for shard in table.shards
     ]
-    return work.opened.meta.begin_rollout(lease, rollout, known_ones)
+    return work.opened.meta.rollouts.begin(lease, rollout, known_ones)
 
 
 def _require_right(work: Work, lease: Lease) -> None:
     """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
     back looks as if nothing had happened. Raises RetryLater (lease.lost)."""
-    work.opened.meta.renew_lease(lease, work.opened.pipeline.limits.lease_s)
+    work.opened.meta.leases.renew(lease, work.opened.pipeline.limits.lease_s)
 
 
 def _start_copy(work: Work, lease: Lease, table: DecidedTable, options: Options, place: ShardTable) -> None:
@@ -438,7 +437,7 @@ def _bring(
             if behind is None:
                 raise _drifted(table, Shard(place, server, found))
             if behind != progress.behind:  # a killed process has executed it, or somebody by hand
-                progress = work.opened.meta.move_shard(lease, rollout.rollout_id, progress, behind)
+                progress = work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind)
                 options.moved(place.name, progress)
             if behind == len(table.statements):
                 return
@@ -451,7 +450,7 @@ def _bring(
                 else:
                     _execute(connection, place, statement, way, options.patience_s)
             except LockstepError as error:
-                work.opened.meta.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
+                work.opened.meta.rollouts.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
                 raise
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(Shard(place, server, after)) != behind + 1:

@@ -20,7 +20,7 @@ from itertools import pairwise
 from cdc_core.connections import quote
 from cdc_core.errors import UsageError
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.source.alter_columns import ColumnChanges, column_changes
+from cdc_core.source.alter import AlterClauses, alter_clauses
 from cdc_core.source.sql_tokens import Reader, Token, TokenKind, placed_tokens
 
 _MARK = re.compile(r"^[ \t]*--[ \t]*migrate:(up|down)\b.*$", re.MULTILINE)
@@ -45,7 +45,7 @@ class Statement:
 
     logical: str
     clauses: str
-    columns: ColumnChanges
+    columns: AlterClauses
     line: int
 
     def on(self, database: str, table: str, *modifiers: str) -> str:
@@ -110,7 +110,7 @@ def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: 
     for refused, why in _REFUSED:
         if any(tuple(words[at : at + len(refused)]) == refused for at in range(len(words))):
             raise _bad(f"`{' '.join(refused)}` is not for all shards: {why}.", where, "leave this clause out")
-    columns = column_changes(Reader(rest))
+    columns = alter_clauses(Reader(rest), "")
     if columns.moved:
         raise _bad("The statement renames the table.", where, "leave RENAME out; the target's rules name its tables")
     for column in (*columns.dropped, *columns.perhaps_dropped):

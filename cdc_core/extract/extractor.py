@@ -12,8 +12,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -34,6 +34,7 @@ from cdc_core.errors import (
 )
 from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
+from cdc_core.extract.drained import DrainResult, DrainStats
 from cdc_core.extract.process_memory import limit_memory
 from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
 from cdc_core.leaving import uninterrupted
@@ -80,35 +81,6 @@ ANSWER_POLL_S = 0.005
 """How often it looks whether the stream has answered, once nothing is missing up to the fence."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainStats:
-    """Waits and losses of a drain.
-
-    put_waits, take_waits: of the ring. A reader that waits is faster than staging, a stager that waits faster than
-    the source.
-    losses:                connections to the source that were lost and opened again.
-    """
-
-    put_waits: int = 0
-    take_waits: int = 0
-    losses: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DrainResult:
-    """What a drain has reached. `done`: everything requested is staged; otherwise call again.
-
-    Counts are totals since the extractor was opened. partial: captured source tables of which rows are missing.
-    """
-
-    done: bool
-    staged: StagingTotals
-    position: Position
-    watermark_us: int
-    stats: DrainStats = DrainStats()
-    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
-
-
 class Extractor:
     """Opens the source for reading on entering the context, and releases it on leaving.
 
@@ -137,7 +109,6 @@ class Extractor:
         self._environ = opened.environ
         self._scratch = scratch
         self._cleanup = ExitStack()
-        self._closing = threading.Event()
         self._attached = ExitStack()
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
         self._stream: SourceStream | None = None
@@ -165,7 +136,10 @@ class Extractor:
         try:
             yield
         except LockstepError as error:
-            if "FILE:OFFSET" in error.remedy and (stored := self._meta.checkpoint(self._source.name)) is not None:
+            if (
+                "FILE:OFFSET" in error.remedy
+                and (stored := self._meta.positions.checkpoint(self._source.name)) is not None
+            ):
                 place = f"{stored.position.file}:{stored.position.offset}"
                 error.remedy = error.remedy.replace("NAME", self._source.name).replace("FILE:OFFSET", place)
             raise
@@ -181,18 +155,13 @@ class Extractor:
         self._store = self._opened.store
         for reference in source.connections:  # a wrong one is reported before anything is touched
             connections.resolve(reference, self._environ)
-        lease = self._meta.acquire_lease(
-            source.name, pipeline.pipeline, self._opened.holder, ttl_s=pipeline.limits.lease_s
+        held = self._meta.leases.held(
+            source.name, self._opened.holder, pipeline.limits.lease_s, ring=self._ring_depth, lost=self._lost
         )
-        self._lease = lease
-        opened.callback(self._release, lease)
+        self._lease = opened.enter_context(held)
         self._temporary = self._scratch or Path(
             opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True))
         )
-        keeper = threading.Thread(target=self._keep, args=(lease,), name=f"lease-{source.name}", daemon=True)
-        opened.callback(keeper.join)
-        opened.callback(self._closing.set)
-        keeper.start()
         opened.callback(lambda: self._attached.close())
         self._attach(NOTHING)
 
@@ -206,7 +175,7 @@ class Extractor:
             replica_host = server_id.replica_host(pipeline.pipeline, source.name, self._lease.identity)
             address, self._control, known = hosts.connect(source, stored, self._environ, replica_host)
             opened.callback(self._control.close)
-            self._meta.record_retention(self._lease, known.retention_s)
+            self._meta.leases.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
@@ -248,9 +217,9 @@ class Extractor:
                 replica_host=replica_host,
                 policy=policy,
                 isolated=left_out,
-                history=self._meta.history(source.name),
+                history=self._meta.schemas.history(source.name),
                 excludes=self._capture.excludes,
-                ahead=self._meta.read_ahead(source.name),
+                ahead=self._meta.positions.read_ahead(source.name),
                 keep_ahead=self._keep_ahead,
                 limits=pipeline.limits,
                 undone=self._undone,
@@ -277,7 +246,7 @@ class Extractor:
         if self._abandon is not None and abandoned_log.is_due(self._abandon, stored, self._store, source.name):
             assert stored is not None
             moved = after_loss(source, self._control, address, known, stored)
-            covered = self._meta.coverage(source.name).tables
+            covered = self._meta.coverages.find(source.name).tables
             found = self._survey(moved.start, known, covered)
             start = self._led_on(stored, moved, abandoned_log.missed(covered, found, moved.start))
             self._abandon = None  # when it attaches again
@@ -290,7 +259,7 @@ class Extractor:
                 self._store, source.name, start, pipeline=self._pipeline.pipeline, asked=source.start_text
             )
             log.info("%s: starting at %s", source.name, start.position)
-            self._meta.advance_watermark(self._lease, start)
+            self._meta.positions.advance_watermark(self._lease, start)
         return start
 
     def _led_on(self, stored: Checkpoint, moved: Failover, coverage: Mapping[str, TableCoverage]) -> Checkpoint:
@@ -299,7 +268,7 @@ class Extractor:
         bridge = hosts.bridge(self._pipeline, self._lease, stored, moved, left_out, coverage)
         if not manifests.commit(self._store, bridge).ours:
             raise chain_moved(bridge)
-        self._meta.commit_batch(self._lease, bridge)
+        self._meta.batches.commit(self._lease, bridge)
         return moved.start
 
     def _survey(self, start: Checkpoint, known: server.ServerFacts, covered: Container[str]) -> Survey:
@@ -314,7 +283,7 @@ class Extractor:
 
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts, left_out: Mapping[str, str]) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
-        covered = self._meta.coverage(self._source.name)
+        covered = self._meta.coverages.find(self._source.name)
         sought = Capture.by_names(covered.surveyed.captured)
         log_of = CoverageLog(covered, feeds=self._capture.route, sought=sought.captures)
         begin = self._source.start.position if isinstance(self._source.start, StartConfig) else None
@@ -328,7 +297,7 @@ class Extractor:
             log_of.other_rules(self._under_other_rules(covered), start.position, start.watermark_us)
         log_of.survey(found, captured=self._capture.rules)
         if log_of.pending:
-            self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed)
+            self._meta.coverages.keep(self._lease, log_of.pending, log_of.surveyed)
         return log_of
 
     def _under_other_rules(self, covered: SourceCoverage) -> dict[str, str]:
@@ -348,15 +317,14 @@ class Extractor:
             and former.rules_of(schema) != self._capture.rules_of(schema)
         }
 
-    def _release(self, lease: Lease) -> None:
-        """A lease that another extractor took over, or a meta database that is down, must not fail the exit."""
-        with suppress(LockstepError):
-            self._meta.release_lease(lease, self._ring_depth())
+    def _lost(self, error: LockstepError) -> None:
+        self._lease_error = error
+        self._ring.fail(error)
 
     def _keep_ahead(self, kept: str) -> None:
         """Without it, the next extractor reads that much of the log again. Raises RetryLater (lease.lost)."""
         try:
-            self._meta.keep_read_ahead(self._lease, kept)
+            self._meta.positions.keep_read_ahead(self._lease, kept)
         except LeaseLost:
             raise
         except LockstepError as error:
@@ -372,18 +340,6 @@ class Extractor:
             self._reader_error = error
         # What was read before the error can still be staged.
         ring.close()
-
-    def _keep(self, lease: Lease) -> None:
-        ttl_s = self._pipeline.limits.lease_s
-        while not self._closing.wait(ttl_s / 3):
-            try:
-                self._meta.renew_lease(lease, ttl_s, self._ring_depth())
-            except LockstepError as error:
-                if not error.retriable or isinstance(error, LeaseLost):
-                    self._lease_error = error
-                    self._ring.fail(error)
-                    return
-                log.warning("%s: the lease could not be renewed: %s", lease.source, error)
 
     def drain(
         self,
@@ -605,19 +561,19 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
     none), DataAtRisk (stage.chain, stage.damaged) when meta knows some that the stage has lost.
     """
     starts.require_own(store, lease.source, lease.pipeline)
-    stored = meta.checkpoint(lease.source)
+    stored = meta.positions.checkpoint(lease.source)
     manifests.require_continuable(store, lease.source, None if stored is None else stored.position)
     if stored is None:
         begun = starts.read(store, lease.source)
         if begun is not None:
             log.info("%s: starting where an earlier extractor began: %s", lease.source, begun.position)
-            meta.advance_watermark(lease, begun)
+            meta.positions.advance_watermark(lease, begun)
         return begun
     for manifest in chain(store, lease.source, after=stored.position):
         if manifest.copied:  # at the position itself, whether it is recorded or not; meta knows what holds there
-            meta.commit_batch(lease, manifest)
+            meta.batches.commit(lease, manifest)
             continue
         log.info("%s: adopting the batch %s, which is staged but not recorded", lease.source, manifest.batch_id)
-        meta.commit_batch(lease, manifest)
+        meta.batches.commit(lease, manifest)
         stored = manifest.end
     return stored

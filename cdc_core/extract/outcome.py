@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from cdc_core.errors import AnotherProcess, InternalError, LockstepError, Paused
-from cdc_core.meta.failures import EXTRACT
+from cdc_core.meta.task_failures import EXTRACT
 from cdc_core.operations.open_pipeline import OpenPipeline
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,6 @@ def keep_failure(opened: OpenPipeline, source: str, error: Exception, *, task: s
     if isinstance(failed, AnotherProcess | Paused):
         return  # nothing of the pipeline has failed
     try:
-        opened.meta.failed(opened.name, task, source, failed)
+        opened.meta.failures.keep(task, source, failed)
     except LockstepError as unkept:
         log.warning("%s: this failure could not be kept in meta: %s", source, unkept)

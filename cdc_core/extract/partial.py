@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cdc_core.extract.extractor import DrainResult
+from cdc_core.extract.drained import DrainResult
 from cdc_core.meta.health import missed
 from cdc_core.model.coverage import How, lacks
 from cdc_core.operations.open_pipeline import OpenPipeline

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from cdc_core.errors import AnotherProcess
-from cdc_core.extract.extractor import DrainResult, Extractor
+from cdc_core.extract.drained import DrainResult
+from cdc_core.extract.extractor import Extractor
 from cdc_core.extract.outcome import keep_failure
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.windows import to_us

@@ -216,7 +216,7 @@ class Stager:
                 self._writer.window = max(self._window, self._windows.containing(end.watermark_us - 1))
             manifest = self._commit_batch(self._writer, end)
         elif end.watermark_us > self.durable.watermark_us:
-            self._meta.advance_watermark(self._lease, end)
+            self._meta.positions.advance_watermark(self._lease, end)
         self.durable = self.reached = end
         if self._last_point is not None:
             self._acknowledge(self._last_point)
@@ -237,7 +237,7 @@ class Stager:
         if not committed.ours:
             writer.abort()
             raise chain_moved(manifest)
-        self._meta.commit_batch(self._lease, manifest)
+        self._meta.batches.commit(self._lease, manifest)
         self.coverage.pending.clear()
         parts = manifest.parts
         self.staged = StagingTotals(

@@ -1,21 +1,17 @@
 """What Lockstep remembers between tasks: leases, positions, batches, consume records, ledgers.
 
-The stage's manifests are the truth about batches (Meta.rebuild restores them from there); consume records and ledgers
-live only here. Everything goes through `Meta`, whose methods are one transaction each.
+The stage's manifests are the truth about batches (Batches.rebuild restores them from there); consume records and
+ledgers live only here. `Meta` has a repository for each of these, whose methods are one transaction each.
 """
 
-from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy, copier_of
-from cdc_core.meta.cutovers import Cutover
-from cdc_core.meta.ddl import Rollout, ShardProgress
-from cdc_core.meta.meta import Meta
-from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
-from cdc_core.meta.rows import (
+from cdc_core.meta.meta_rows import (
     BatchRow,
     ChunkRetries,
     Claim,
     ClosedWrite,
     CopyState,
     CopyStatus,
+    Cutover,
     Failure,
     FileRow,
     LastWrite,
@@ -35,8 +31,12 @@ from cdc_core.meta.rows import (
     TargetStatus,
     Verification,
 )
-from cdc_core.meta.states import RecordState, RunState
-from cdc_core.meta.views import PlanView
+from cdc_core.meta.overviews import Account, Overview, TableFreshness, WindowSums
+from cdc_core.meta.pipeline_meta import Meta
+from cdc_core.meta.plan_views import PlanView
+from cdc_core.meta.rollouts import Rollout, ShardProgress
+from cdc_core.meta.run_states import RecordState, RunState
+from cdc_core.meta.table_copies import CopyPause, PlannedChunk, ReadChunk, TableCopy, copier_of
 
 __all__ = [
     "Account",

@@ -6,7 +6,6 @@ Whoever reads a chunk notes how far the copy is then, so that every process can 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +29,9 @@ class Moment:
     size_bytes: int
 
 
+Moments = tuple[Moment, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Rate:
     rows_s: float
@@ -45,7 +47,7 @@ def cost(rows: float, size_bytes: float) -> float:
     return size_bytes + ROW_COST_BYTES * rows
 
 
-def noted(moments: Sequence[Moment], now: Moment) -> tuple[Moment, ...]:
+def noted(moments: Sequence[Moment], now: Moment) -> Moments:
     """The moments to keep once the copy is this far."""
     kept = [*moments]
     if kept and now.at_us - kept[-1].at_us > _STOPPED_US:
@@ -67,11 +69,3 @@ def rate_of(moments: Sequence[Moment], now_us: int) -> Rate | None:
     if took_s <= 0 or last.rows <= first.rows:
         return None
     return Rate((last.rows - first.rows) / took_s, (last.size_bytes - first.size_bytes) / took_s)
-
-
-def to_text(moments: Sequence[Moment]) -> str:
-    return json.dumps([[one.at_us, one.rows, one.size_bytes] for one in moments])
-
-
-def from_text(text: str | None) -> tuple[Moment, ...]:
-    return tuple(Moment(*one) for one in json.loads(text or "[]"))

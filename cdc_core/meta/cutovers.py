@@ -9,42 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Row, insert, select, update
 
 from cdc_core.errors import Overtaken, RetryLater
-from cdc_core.meta import leases, tables
-from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import Lease
+from cdc_core.meta.leases import Leases
+from cdc_core.meta.meta_rows import Cutover, Lease
+from cdc_core.meta.meta_schema import cutover as _cutover
+from cdc_core.meta.repository import Repository, reads, writes
 
-_cutover = tables.cutover
-
-
-@dataclass(frozen=True, slots=True)
-class Cutover:
-    """pipeline: whose sources the application leaves. way_back: the pipeline in the other direction. steps: the states
-    that it went through, each with the time, µs UTC. details: what its steps have to know of each other, JSON."""
-
-    cutover_id: str
-    pipeline: str
-    way_back: str
-    state: str
-    steps: tuple[tuple[str, int], ...] = ()
-    details: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    created_us: int = 0
-    updated_us: int = 0
-
-    @property
-    def switched(self) -> bool:
-        """Whether it has led the application to the new tables; another one may have led it back since."""
-        return self.state in ("SWITCHED", "WATCH", "COMPLETE")
-
-    def at_us(self, state: str) -> int | None:
-        """When it last came to a state."""
-        return next((at for name, at in reversed(self.steps) if name == state), None)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def lease_of(pipeline: str, way_back: str) -> tuple[str, str]:
@@ -54,69 +31,74 @@ def lease_of(pipeline: str, way_back: str) -> tuple[str, str]:
     return "cutover:" + hashlib.sha256(pair.encode()).hexdigest()[:16], pair
 
 
-def standing(connection: Connection, pipeline: str) -> tuple[Cutover, ...]:
-    """The latest ones from and to a pipeline, if no process is at them."""
-    rows = [latest(connection, pipeline)]
-    query = select(_cutover).where(_cutover.c.way_back == pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
-    rows += [_read(row) for row in connection.execute(query)]
-    found = [one for one in rows if one is not None]
-    if not found:
-        return ()
-    key, pair = lease_of(found[0].pipeline, found[0].way_back)
-    return () if leases.is_held(connection, pair, key) else tuple(found)
+class Cutovers(Repository):
+    @reads
+    def latest(self, pipeline: str) -> Cutover | None:
+        """Of those in which the application leaves the sources of this pipeline."""
+        query = select(_cutover).where(_cutover.c.pipeline == pipeline)
+        row = self.execute(query.order_by(_cutover.c.created_us.desc(), _cutover.c.cutover_id).limit(1)).one_or_none()
+        return None if row is None else _read(row)
 
-
-def latest(connection: Connection, pipeline: str) -> Cutover | None:
-    """Of those in which the application leaves the sources of this pipeline."""
-    query = select(_cutover).where(_cutover.c.pipeline == pipeline)
-    row = connection.execute(query.order_by(_cutover.c.created_us.desc(), _cutover.c.cutover_id).limit(1)).one_or_none()
-    return None if row is None else _read(row)
-
-
-def tokens(connection: Connection, states: Collection[str]) -> frozenset[str]:
-    """Of what cutovers in these states, of all pipelines, have fenced and gated."""
-    rows = connection.execute(select(_cutover.c.details).where(_cutover.c.state.in_(states)))
-    return frozenset(str(token) for row in rows if (token := json.loads(row.details).get("arming")))
-
-
-def begin(connection: Connection, lease: Lease, cutover: Cutover, over: Collection[str]) -> Cutover:
-    """A new one. over: the states in which a former one is over.
-
-    Raises RetryLater (lease.lost).
-    """
-    leases.require_held(connection, lease)
-    former = latest(connection, cutover.pipeline)
-    if former is not None and former.state not in over:
-        raise _moved(cutover.pipeline, former.state)
-    now = now_us(connection)
-    begun = replace(cutover, steps=((cutover.state, now),), created_us=now, updated_us=now)
-    connection.execute(
-        insert(_cutover).values(
-            cutover_id=begun.cutover_id, pipeline=begun.pipeline, way_back=begun.way_back, state=begun.state,
-            steps=json.dumps(begun.steps), details=json.dumps(begun.details), created_us=now, updated_us=now,
+    def standing(self) -> tuple[Cutover, ...]:
+        """The latest ones from and to the pipeline, if no process is at them."""
+        rows = [self.latest(self.pipeline)]
+        query = (
+            select(_cutover).where(_cutover.c.way_back == self.pipeline).order_by(_cutover.c.created_us.desc()).limit(1)
         )
-    )  # fmt: skip
-    return begun
+        rows += [_read(row) for row in self.execute(query)]
+        found = [one for one in rows if one is not None]
+        if not found:
+            return ()
+        key, pair = lease_of(found[0].pipeline, found[0].way_back)
+        return () if Leases(self.connection).is_held(pair, key) else tuple(found)
 
+    @reads
+    def tokens(self, states: Collection[str]) -> frozenset[str]:
+        """Of what cutovers in these states, of all pipelines, have fenced and gated."""
+        rows = self.execute(select(_cutover.c.details).where(_cutover.c.state.in_(states)))
+        return frozenset(str(token) for row in rows if (token := json.loads(row.details).get("arming")))
 
-def move(
-    connection: Connection, lease: Lease, former: Cutover, state: str, details: Mapping[str, Any], error: str
-) -> Cutover:
-    """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
-    leases.require_held(connection, lease)
-    now = now_us(connection)
-    steps = former.steps if state == former.state else (*former.steps, (state, now))
-    mine = (_cutover.c.cutover_id == former.cutover_id) & (_cutover.c.state == former.state)
-    values = {
-        "state": state,
-        "steps": json.dumps(steps),
-        "details": json.dumps({**former.details, **details}),
-        "last_error": error or None,
-        "updated_us": now,
-    }
-    if connection.execute(update(_cutover).where(mine).values(values)).rowcount != 1:
-        raise _moved(former.pipeline, former.state)
-    return replace(former, state=state, steps=steps, details={**former.details, **details}, error=error, updated_us=now)
+    @writes
+    def begin(self, lease: Lease, cutover: Cutover, over: Collection[str]) -> Cutover:
+        """A new one. over: the states in which a former one is over.
+
+        Raises RetryLater (lease.lost).
+        """
+        Leases(self.connection).require_held(lease)
+        former = self.latest(cutover.pipeline)
+        if former is not None and former.state not in over:
+            raise _moved(cutover.pipeline, former.state)
+        now = self.now_us()
+        begun = replace(cutover, steps=((cutover.state, now),), created_us=now, updated_us=now)
+        self.execute(
+            insert(_cutover).values(
+                cutover_id=begun.cutover_id, pipeline=begun.pipeline, way_back=begun.way_back, state=begun.state,
+                steps=json.dumps(begun.steps), details=json.dumps(begun.details), created_us=now, updated_us=now,
+            )
+        )  # fmt: skip
+        return begun
+
+    @writes
+    def move(
+        self, lease: Lease, former: Cutover, state: str, details: Mapping[str, Any] = _NOTHING, error: str = ""
+    ) -> Cutover:
+        """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(lease)
+        now = self.now_us()
+        steps = former.steps if state == former.state else (*former.steps, (state, now))
+        mine = (_cutover.c.cutover_id == former.cutover_id) & (_cutover.c.state == former.state)
+        values = {
+            "state": state,
+            "steps": json.dumps(steps),
+            "details": json.dumps({**former.details, **details}),
+            "last_error": error or None,
+            "updated_us": now,
+        }
+        if self.execute(update(_cutover).where(mine).values(values)).rowcount != 1:
+            raise _moved(former.pipeline, former.state)
+        return replace(
+            former, state=state, steps=steps, details={**former.details, **details}, error=error, updated_us=now
+        )
 
 
 def _moved(pipeline: str, state: str) -> RetryLater:

@@ -181,6 +181,10 @@ class Database:
         if self.is_sqlite:
             _OPEN.add(self)
 
+    @property
+    def pipeline(self) -> str:
+        return self._pipeline
+
     def of(self, pipeline: str) -> Database:
         """The same, for another pipeline."""
         other = copy.copy(self)

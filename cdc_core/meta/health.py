@@ -14,9 +14,9 @@ from itertools import islice, takewhile
 from cdc_core.config import WAY_BACK_SUFFIX
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import verifications
-from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
-from cdc_core.meta.rows import CopyState, SetAside, SourceStatus, Status
-from cdc_core.meta.states import RunState
+from cdc_core.meta.meta_rows import CopyState, SetAside, SourceStatus, Status
+from cdc_core.meta.run_states import RunState
+from cdc_core.meta.task_failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
 from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.windows import Windows, from_us, to_us
 from cdc_core.words import counted

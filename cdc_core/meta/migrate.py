@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, String, Table, column, insert, inspect, select, table
 
-from cdc_core.meta import tables
+from cdc_core.meta import meta_schema
 
 VERSION_TABLE = "lockstep_version"
 
@@ -42,7 +42,7 @@ def current(connection: Connection) -> str | None:
 def create(connection: Connection) -> None:
     """Makes the tables as all migrations would (tests compare both), without Alembic. Safe to run again after a kill:
     MySQL commits each statement."""
-    tables.metadata.create_all(connection)
+    meta_schema.metadata.create_all(connection)
     version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
     version.create(connection, checkfirst=True)
     connection.execute(insert(version), {"version_num": head()})

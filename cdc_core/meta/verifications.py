@@ -10,88 +10,91 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import insert, select, update
 
-from cdc_core.meta import leases, tables
-from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import Lease, Verification
+from cdc_core.meta.leases import Leases
+from cdc_core.meta.meta_rows import Lease, Verification
+from cdc_core.meta.meta_schema import verification as _verification
+from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.windows import from_us
 
-_verification = tables.verification
 
+class Verifications(Repository):
+    @reads
+    def find(self, target: str) -> Verification | None:
+        """None where none was ever begun."""
+        return next((one for one in self.all() if one.target == target), None)
 
-def find(connection: Connection, pipeline: str) -> tuple[Verification, ...]:
-    """Of all targets of a pipeline that a verification has begun for, by name."""
-    rows = connection.execute(
-        select(_verification).where(_verification.c.pipeline == pipeline).order_by(_verification.c.target)
-    )
-    return tuple(
-        Verification(row.target, row.progress or "", json.loads(row.evidence or "{}"), row.updated_us) for row in rows
-    )
+    @reads
+    def all(self) -> tuple[Verification, ...]:
+        """Of all targets that a verification has begun for, by name."""
+        rows = self.execute(select(_verification).order_by(_verification.c.target))
+        return tuple(
+            Verification(row.target, row.progress or "", json.loads(row.evidence or "{}"), row.updated_us)
+            for row in rows
+        )
 
+    @writes
+    def keep_progress(self, lease: Lease, target: str, progress: str | None) -> None:
+        """progress: a document; None where no verification is under way. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(lease)
+        self._write(target, {"progress": progress})
 
-def keep_progress(connection: Connection, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
-    """progress: a document; None where no verification is under way any more. Raises RetryLater (lease.lost)."""
-    leases.require_held(connection, lease)
-    _write(connection, pipeline, target, {"progress": progress})
+    @writes
+    def finish(self, lease: Lease, target: str, mode: str, evidence: Mapping[str, Any]) -> None:
+        """The verification under way has ended with this evidence, a summary. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(lease)
+        known = self._evidence(target)
+        kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
+        self._write(target, {"progress": None, "evidence": kept})
 
+    @writes
+    def doubt(
+        self,
+        lease: Lease,
+        target: str,
+        mode: str,
+        why: str,
+        differing: Mapping[str, int],
+    ) -> None:
+        """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
+        for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(lease)
+        known = self._evidence(target)
+        former = known[newest(known)].get("differing", {}) if known else {}
+        said = {
+            "ended": from_us(self.now_us()).isoformat(),
+            "why": why,
+            "equal": None,
+            "differences": sum(differing.values()),
+            "differing": {**former, **differing},
+        }
+        self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
 
-def finish(
-    connection: Connection, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
-) -> None:
-    """The verification under way has ended with this evidence, a summary. Raises RetryLater (lease.lost)."""
-    leases.require_held(connection, lease)
-    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
-    kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
-    _write(connection, pipeline, target, {"progress": None, "evidence": kept})
+    @writes
+    def forget_differences(self, lease: Lease, target: str, repaired: Mapping[str, int]) -> None:
+        """repaired: by logical table, how many rows are equal now. Raises RetryLater (lease.lost)."""
+        Leases(self.connection).require_held(lease)
+        known = self._evidence(target)
+        mode = newest(known)
+        differing = dict(known[mode].get("differing", {})) if mode else {}
+        left = {table: count - repaired.get(table, 0) for table, count in differing.items()}
+        if left == differing:
+            return
+        said = {**known[mode], "differing": {table: count for table, count in left.items() if count > 0}}
+        self._write(target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
 
+    def _evidence(self, target: str) -> Mapping[str, Mapping[str, Any]]:
+        known = self.find(target)
+        return {} if known is None else known.evidence
 
-def doubt(
-    connection: Connection,
-    lease: Lease,
-    pipeline: str,
-    target: str,
-    mode: str,
-    why: str,
-    differing: Mapping[str, int],
-) -> None:
-    """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
-    for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
-    leases.require_held(connection, lease)
-    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
-    former = known[newest(known)].get("differing", {}) if known else {}
-    said = {
-        "ended": from_us(now_us(connection)).isoformat(),
-        "why": why,
-        "equal": None,
-        "differences": sum(differing.values()),
-        "differing": {**former, **differing},
-    }
-    _write(connection, pipeline, target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
-
-
-def forget_differences(
-    connection: Connection, lease: Lease, pipeline: str, target: str, repaired: Mapping[str, int]
-) -> None:
-    """repaired: by logical table, how many rows that differed are equal now. Raises RetryLater (lease.lost)."""
-    leases.require_held(connection, lease)
-    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
-    mode = newest(known)
-    differing = dict(known[mode].get("differing", {})) if mode else {}
-    left = {table: count - repaired.get(table, 0) for table, count in differing.items()}
-    if left == differing:
-        return
-    said = {**known[mode], "differing": {table: count for table, count in left.items() if count > 0}}
-    _write(connection, pipeline, target, {"evidence": json.dumps({**known, mode: said}, ensure_ascii=False)})
+    def _write(self, target: str, values: Mapping[str, str | None]) -> None:
+        mine = _verification.c.target == target
+        now = self.now_us()
+        if not self.execute(update(_verification).where(mine).values(**values, updated_us=now)).rowcount:
+            self.execute(insert(_verification).values(target=target, **values, updated_us=now))
 
 
 def newest(evidence: Mapping[str, Mapping[str, Any]]) -> str:
     """The mode of the latest evidence, whose `differing` counts all differences that are known; "" for none."""
     return max(evidence, key=lambda mode: str(evidence[mode]["ended"]), default="")
-
-
-def _write(connection: Connection, pipeline: str, target: str, values: Mapping[str, str | None]) -> None:
-    mine = (_verification.c.pipeline == pipeline) & (_verification.c.target == target)
-    now = now_us(connection)
-    if not connection.execute(update(_verification).where(mine).values(**values, updated_us=now)).rowcount:
-        connection.execute(insert(_verification).values(pipeline=pipeline, target=target, **values, updated_us=now))

@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
+from cdc_core.model.documents import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.model.typed import require_types
 
 MANIFEST_VERSION = 4
-"""The version of manifests, and of the other files that say where a chain begins. 1: without starts; 3: starts do not
-name their pipeline, and no rows are copied."""
-
-
-class UnknownVersion(ValueError):
-    """A file of the stage that another version of Lockstep wrote; `version` as the file has it."""
-
-    def __init__(self, version: object) -> None:
-        super().__init__(f"it has the format version {ascii(version)[:40]}; this Lockstep reads {MANIFEST_VERSION}")
-        self.version = version
-
-
-def versioned(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a file of the stage. Raises UnknownVersion, ValueError."""
-    try:
-        data = json.loads(raw)
-    except RecursionError:
-        raise ValueError("its values are nested too deep") from None
-    if not isinstance(data, dict):
-        raise ValueError("it does not hold a JSON object")
-    version = data.get("version")
-    if type(version) is not int or version != MANIFEST_VERSION:
-        raise UnknownVersion(version)
-    return data
+"""Of manifests, and of the other files that say where a chain begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +27,15 @@ class Part:
 
     table: str
     path: str
-    rows: int
-    size_bytes: int
+    rows: Natural
+    size_bytes: Natural
     sha256: str
     schema_id: str
-    min_seq: int
-    max_seq: int
-    ops: Mapping[str, int]
-    key_changes: int = 0
-    absent_rows: int = 0
+    min_seq: Natural
+    max_seq: Natural
+    ops: Mapping[str, Natural]
+    key_changes: Natural = 0
+    absent_rows: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,28 +56,17 @@ class CopiedChunk:
     queried: of a claim by key: a reverse query made it, not a repair.
     """
 
-    number: int
+    number: Natural
     table: str
     above: tuple[str, ...]
     through: tuple[str, ...]
-    ts_us: int
+    ts_us: TimeUs
     low: Position
     high: Position
-    rows: int
+    rows: Natural
     paths: tuple[str, ...]
     by_key: bool = False
     queried: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "low": self.low.to_json(), "high": self.high.to_json()}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CopiedChunk:
-        return cls(
-            data["number"], data["table"], tuple(data["above"]), tuple(data["through"]), data["ts_us"],
-            Position.from_json(data["low"]), Position.from_json(data["high"]), data["rows"], tuple(data["paths"]),
-            data.get("by_key", False), data.get("queried", False),
-        )  # fmt: skip
 
 
 def at_place(batch_id: str) -> str:
@@ -134,21 +98,21 @@ class Manifest:
 
     pipeline: str
     source: str
-    epoch: int
+    epoch: Natural
     begin: Checkpoint
     end: Checkpoint
-    window_start_us: int
-    window_end_us: int
+    window_start_us: TimeUs
+    window_end_us: TimeUs
     parts: tuple[Part, ...]
-    events: int
-    transactions: int
-    created_us: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    events: Natural
+    transactions: Natural
+    created_us: TimeUs
+    left_out: Mapping[str, Natural] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
-    again_until: int = 0
+    again_until: Natural = 0
     coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
     surveyed: Surveyed = NO_SURVEY
     chunks: tuple[CopiedChunk, ...] = ()
@@ -193,54 +157,9 @@ class Manifest:
         return sum(part.size_bytes for part in self.parts)
 
     def to_bytes(self) -> bytes:
-        return json.dumps({"version": MANIFEST_VERSION, **self.to_json()}, indent=1, ensure_ascii=False).encode()
-
-    def to_json(self) -> dict[str, Any]:
-        """Without the version of the format."""
-        return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            "begin": self.begin.to_json(),
-            "end": self.end.to_json(),
-            "left_out": dict(self.left_out),
-            "notes": list(self.notes),
-            "isolated": dict(self.isolated),
-            "again_until": self.again_until,
-            "coverage": {table: one.to_json() for table, one in self.coverage.items()},
-            "surveyed": asdict(self.surveyed),
-            "definitions": [one.to_json() for one in self.definitions],
-            "chunks": [one.to_json() for one in self.chunks],
-            "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
-            "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
-        }
+        return dumped(self, version=MANIFEST_VERSION, indent=1)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Manifest:
-        """Raises UnknownVersion, and ValueError, KeyError, TypeError, AttributeError or LockstepError for anything
-        that is not a manifest, or whose fields do not have the types above."""
-        found = cls.from_json(versioned(raw))
-        require_types(found)
-        return found
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
-        """The opposite of `to_json`; the types are not checked."""
-        return cls(
-            **{name: data[name] for name in _PLAIN},
-            begin=Checkpoint.from_json(data["begin"]),
-            end=Checkpoint.from_json(data["end"]),
-            left_out=data["left_out"],
-            notes=tuple(data["notes"]),
-            isolated=data.get("isolated", {}),
-            again_until=data.get("again_until", 0),
-            coverage={table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()},
-            surveyed=Surveyed(**data["surveyed"]) if "surveyed" in data else NO_SURVEY,
-            definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
-            chunks=tuple(CopiedChunk.from_json(one) for one in data.get("chunks", ())),
-            parts=tuple(Part(**part) for part in data["parts"]),
-            schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
-        )
-
-
-_PLAIN = (
-    "pipeline", "source", "epoch", "window_start_us", "window_end_us", "events", "transactions", "created_us",
-)  # fmt: skip
+        """Raises what `documents.parsed` does."""
+        return parsed(cls, raw, version=MANIFEST_VERSION)

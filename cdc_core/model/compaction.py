@@ -6,27 +6,26 @@ all that readers need of the range, so that they read neither its manifests nor 
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
-from cdc_core.model.batch import MANIFEST_VERSION, Manifest, Part, versioned
+from cdc_core.model.batch import MANIFEST_VERSION, Manifest, Part
+from cdc_core.model.documents import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.typed import require_types
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
     """Of a batch as it was staged."""
 
-    rows: int
-    files: int
-    size_bytes: int
+    rows: Natural
+    files: Natural
+    size_bytes: Natural
 
     @classmethod
     def of(cls, manifest: Manifest) -> BatchCounts:
@@ -46,8 +45,8 @@ class Compaction:
     rows_sha256: of the rows of each of `parts` (stage.row_digest); of one that was left as it is, of its bytes.
     """
 
-    epoch: int
-    created_us: int
+    epoch: Natural
+    created_us: TimeUs
     batches: tuple[Manifest, ...]
     counts: tuple[BatchCounts, ...]
     parts: tuple[Part, ...]
@@ -113,33 +112,12 @@ class Compaction:
         return other is not None and other.path != part.path
 
     def to_bytes(self) -> bytes:
-        data = {
-            "version": MANIFEST_VERSION,
-            "epoch": self.epoch,
-            "created_us": self.created_us,
-            "rows_sha256": list(self.rows_sha256),
-            "batches": [one.to_json() for one in self.batches],
-            "counts": [asdict(one) for one in self.counts],
-            "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
-            "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
-        }
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
+        return dumped(self, version=MANIFEST_VERSION)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Compaction:
-        """Raises UnknownVersion, and ValueError, KeyError, TypeError, AttributeError or LockstepError for anything
-        else."""
-        data = versioned(raw)
-        found = cls(
-            epoch=data["epoch"],
-            created_us=data["created_us"],
-            batches=tuple(Manifest.from_json(one) for one in data["batches"]),
-            counts=tuple(BatchCounts(**one) for one in data["counts"]),
-            parts=tuple(Part(**one) for one in data["parts"]),
-            schemas={key: TableSchema.from_json(one) for key, one in data["schemas"].items()},
-            rows_sha256=tuple(data["rows_sha256"]),
-        )
-        require_types(found)
+        """Raises what `documents.parsed` does."""
+        found = parsed(cls, raw, version=MANIFEST_VERSION)
         found._require_range()
         return found
 

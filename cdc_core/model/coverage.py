@@ -23,10 +23,10 @@ were missed. Manifests carry changes of coverage, so that it is known from the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
+from cdc_core.model.documents import Natural, TimeUs
 from cdc_core.model.position import place_of
 
 
@@ -93,8 +93,8 @@ class TableEvent:
 
     table: str
     what: Happened
-    seq: int
-    ts_us: int
+    seq: Natural
+    ts_us: TimeUs
     place: str
 
 
@@ -113,15 +113,15 @@ class TableCoverage:
     """
 
     how: How
-    seq: int
-    ts_us: int
+    seq: Natural
+    ts_us: TimeUs
     place: str
-    rows: int | None = None
+    rows: Natural | None = None
     feeds: tuple[str, ...] = ()
-    absent_seq: int = 0
-    base_seq: int = 0
+    absent_seq: Natural = 0
+    base_seq: Natural = 0
     appeared: bool = False
-    cascaded_seq: int = 0
+    cascaded_seq: Natural = 0
     rules: str = ""
 
     @property
@@ -158,13 +158,6 @@ class TableCoverage:
         """Whether the table is known not to exist any more."""
         return 0 < self.seq <= self.absent_seq
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "how": self.how.value, "feeds": list(self.feeds)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TableCoverage:
-        return cls(**{**data, "how": How(data["how"]), "feeds": tuple(data["feeds"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
@@ -174,7 +167,7 @@ class Surveyed:
     captured: the pipeline's rules by then, as sink.capture.Capture.rules has them.
     """
 
-    seq: int
+    seq: Natural
     captured: str
 
 

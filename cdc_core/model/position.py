@@ -8,11 +8,13 @@ carries into the timeline's, so that the next timeline begins above all that the
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.model.documents import Natural, TimeUs, stored_as
 
 TIMELINE_BITS = 10
 FILE_BITS = 20
@@ -71,6 +73,18 @@ def seq_of_name(name: str) -> int:
     return order_key(timeline, number, offset)
 
 
+@dataclass(frozen=True, slots=True)
+class _PositionForm:
+    timeline: Natural
+    file: str
+    offset: Natural
+
+
+@stored_as(
+    _PositionForm,
+    lambda value: _PositionForm(value.timeline, value.file, value.offset),
+    lambda form: Position(form.timeline, form.file, form.offset),
+)
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Position:
@@ -140,10 +154,24 @@ class Position:
         return {"timeline": self.timeline, "file": self.file, "offset": self.offset}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Position:
+    def from_json(cls, data: Mapping[str, Any]) -> Position:
         return cls(data["timeline"], data["file"], data["offset"])
 
 
+@dataclass(frozen=True, slots=True)
+class _FingerprintForm:
+    format: Natural
+    file: str
+    begin: Natural
+    end: Natural
+    crc: Natural
+
+
+@stored_as(
+    _FingerprintForm,
+    lambda value: _FingerprintForm(value.format_crc, value.file, value.begin, value.end, value.crc),
+    lambda form: Fingerprint(form.format, form.file, form.begin, form.end, form.crc),
+)
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """What distinguishes the log that was read from another one with the same file names and sizes.
@@ -165,14 +193,17 @@ class Fingerprint:
     def traced(self) -> bool:
         return self.end > self.begin
 
-    def to_json(self) -> dict[str, Any]:
-        return {"format": self.format_crc, "file": self.file, "begin": self.begin, "end": self.end, "crc": self.crc}
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Fingerprint:
-        return cls(data["format"], data["file"], data["begin"], data["end"], data["crc"])
+@dataclass(frozen=True, slots=True)
+class _CheckpointForm(_PositionForm):
+    gtid_set: str
+    server: str
+    watermark_us: TimeUs
+    floor_us: TimeUs
+    fingerprint: Fingerprint | None
 
 
+@stored_as(_CheckpointForm, lambda value: value._form(), lambda form: Checkpoint._of(form))
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A position from which an extractor can resume, with what it must know there.
@@ -198,23 +229,20 @@ class Checkpoint:
         """The same place, up to which nothing is known to be complete: its watermark came from a wrong clock."""
         return replace(self, watermark_us=0, floor_us=max(self.floor_us, self.watermark_us))
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.position.to_json(),
-            "gtid_set": self.gtid_set,
-            "server": self.server,
-            "watermark_us": self.watermark_us,
-            "floor_us": self.floor_us,
-            "fingerprint": self.fingerprint.to_json() if self.fingerprint is not None else None,
-        }
+    def _form(self) -> _CheckpointForm:
+        at = self.position
+        return _CheckpointForm(
+            at.timeline,
+            at.file,
+            at.offset,
+            self.gtid_set,
+            self.server,
+            self.watermark_us,
+            self.floor_us,
+            self.fingerprint,
+        )
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Checkpoint:
-        return cls(
-            Position.from_json(data),
-            gtid_set=data.get("gtid_set", ""),
-            server=data.get("server", ""),
-            watermark_us=data.get("watermark_us", 0),
-            floor_us=data.get("floor_us", 0),
-            fingerprint=Fingerprint.from_json(data["fingerprint"]) if data.get("fingerprint") else None,
-        )
+    def _of(cls, form: _CheckpointForm) -> Checkpoint:
+        position = Position(form.timeline, form.file, form.offset)
+        return cls(position, form.gtid_set, form.server, form.watermark_us, form.fingerprint, form.floor_us)

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
 from cdc_core.errors import PlanOutdated
+from cdc_core.model.documents import UnknownVersion, dumped, parsed
 from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
 
@@ -192,11 +193,6 @@ def table_folder(folder: str, table: str) -> str:
     return f"{folder}/cdc_table={segment(table)}"
 
 
-def _fields(one: Any) -> dict[str, Any]:
-    """Of a dataclass, as they are: a plan may have a hundred thousand files, of which no copies are made."""
-    return {each.name: getattr(one, each.name) for each in fields(one)}
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """See the module's docstring. Times in µs UTC; the window is [start, end).
@@ -286,50 +282,21 @@ class RunPlan:
         return () if self.replay else self.target(target).batches
 
     def to_bytes(self) -> bytes:
-        schemas = {key: schema.to_json() for key, schema in self.schemas.items()}
-        data = {"version": PLAN_VERSION} | _fields(self) | {"schemas": schemas}
-        return json.dumps(data, ensure_ascii=False, default=_fields).encode()
+        return dumped(self, version=PLAN_VERSION)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RunPlan:
         """Raises Refused (run.clear_task)."""
-        data: dict[str, Any] = json.loads(raw)
-        version = data.pop("version", 0)
-        if version != PLAN_VERSION:
+        try:
+            return parsed(cls, raw, version=PLAN_VERSION)
+        except UnknownVersion as error:
             raise PlanOutdated(
-                f"The plan has version {version}, and this Lockstep reads version {PLAN_VERSION}: Lockstep was "
-                "replaced during the run.",
-                where=f"run {data.get('run_id')}",
+                f"The plan has version {ascii(error.version)[:40]}; this version of Lockstep reads version "
+                f"{PLAN_VERSION}: Lockstep was upgraded or downgraded while the run was under way.",
+                where=f"run {json.loads(raw).get('run_id')}",
                 remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
-                "batches. The target's guard makes repeated writes harmless",
-            )
-        return cls(
-            **{
-                **data,
-                "merge_sets": tuple(
-                    MergeSet(
-                        one["name"],
-                        tuple(
-                            MergeTable(
-                                table["table"],
-                                tuple(table["key"]),
-                                tuple(PlannedFile(**file) for file in table["files"]),
-                                table["on_truncate"],
-                                table["shared_keys"],
-                            )
-                            for table in one["tables"]
-                        ),
-                    )
-                    for one in data["merge_sets"]
-                ),
-                "targets": tuple(
-                    TargetRun(**{**one, "batches": tuple(one["batches"]), "skipped": tuple(one["skipped"])})
-                    for one in data["targets"]
-                ),
-                "schemas": {key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
-                "restores": tuple(Restored(**{**one, "runs": tuple(one["runs"])}) for one in data["restores"]),
-            }
-        )
+                "batches. The guard in the target makes a repeated write harmless",
+            ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,14 +391,14 @@ class LedgerEntry:
         return tuple(found)
 
 
-def counts_to_bytes(counts: list[Any]) -> bytes:
-    """Counts of a task as JSON."""
-    return json.dumps([asdict(one) for one in counts], indent=1).encode()
-
-
 Counts = TypeVar("Counts", MergeCounts, FilterCounts, WriteCounts)
 
 
+def counts_to_bytes(counts: Sequence[MergeCounts | FilterCounts | WriteCounts]) -> bytes:
+    """Counts of a task as JSON."""
+    return dumped(counts, Sequence[Any], indent=1)
+
+
 def counts_from_bytes(raw: bytes, kind: type[Counts]) -> list[Counts]:
-    """Counts of a task from JSON. Raises ValueError, KeyError or TypeError for anything else."""
-    return [kind(**one) for one in json.loads(raw)]
+    """Counts of a task from JSON. Raises ValueError for anything else."""
+    return parsed(list[kind], raw)  # type: ignore[valid-type]

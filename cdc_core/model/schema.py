@@ -9,14 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 
 from cdc_core.errors import TableRefused
 from cdc_core.model.collations import own_name
+from cdc_core.model.documents import Natural, TimeUs, plain
 
 INTEGER_BYTES: Mapping[str, int] = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 BINARY_BASES = frozenset(
@@ -55,10 +55,10 @@ class ColumnType:
 
     base: str
     unsigned: bool = False
-    length: int | None = None
-    precision: int | None = None
-    scale: int | None = None
-    fsp: int = 0
+    length: Natural | None = None
+    precision: Natural | None = None
+    scale: Natural | None = None
+    fsp: Natural = 0
     labels: tuple[str, ...] = ()
     charset: str = ""
     collation: str = ""
@@ -198,20 +198,9 @@ class Column:
     name: str
     type: ColumnType
     nullable: bool = True
-    key_part: int | None = None
+    key_part: Natural | None = None
     generated: bool = False
     logged: bool = True
-
-
-def _column_json(column: Column) -> dict[str, Any]:
-    """What `asdict` gives, without its copies: a definition is written and hashed often."""
-    found = {name: getattr(column, name) for name in _COLUMN_FIELDS}
-    found["type"] = {name: getattr(column.type, name) for name in _TYPE_FIELDS}
-    return found
-
-
-_COLUMN_FIELDS = tuple(one.name for one in fields(Column))
-_TYPE_FIELDS = tuple(one.name for one in fields(ColumnType))
 
 
 @dataclass(frozen=True)
@@ -235,30 +224,10 @@ class TableSchema:
     @cached_property
     def id(self) -> str:
         """Sixteen hex digits that name this definition; equal definitions have equal ids."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(plain(self), sort_keys=True).encode()).hexdigest()[:16]
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "database": self.database,
-            "table": self.table,
-            "columns": [_column_json(column) for column in self.columns],
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TableSchema:
-        columns = tuple(
-            Column(
-                **{
-                    **column,
-                    "type": ColumnType(**{**column["type"], "labels": tuple(column["type"]["labels"])}),
-                }
-            )
-            for column in data["columns"]
-        )
-        return cls(data["database"], data["table"], columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,33 +244,12 @@ class DefinedSince:
     renamed:  (old, new) of columns that got another name here; they are dropped and added, too.
     """
 
-    seq: int
+    seq: Natural
     schema: TableSchema
     defaults: Mapping[str, str | None] | None = None
     gone: bool = False
     dropped: tuple[str, ...] = ()
     emptied: tuple[str, ...] = ()
-    ts_us: int = 0
+    ts_us: TimeUs = 0
     rowless: bool = False
     renamed: tuple[tuple[str, str], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "seq": self.seq,
-            "schema": self.schema.to_json(),
-            "defaults": None if self.defaults is None else dict(self.defaults),
-            "gone": self.gone,
-            "dropped": list(self.dropped),
-            "emptied": list(self.emptied),
-            "ts_us": self.ts_us,
-            "rowless": self.rowless,
-            "renamed": [list(pair) for pair in self.renamed],
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> DefinedSince:
-        return cls(
-            data["seq"], TableSchema.from_json(data["schema"]), data["defaults"], data["gone"],
-            tuple(data["dropped"]), tuple(data["emptied"]), data["ts_us"], data["rowless"],
-            tuple((old, new) for old, new in data["renamed"]),
-        )  # fmt: skip

@@ -16,9 +16,8 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 
 if TYPE_CHECKING:
-    from cdc_core.extract.extractor import DrainResult
+    from cdc_core.extract.drained import DrainResult
     from cdc_core.meta import TableCopy
-    from cdc_core.snapshot.pending import PendingTable
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,8 @@ class Progress:
         """Receives a source and how far it is."""
         return nullcontext(lambda source, result: None)
 
-    def copying(self, tables: Sequence[PendingTable]) -> AbstractContextManager[Callable[[TableCopy], None]]:
+    def copying(self, rows: Mapping[str, int | None]) -> AbstractContextManager[Callable[[TableCopy], None]]:
+        """rows: of the tables, as far as they are known."""
         return nullcontext(lambda copy: None)
 
     def comparing(self) -> AbstractContextManager[Callable[[str, str, int], None]]:

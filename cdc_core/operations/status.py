@@ -13,6 +13,7 @@ from cdc_core.config import Pipeline
 from cdc_core.cutover.status import left_alone
 from cdc_core.meta import CopyStatus, Meta, RunRow, SourceStatus, StateCount, Status, Verification
 from cdc_core.meta.health import Problem, problems
+from cdc_core.model.documents import plain
 from cdc_core.windows import parse_moment, to_us
 from cdc_core.words import counted, moment
 
@@ -39,7 +40,7 @@ class StatusReport:
 
 
 def status_of(pipeline: Pipeline, meta: Meta) -> StatusReport:
-    status = meta.status(pipeline.pipeline, [target.name for target in pipeline.scheduled_targets])
+    status = meta.status.find([target.name for target in pipeline.scheduled_targets])
     extracted = {one.source for one in status.sources}
     waiting = tuple(source.name for source in pipeline.sources if source.name not in extracted)
     return StatusReport(status, waiting, health(status, pipeline))
@@ -174,7 +175,7 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "size_bytes": one.size_bytes,
         "notes": list(one.notes),
         "retention_s": one.retention_s,
-        "partial": {table: covered.to_json() for table, covered in one.partial.items()},
+        "partial": {table: plain(covered) for table, covered in one.partial.items()},
         "copier": one.copier,
         "copies_paused": moment(one.copies_paused_us),
         "copies_paused_by": one.copies_paused_by,

@@ -118,7 +118,7 @@ class Made:
 
 def finish_former(opened: OpenPipeline, source: str) -> None:
     """Stages what a killed process had decided. Raises RetryLater (lease.held)."""
-    if opened.meta.decided_copied(source):
+    if opened.meta.copied.decided(source):
         with copier_lease(opened, source) as lease:
             finish_decided(opened.meta, opened.store, source, lease)
 
@@ -284,7 +284,7 @@ def _durable(
             "snapshot PIPELINE TABLE`",
         )
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
-    number = job.meta.next_chunk(lease, one.source.name)
+    number = job.meta.copies.next_chunk(lease, one.source.name)
     file = ChunkFile(
         job.opened.store, one.source.capture, one.schema, source=one.source.name, number=number, epoch=lease.epoch,
         low=one.read.low, ts_us=one.watermark_us, level=job.pipeline.stage.compression_level, scratch=scratch,

@@ -28,7 +28,7 @@ from cdc_core.apply.run import RunResult
 from cdc_core.apply.run import apply as apply_staged
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TableUnready, UsageError, combined
 from cdc_core.meta import Lease
-from cdc_core.meta.failures import REPAIR
+from cdc_core.meta.task_failures import REPAIR
 from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
@@ -147,7 +147,7 @@ def repair(
                 for name, one in (done.after or {}).items()
                 if one.equal
             }
-            job.meta.forget_differences(job.lease, job.opened.name, job.target.name, equal)
+            job.meta.verifications.forget_differences(job.lease, job.target.name, equal)
     return done
 
 
@@ -217,12 +217,12 @@ def _kept(job: Job, error: LockstepError | None) -> None:
     """For `lockstep status` and the page: what somebody must look at, until a repair has succeeded."""
     if isinstance(error, (RetryLater, UsageError)):
         return
-    pipeline, target = job.opened.name, job.target.name
+    target = job.target.name
     try:
         if error is None:
-            job.meta.succeeded(pipeline, REPAIR, target)
+            job.meta.failures.clear(REPAIR, target)
         else:
-            job.meta.failed(pipeline, REPAIR, target, error)
+            job.meta.failures.keep(REPAIR, target, error)
     except LockstepError as unkept:  # the error itself is what counts
         log.warning("%s: the result of this repair could not be kept in meta: %s", target, unkept)
 
@@ -290,10 +290,10 @@ def _resume(job: Job, apply: Callable[[], object]) -> None:
     names = [one.name for one in job.pipeline.sources]
     for name in names:
         finish_former(job.opened, name)
-    staged = {batch for name in names for batch in job.meta.repaired_batches(name)}
+    staged = {batch for name in names for batch in job.meta.copied.repaired_batches(name)}
     if not staged:
         return
-    pending = job.meta.plan_view("", names, [job.target.name], None).pending[job.target.name]
+    pending = job.meta.plans.find("", names, [job.target.name], None).pending[job.target.name]
     if staged & pending:
         log.info("%s: what an earlier repair has staged is applied first", job.target.name)
         apply()
@@ -370,7 +370,7 @@ def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:
         for name in {source.name for source, _ in one.feeding}:
             asked[name] = asked.get(name, 0) + len(one.keys)
     for name, rows in asked.items():
-        done = job.meta.repaired(name, DAY_S)
+        done = job.meta.copied.repaired(name, DAY_S)
         if done + rows > limit:
             raise DataAtRisk(
                 f"Repairing {rows} rows that {name} feeds would exceed the limit of {limit}: {done} were repaired in "
@@ -386,7 +386,7 @@ def _foreign(job: Job, one: Wanted[Shape], there: Sequence[Held]) -> list[Held]:
     """What of the target's rows has a version that no staged change can have."""
     ends = []
     for source in {source.name for source, _ in one.feeding}:
-        staged = job.meta.checkpoint(source)  # read after the versions: what was staged meanwhile is known
+        staged = job.meta.positions.checkpoint(source)  # read after the versions: what was staged meanwhile is known
         assert staged is not None  # verify.not_started
         ends.append(encode(Version(staged.watermark_us, staged.position.seq - 1, (1 << 63) - 1, source)))
 

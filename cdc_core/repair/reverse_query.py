@@ -102,7 +102,7 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     for name in names:
         with suppress(RetryLater):  # else another process finishes it
             finish_former(opened, name)
-    view = meta.plan_view("", names, targets, None)
+    view = meta.plans.find("", names, targets, None)
     view = replace(view, schemas=schemas_of(view, store))
     wanted, left_out, left = _old_changes(
         pipeline, store, view, before_us=meta.now_us() - age_us(config.older_than), most=config.max_keys

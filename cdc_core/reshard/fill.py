@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,8 +19,7 @@ from cdc_core.apply.jobs import Spark
 from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline
 from cdc_core.errors import LeaseHeld, RetryLater
-from cdc_core.meta import Meta
-from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.meta import Lease, Meta
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.reshard.base import require_base
 from cdc_core.stage import horizon as horizons
@@ -43,14 +42,13 @@ class Filled:
 
 def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
     sources = [source.name for source in pipeline.sources]
-    view = meta.plan_view("", sources, [target], None)
+    view = meta.plans.find("", sources, [target], None)
     pending = view.pending[target]
     rows = sum(file.rows for batch in pending for file in view.files[batch])
-    return Filled(sum(len(meta.batches(source)) for source in sources), len(pending), rows)
+    return Filled(sum(len(meta.batches.find(source)) for source in sources), len(pending), rows)
 
 
-@contextmanager
-def filling(opened: OpenPipeline, target: str) -> Iterator[None]:
+def filling(opened: OpenPipeline, target: str) -> AbstractContextManager[Lease]:
     """The right to fill a target. Raises RetryLater (lease.held)."""
     taken = LeaseHeld(
         f"Another process fills the target {target!r}.",
@@ -58,8 +56,7 @@ def filling(opened: OpenPipeline, target: str) -> Iterator[None]:
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
     )
     key = "reshard:" + hashlib.sha256(f"{opened.name}/{target}".encode()).hexdigest()[:16]
-    with kept_lease(opened.meta, key, opened.name, opened.holder, LEASE_S, taken=taken):
-        yield
+    return opened.meta.leases.held(key, opened.holder, LEASE_S, taken=taken)
 
 
 def fill(opened: OpenPipeline, spark: Spark, target: str, most_rows: int, told: Callable[[Filled], None]) -> Filled:

@@ -89,7 +89,7 @@ class Capture:
 
     @classmethod
     def by_rules(cls, text: str) -> Capture | None:
-        """One whose `rules` these are; None for any other text, such as '', and that of an earlier version."""
+        """One whose `rules` these are; None for any other text, such as ''."""
         try:
             rules = json.loads(text)
             patterns = {"include": rules["include"], "exclude": rules["exclude"]}
@@ -103,8 +103,8 @@ class Capture:
 
     @classmethod
     def by_names(cls, text: str) -> Capture:
-        """Captures the same tables as one whose `rules` these are, of whatever version; no table for any other text,
-        such as ''."""
+        """Captures the same tables as one whose `rules` these are, whatever else they say; no table for any other
+        text, such as ''."""
         try:
             rules = json.loads(text)
             patterns = CaptureRules(include=rules["include"], exclude=rules["exclude"])

@@ -34,7 +34,6 @@ from cdc_core.errors import (
 from cdc_core.extract import hosts
 from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
@@ -98,7 +97,7 @@ def copier_lease(opened: OpenPipeline, source: str) -> AbstractContextManager[Le
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
         "continues after its last chunk",
     )
-    return kept_lease(opened.meta, copier_of(source), opened.name, opened.holder, lease_s, taken=taken)
+    return opened.meta.leases.held(copier_of(source), opened.holder, lease_s, taken=taken)
 
 
 def copy_tables(
@@ -119,7 +118,7 @@ def copy_tables(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
-        replica = server_id.replica_host(opened.name, source, meta.lease_identity(source))
+        replica = server_id.replica_host(opened.name, source, meta.leases.identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         stack.callback(control.close)
         _require_same(staged, server, source)
@@ -298,7 +297,7 @@ class _Reader:
         """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
         context = self._context
         while not self._work.stopped.is_set():
-            pause = context.opened.meta.copies_paused(context.source)
+            pause = context.opened.meta.copies.paused(context.source)
             if pause is not None:
                 raise paused(context.source, pause)
             why = self._throttle.why(self._sessions.tables.control)
@@ -410,7 +409,7 @@ def paused(source: str, pause: CopyPause) -> RetryLater:
 
 
 def _staged(meta: Meta, source: str) -> Checkpoint:
-    staged = meta.checkpoint(source)
+    staged = meta.positions.checkpoint(source)
     if staged is None:
         raise Refused(
             f"Nothing of the source {source!r} was extracted yet.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc_core.errors import LeaseHeld, Paused, Refused
-from cdc_core.extract.extractor import DrainResult
+from cdc_core.extract.drained import DrainResult
 from cdc_core.extract.sources import extract_if_free, extract_sources
 from cdc_core.meta import ChunkRetries
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -49,9 +49,9 @@ def copy_sources(opened: OpenPipeline, wanted: Mapping[str, Sequence[PendingTabl
             tables = pending.still_pending(opened.meta, source, asked)
             if not tables:
                 continue
-            with opened.progress.copying(tables) as report:
+            with opened.progress.copying({one.name: one.rows for one in tables}) as report:
                 refused = read_tables(opened, source, tables, lease, report)
-            retries[source] = opened.meta.chunk_retries(source)
+            retries[source] = opened.meta.copies.retries(source)
             left_out |= {f"{source}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):
                 continue
@@ -93,7 +93,7 @@ def note_refused(opened: OpenPipeline, copied: Copied) -> None:
 def extract_before_copying(opened: OpenPipeline, sources: Sequence[str], *, known_will_do: bool) -> None:
     """Which tables there are, and what they lack, the extractor knows. Where another one is running, the copy waits for
     it later. known_will_do: what was extracted before is enough."""
-    fresh = [source for source in sources if opened.meta.checkpoint(source) is None]
+    fresh = [source for source in sources if opened.meta.positions.checkpoint(source) is None]
     if fresh:
         extract_sources(opened, fresh)
     if not known_will_do:

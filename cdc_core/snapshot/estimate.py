@@ -57,8 +57,8 @@ def estimate(
     """
     config = pipeline.source(source)
     with ExitStack() as opened:
-        staged = meta.checkpoint(source)
-        replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
+        staged = meta.positions.checkpoint(source)
+        replica = server_id.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)

@@ -44,8 +44,8 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     on_new: as in config.CaptureRules; with `stream`, tables that appeared later are not copied because of their earlier
     rows.
     """
-    coverage = meta.coverage(source).tables
-    begun = {copy.table: copy for copy in meta.copies(source)}
+    coverage = meta.coverages.find(source).tables
+    begun = {copy.table: copy for copy in meta.copies.find(source)}
     found = {
         table: PendingTable(table, lacks(table, source, one), one.rows, one.how, one.cascaded)
         for table, one in coverage.items()
@@ -75,7 +75,7 @@ def still_pending(meta: Meta, source: str, tables: Sequence[PendingTable]) -> tu
 def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
     """Every captured table that is there, whether anything of it is missing or not; and why others, of which the stage
     has rows, are not copied."""
-    coverage = meta.coverage(source).tables
+    coverage = meta.coverages.find(source).tables
     left = {name: lacks(name, source, one) for name, one in coverage.items() if not one.how.captured}
     left |= {name: f"{name} of {source} is gone" for name, one in coverage.items() if one.gone and name not in left}
     return chosen(meta, source, sorted(coverage.keys() - left.keys())), dict(sorted(left.items()))
@@ -86,7 +86,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 
     Raises UsageError (usage.unknown_name), Refused (table.not_captured).
     """
-    coverage = {name: one for name, one in meta.coverage(source).tables.items() if not one.gone}
+    coverage = {name: one for name, one in meta.coverages.find(source).tables.items() if not one.gone}
     unknown = [name for name in tables if name not in coverage]
     if unknown:
         raise UsageError(

@@ -26,7 +26,7 @@ def readmit(
     if not found:
         return {}
     try:
-        with opened.meta.holding(source, opened.name, opened.holder, opened.pipeline.limits.lease_s):
+        with opened.meta.leases.held(source, opened.holder, opened.pipeline.limits.lease_s):
             found = isolated(opened.store, source)  # another process may have readmitted them, and extracted since
             for table in found:
                 clear(opened.store, source, table)

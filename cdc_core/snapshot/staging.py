@@ -78,19 +78,19 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     Raises RetryLater (lease.lost), and what the store raises; a repeated call continues.
     """
     finish_decided(opened.meta, opened.store, source, lease)
-    capture = capture.as_in(opened.meta.coverage(source).surveyed.captured)
+    capture = capture.as_in(opened.meta.coverages.find(source).surveyed.captured)
     place, coverage = _as_of_one_place(opened.meta, source)
-    chunks, purged_seq = opened.meta.chunks(source), opened.meta.purged_seq(source)
+    chunks, purged_seq = opened.meta.copies.chunks(source), opened.meta.positions.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     due: list[tuple[TableCopy, list[ReadChunk]]] = []
     waiting: Position | None = None
 
     def drop(table: str, why: str) -> None:
         log.warning("%s: the copy of %s is dropped: %s", source, table, why)
-        opened.meta.drop_copy(lease, source, table)
+        opened.meta.copies.drop(lease, source, table)
         dropped.append((table, why))
 
-    for copy in opened.meta.copies(source):
+    for copy in opened.meta.copies.find(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
         known = coverage.get(copy.table)
         captured = capture.captures(copy.schema.database, copy.schema.table)
@@ -116,7 +116,7 @@ def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Captu
     made = []
     for manifest, done in _composed(opened.pipeline, opened.store, source, lease, place, due, coverage, capture):
         counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
-        opened.meta.decide_copied(lease, manifest, done, exact=counted)
+        opened.meta.copied.decide(lease, manifest, done, exact=counted)
         made.append(_finish(opened.meta, opened.store, lease, manifest))
     return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
 
@@ -149,9 +149,9 @@ def stage_claims(
 
     Raises what `stage_due` raises, and what `current` raises.
     """
-    capture = capture.as_in(opened.meta.coverage(source).surveyed.captured)
+    capture = capture.as_in(opened.meta.coverages.find(source).surveyed.captured)
     place, coverage = _as_of_one_place(opened.meta, source)
-    purged_seq = opened.meta.purged_seq(source)
+    purged_seq = opened.meta.positions.purged_seq(source)
     dropped: list[tuple[str, str]] = []
     for one in claims:
         copy, table = TableCopy(source, one.schema, ()), one.schema.name
@@ -168,19 +168,19 @@ def stage_claims(
     if high > place.position:
         return Staged(waiting=high)
     manifest = _with(_empty(opened.pipeline, opened.store, source, lease, place), chunks, {})
-    opened.meta.decide_copied(lease, manifest, ())
+    opened.meta.copied.decide(lease, manifest, ())
     return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(one.schema.name for one in claims))
 
 
 def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:
     """Writes and records the manifests that a killed process had decided."""
-    for manifest in meta.decided_copied(source):
+    for manifest in meta.copied.decided(source):
         _finish(meta, store, lease, manifest)
 
 
 def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
     found = manifests.commit(store, manifest).manifest
-    meta.record_copied(lease, found)
+    meta.batches.record_copied(lease, found)
     log.info("%s: staged %d copied rows at %s", manifest.source, manifest.rows, manifest.begin.position)
     return found
 
@@ -188,9 +188,9 @@ def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) ->
 def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, TableCoverage]]:
     """The end of the chain, and the coverage of tables there: the extractor may be moving both."""
     for _ in range(100):
-        before = meta.checkpoint(source)
-        coverage = dict(meta.coverage(source).tables)
-        if before is not None and meta.checkpoint(source) == before:
+        before = meta.positions.checkpoint(source)
+        coverage = dict(meta.coverages.find(source).tables)
+        if before is not None and meta.positions.checkpoint(source) == before:
             return before, coverage
         time.sleep(0.01)
     raise LeaseLost(

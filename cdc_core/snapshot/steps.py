@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from cdc_core.errors import Refused
 from cdc_core.extract.outcome import keep_failure
 from cdc_core.meta import Lease, TableCopy
-from cdc_core.meta.failures import COPY, COPY_TABLE, copied_table
+from cdc_core.meta.task_failures import COPY, COPY_TABLE, copied_table
 from cdc_core.model.coverage import How, lacks
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.sink import Capture
@@ -28,12 +28,12 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
     """What a copy would be started for: the tables that runs copy, but not those that the last one could not copy; and
     isolated ones that the pipeline file has read again."""
     meta, pipeline = opened.meta, opened.pipeline
-    refused = {one.subject for one in meta.failures(opened.name) if one.task == COPY_TABLE}
+    refused = {one.subject for one in meta.failures.find() if one.task == COPY_TABLE}
     again: tuple[PendingTable, ...] = ()
     if pipeline.tables.on_unreadable == "resync":
         again = tuple(
             PendingTable(table, lacks(table, source, one), one.rows, one.how)
-            for table, one in meta.coverage(source).tables.items()
+            for table, one in meta.coverages.find(source).tables.items()
             if one.how is How.ISOLATED
         )
     pending = (*copied_by_runs(opened, source), *again)
@@ -43,7 +43,7 @@ def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
 def copied_since(opened: OpenPipeline, source: str, moment_us: int) -> frozenset[str]:
     """Source tables whose copies were staged at or after a moment, by the clock of whoever staged them."""
     copied: set[str] = set()
-    for batch in opened.meta.batches(source):
+    for batch in opened.meta.batches.find(source):
         if batch.created_us >= moment_us and batch.copied:
             path = batch_path(batch.batch_id)
             chunks = manifests.parse(opened.store.get(path), path, opened.store.uri).chunks
@@ -68,9 +68,9 @@ def read_tables(
     for one in tables:
         subject = copied_table(source, one.name)
         if one.name in refused:
-            opened.meta.failed(opened.name, COPY_TABLE, subject, refused[one.name])
+            opened.meta.failures.keep(COPY_TABLE, subject, refused[one.name])
         else:
-            opened.meta.succeeded(opened.name, COPY_TABLE, subject)
+            opened.meta.failures.clear(COPY_TABLE, subject)
     return refused
 
 
@@ -92,7 +92,7 @@ def _kept(opened: OpenPipeline, source: str) -> Iterator[None]:
     except Exception as error:
         keep_failure(opened, source, error, task=COPY)
         raise
-    opened.meta.succeeded(opened.name, COPY, source)
+    opened.meta.failures.clear(COPY, source)
 
 
 def _split(name: str) -> tuple[str, str]:

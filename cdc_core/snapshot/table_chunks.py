@@ -100,7 +100,7 @@ class TableChunks:
             if copy is None or self.exhausted:
                 self.exhausted = True
                 return None
-            left = self._meta.take_chunk(self._lease, self._source, self.name)
+            left = self._meta.copies.take_chunk(self._lease, self._source, self.name)
             if left is not None:
                 return copy, left
             if copy.planned is not None and copy.planned == copy.limit:
@@ -110,7 +110,7 @@ class TableChunks:
             through = computed_end(copy.schema, above, copy.limit, self._pace.rows, self._density)
             if copy.limit and not through:
                 through = end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
-            planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
+            planned = self._meta.copies.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
             self._copy = replace(copy, planned=through)
             return self._copy, planned
 
@@ -122,7 +122,7 @@ class TableChunks:
         with self._lock:
             rows = one.chunk.rows
             copy = self._copy
-            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes)
+            wanted = self._meta.copies.chunk_read(self._lease, self._source, one, size_bytes)
             if wanted and copy is not None:
                 self._density = _density_of(copy.schema, one.chunk)
                 self._copy = replace(copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes)
@@ -132,7 +132,9 @@ class TableChunks:
     def failed(self, chunk: PlannedChunk, error: BaseException) -> None:
         """The chunk was not read. Raises RetryLater (lease.lost)."""
         with self._lock:
-            self._meta.leave_chunk(self._lease, self._source, chunk.number, f"{type(error).__name__}: {error}"[:2000])
+            self._meta.copies.leave_chunk(
+                self._lease, self._source, chunk.number, f"{type(error).__name__}: {error}"[:2000]
+            )
             self.exhausted = False
 
     def begin_again(self, former: TableSchema) -> None:
@@ -151,20 +153,20 @@ class TableChunks:
                     remedy="run again when the migration of the table has ended: its copy then begins again",
                 )
             log.warning("%s: %s was redefined; its copy begins again", self._source, self.name)
-            self._meta.drop_copy(self._lease, self._source, self.name)
+            self._meta.copies.drop(self._lease, self._source, self.name)
             self._copy, self.exhausted = None, False
 
     def _begun(self, control: SafeConnection, begin: Begin) -> TableCopy | None:
         """The copy of the current definition that is under way, or a new one; None for a table that is gone."""
         schema = table_schema(control, *self.table)
         if schema is None:
-            self._meta.drop_copy(self._lease, self._source, self.name)
+            self._meta.copies.drop(self._lease, self._source, self.name)
             return None
         self._require(schema)
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
         self._density = 0.0
-        known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
+        known = {copy.table: copy for copy in self._meta.copies.find(self._source)}.get(schema.name)
         rules = self._rules_of(schema)
         if known is not None and known.rules and known.rules != rules:
             log.warning("%s: the rules for %s have changed; its copy begins again", self._source, self.name)
@@ -174,7 +176,7 @@ class TableChunks:
             return known
         extent = begin(schema)
         copy = TableCopy(self._source, schema, extent.limit, rows_estimated=size.rows, low=extent.low, rules=rules)
-        self._meta.begin_copy(self._lease, copy)
+        self._meta.copies.begin(self._lease, copy)
         return copy
 
 

@@ -1,20 +1,23 @@
 """A statement's bytes as text, in the session's character set, and names as the server compares them.
 
 It must keep true that a byte is read as syntax only if the server read it as syntax, and that an undecodable character
-becomes a lone surrogate, so that a name that contains one is known to be unknown.
+becomes a lone surrogate, so that a name that contains one is known to be unknown. Where servers do not agree about the
+syntax of a text, nobody reads it.
 """
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 from cdc_core.binlog.text import BINARY, UTF8, collations, single_byte
 from cdc_core.binlog.wide import FORMS, wide
 
 UNKNOWN_CHARACTER = "\udcff"
-SWE7 = "swe7"
+_SWE7 = "swe7"
 """Its letters have the codes of ASCII's brackets and braces. Servers read these as letters of a name, and convert a
 quoted name, but not an unquoted one: t[] is a table of that name, and `t[]` is tÄÅ."""
+_SWE7_LETTERS = re.compile(rb"[\[\]\\^{}~@]|``")
 
 _SECOND_BYTES = {
     "big5": ((0xA1, 0xF9), ((0x40, 0x7E), (0xA1, 0xFE))),
@@ -35,25 +38,23 @@ def charset_of(client_collation: int) -> str:
     return collations().get(client_collation, ("", "ascii"))[1]
 
 
-def decode(sql: bytes, client_collation: int, *, quotes_by_byte: bool = False) -> str:
+def decode(sql: bytes, client_collation: int) -> str | None:
     """The text of a statement; bytes that its character set does not assign become lone surrogates.
 
-    quotes_by_byte: a backquote ends a name even as the second byte of a character, as MariaDB reads quoted names.
+    None where servers disagree about where names end: MariaDB ends a quoted name at a backquote even if that is the
+    second byte of a character; and in swe7 a name has other letters with quotes and without.
     """
     charset = charset_of(client_collation)
+    if charset == _SWE7 and _SWE7_LETTERS.search(sql):
+        return None
     if sql.isascii():
         return sql.decode("ascii")
     if charset in UTF8 or charset == BINARY:
         return sql.decode("utf-8", "surrogateescape")
     if charset in FORMS and charset in _wide_clients():
-        return _decode_wide(sql, charset, quotes_by_byte=quotes_by_byte)
+        return _decode_wide(sql, charset)
     table = _single_byte_characters(charset)
     return "".join([table[code] for code in sql])
-
-
-def hides_backquotes(client_collation: int) -> bool:
-    """Whether the second byte of a character may be a backquote."""
-    return charset_of(client_collation) in _SECOND_BYTES
 
 
 @cache
@@ -73,7 +74,7 @@ def _single_byte_characters(charset: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
+def _decode_wide(sql: bytes, charset: str) -> str | None:
     table = wide(charset)
     assert table is not None
     first, seconds = _SECOND_BYTES.get(charset, ((1, 0), ()))
@@ -84,10 +85,8 @@ def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
             found.append(chr(sql[at]))
             at += 1
             continue
-        if quotes_by_byte and sql[at + 1 : at + 2] == b"`":
-            found.append(UNKNOWN_CHARACTER)
-            at += 1
-            continue
+        if charset in _SECOND_BYTES and sql[at + 1 : at + 2] == b"`":
+            return None
         for length in (1, 2, 3, 4):
             text = table.decode(sql[at : at + length]) if at + length <= len(sql) else None
             if text is not None:
@@ -99,13 +98,6 @@ def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
         found.append(text if not text.isascii() else UNKNOWN_CHARACTER)
         at += length
     return "".join(found)
-
-
-def swe7_name(text: str) -> str:
-    """A quoted name in swe7 whose bytes were decoded as ASCII."""
-    table = single_byte(SWE7)
-    assert table is not None
-    return table.decode(text.encode("ascii", "replace")) or UNKNOWN_CHARACTER
 
 
 def is_known(name: str) -> bool:

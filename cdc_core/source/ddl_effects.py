@@ -1,6 +1,6 @@
 """What a DDL statement does to captured tables: to their known definitions, and to rows that the log does not show.
 
-Which tables a statement that is not DDL may change is in `effects`.
+Which tables a statement that is not DDL may change is in `statement_reach`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,9 @@ def define_tables(
     change = tables.change(statement, defined or (), point, commit_ts_us)
     lived = tables.lived(statement, point)
     cascades = statement.cascades and stops_at_cascades
-    united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
     # Before the definition is forgotten: the rows that it removes have the old one.
-    truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
+    truncated = None if cascades or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, point, change)
-    tables.merge_tables.define(statement)
-    defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
     if statement.database and (statement.unlogged or not captured):
         # The log does not say which tables the database had, and the server no longer knows.

@@ -165,7 +165,7 @@ class FastPath:
         table = self._tables.known_use(body)
         if table is None and self._tables.is_isolated(body):
             return  # the assembler counts what is left out under its own rule
-        if self._tables.merge_tables.unites(body[8:]) or (table is None and self._assembler.heeds(body[8:])):
+        if table is None and self._assembler.intake.heeds(body[8:]):
             return  # the assembler looks at its rows
         if not self._maps.learn(body, table, self._group):
             self._maps = _KnownMaps()

@@ -96,45 +96,14 @@ def unknown_event(event: Event, where: str) -> DataAtRisk:
     )
 
 
-def unknown_statement(words: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
-        f"Lockstep does not know this statement: {words}",
-        where=where,
-        code="source.unlogged_change",
-        remedy="check whether it changed rows of captured tables, and report it. To continue, accept this place, and "
-        "copy the tables that it changed (`lockstep snapshot`)",
-    )
-
-
-def statement_dml(words: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
-        f"A statement changed rows, and the log does not show which: {words}",
-        where=where,
-        code="source.unlogged_change",
-        remedy="SET GLOBAL binlog_format = 'ROW' on the source and end the sessions that use another format; then "
-        "accept this place, and copy the tables that the statement changed (`lockstep snapshot`)",
-    )
-
-
 def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"{verb} changed rows of {names} without row events ({why}): {words}",
+        f"{verb} changed rows of {names} without row events, or may have ({why}): {words}",
         where=where,
         code="source.unlogged_change",
         remedy="to continue, set tables.on_unlogged_change to resync: Lockstep then copies these tables again. Or set "
-        "it to record: target and source then differ until you copy the tables (`lockstep snapshot`)",
-    )
-
-
-def through_merge_table(merge: str, names: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
-        f"Rows of {names} were written through {merge}, which is a MERGE table, or may have been one if the server has "
-        "it no more: the log has them under its name only.",
-        where=where,
-        code="source.unlogged_change",
-        remedy="write to the tables themselves; to continue, set tables.on_unlogged_change to resync: Lockstep then "
-        "copies these tables again. Or set it to record: target and source then differ until you copy the tables "
-        "(`lockstep snapshot`)",
+        "it to record: target and source then differ until you copy the tables (`lockstep snapshot`). If sessions log "
+        "statements, SET GLOBAL binlog_format = 'ROW' on the source and end them",
     )
 
 

@@ -25,8 +25,7 @@ from cdc_core.errors import RESYNC, Refused
 from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
-from cdc_core.source.mentioned_names import Table
-from cdc_core.source.statements import Action, Statement
+from cdc_core.source.statements import Action, Statement, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +80,17 @@ class History:
         self._new: dict[tuple[Table, int], DefinedSince] = {}
         self._answers: dict[Table, _Answer] = {}
         """Those that do not count yet."""
+        self._present: set[Table] = set()
+        """The captured tables that the server had where reading began."""
         for one in known:
             self._since.setdefault(_name(one.schema), []).append(one)
 
     def names(self) -> Sequence[Table]:
         return list(self._since)
+
+    def met(self) -> frozenset[Table]:
+        """The captured tables that there are, or were."""
+        return frozenset(self._since) | self._present
 
     def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
         """What is new since the last call. reached: the log is read up to there."""
@@ -95,6 +100,8 @@ class History:
 
     def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
         """Takes the current definitions, where reading begins."""
+        schemas = list(schemas)
+        self._present |= set(map(_name, schemas))
         self._wait(
             [schema for schema in schemas if self._unknown(_name(schema), point.seq, point.after.timeline)], point
         )
@@ -289,7 +296,7 @@ class History:
 
     def _defining(self, event: Event) -> Statement | None:
         """The statement of an event, if it may define a table that is not temporary."""
-        found = statement_of(event, lower_case=self.lower_case, heed_temporary=True)
+        found = statement_of(event, lower_case=self.lower_case)
         defines = found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary
         return found if defines else None
 

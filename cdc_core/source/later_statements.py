@@ -119,12 +119,12 @@ class LaterStatements:
         return [one for one in found if one is not None]
 
 
-def statement_of(event: Event, *, lower_case: bool, heed_temporary: bool) -> Statement | None:
-    """The statement of an event, if it has one. heed_temporary: `classify` is told where the event says `temporary`."""
+def statement_of(event: Event, *, lower_case: bool) -> Statement | None:
+    """The statement of an event, if it has one."""
     if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
         return None
     query = parse_query(plain(event))
     return classify(
         query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-        lower_case=lower_case, temporary=heed_temporary and bool(event.header.flags & _TEMPORARY),
+        lower_case=lower_case, temporary=bool(event.header.flags & _TEMPORARY),
     )  # fmt: skip

@@ -21,12 +21,11 @@ _UPDATED_DATABASES = 12
 @dataclass(frozen=True, slots=True)
 class LoggedStatement:
     """databases: the only ones in which it changed anything, None where the event does not say. words: the part of its
-    text that may be shown. thread: the session's connection id."""
+    text that may be shown."""
 
     statement: Statement
     databases: frozenset[str] | None = None
     words: str = ""
-    thread: int = 0
 
 
 NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
@@ -55,7 +54,7 @@ def read_statement(event: Event, *, lower_case: bool, mariadb: bool) -> LoggedSt
     words = ""
     if statement.action in _SHOWN_ACTIONS:
         words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
-    return LoggedStatement(statement, _updated_databases(query), words, query.thread)
+    return LoggedStatement(statement, _updated_databases(query), words)
 
 
 def _updated_databases(query: Query) -> frozenset[str] | None:

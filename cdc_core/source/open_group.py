@@ -19,8 +19,8 @@ class OpenGroup:
 
     ordinal: row events so far. pieces: PARTs emitted so far. without_rows: the kind of its entry if it contains no
     rows: DDL once it has defined a captured table. maps: what table ids mean in it, None for a table that is not
-    captured; isolated: those of isolated tables. keys: of `maps`, as MergeTables knows them.
-    through: MERGE tables whose rows were noted. left_out, notes: of its entry, dropped with the group.
+    captured; isolated: those of isolated tables. keys: the table maps of `maps`, from the names on.
+    left_out, notes: of its entry, dropped with the group.
     happened: what its statements did to captured tables, for their coverage.
     """
 
@@ -37,7 +37,6 @@ class OpenGroup:
     maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
     isolated: set[bytes] = field(default_factory=set)
     keys: dict[bytes, bytes] = field(default_factory=dict)
-    through: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes
-from cdc_core.source.sql_tokens import MARIADB_CODE, Token, TokenKind, tokens
+from cdc_core.source.client_text import decode
+from cdc_core.source.sql_tokens import MARIADB_CODE, TokenKind, tokens
 from cdc_core.source.statements import Action, Statement
 
 
@@ -17,17 +17,20 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
 
     These texts go to manifests, the meta database and logs, which must not contain masked columns and passwords. DML
     keeps its verb and tables. Other statements keep keywords, names and punctuation, but not strings, numbers or
-    comments. If the servers disagree about where the strings of a text begin, only the verb is kept.
+    comments. If the servers disagree about the tokens of a text, only the verb is kept.
     """
     if statement.action is Action.DATA:
         names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
         return f"{statement.verb}{names} …"
     words: list[str] = []
     length = 0
-    readings = _readings(sql, client_collation, sql_mode or 0)
-    if any(reading != readings[0] for reading in readings[1:]):
+    text = decode(sql, client_collation)
+    if text is None:
         return f"{statement.verb} …"
-    for token in readings[0]:
+    reading = tokens(text, sql_mode or 0)
+    if MARIADB_CODE in text and reading != tokens(text, sql_mode or 0, mariadb_code=False):
+        return f"{statement.verb} …"
+    for token in reading:
         if token.kind is TokenKind.SIGN and token.text in _QUOTES:
             # An unterminated quote: from the first one on, it is unknown where strings begin and end.
             words[words.index("?") if "?" in words else len(words) :] = ["…"]
@@ -45,17 +48,6 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
     text = _CLOSE.sub(r"\1", " ".join(words)).encode("utf-8", "replace").decode()
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-
-
-def _readings(sql: bytes, client_collation: int, sql_mode: int) -> list[list[Token]]:
-    """The tokens of a statement in each way in which a server may parse it (see classify)."""
-    swe7 = charset_of(client_collation) == SWE7
-    text = decode(sql, client_collation)
-    texts = [text]
-    if hides_backquotes(client_collation) and not text.isascii():
-        texts.append(decode(sql, client_collation, quotes_by_byte=True))
-    codes = (True, False) if MARIADB_CODE in text else (True,)
-    return [tokens(one, sql_mode, swe7=swe7, mariadb_code=code) for one in texts for code in codes]
 
 
 _SHOWN = 200

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from cdc_core.source.client_text import is_known, swe7_name
+from cdc_core.source.client_text import is_known
 
 ANSI_QUOTES = 1 << 2
 NO_BACKSLASH_ESCAPES = 1 << 20
@@ -64,45 +64,35 @@ _PATTERN = re.compile(
 
 
 @cache
-def _pattern(*, ansi_quotes: bool, plain_backslash: bool, swe7: bool) -> re.Pattern[str]:
-    """plain_backslash: in a string it is an ordinary character. swe7: brackets and braces are letters."""
+def _pattern(*, ansi_quotes: bool, plain_backslash: bool) -> re.Pattern[str]:
+    """plain_backslash: in a string it is an ordinary character."""
     text = _PATTERN.pattern
     if ansi_quotes:
         text = text.replace(r'"(?:[^"\\]|""|\\.)*"', '"(?:[^"]|"")*"')
     if plain_backslash:
         text = text.replace(r"|\\.)", ")").replace(r"\\]", "]")
-    if swe7:
-        text = text.replace("[0-9A-Za-z_$", r"[\[\]\\^{}~0-9A-Za-z_$")
     return re.compile(text, re.VERBOSE | re.DOTALL)
 
 
-def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: bool = True) -> list[Token]:
-    """All tokens but comments and white space.
-
-    swe7: the text is of that character set. mariadb_code: `/*M! ... */` is read as statement text.
-    """
-    return [token for token, _ in placed_tokens(sql, sql_mode, swe7=swe7, mariadb_code=mariadb_code)]
+def tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> list[Token]:
+    """All tokens but comments and white space. mariadb_code: `/*M! ... */` is read as statement text."""
+    return [token for token, _ in placed_tokens(sql, sql_mode, mariadb_code=mariadb_code)]
 
 
-def placed_tokens(
-    sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: bool = True
-) -> list[tuple[Token, tuple[int, int]]]:
+def placed_tokens(sql: str, sql_mode: int = 0, *, mariadb_code: bool = True) -> list[tuple[Token, tuple[int, int]]]:
     """The tokens, each with the places where it begins and ends in the text."""
-    pattern = _pattern(
-        ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES), swe7=swe7
-    )
+    pattern = _pattern(ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES))
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
-    quoted = swe7_name if swe7 else str
     found: list[tuple[Token, tuple[int, int]]] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            token = Token(TokenKind.NAME, quoted(text[1:-1].replace("``", "`")))
+            token = Token(TokenKind.NAME, text[1:-1].replace("``", "`"))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            token = Token(TokenKind.NAME, quoted(text[1:-1].replace('""', '"')))
+            token = Token(TokenKind.NAME, text[1:-1].replace('""', '"'))
         elif group in ("double", "single"):
             token = Token(TokenKind.STRING, text.lstrip("nN")[1:-1])
         elif group == "number":

@@ -1,14 +1,31 @@
-"""Decides, by the pipeline's policy, about changes that row events do not show and tables that cannot be read.
+"""Which statement of the log stops a source, or makes a copy due: the rule for all changes that row events do not show.
 
-It must keep true that no such change passes silently: it stops the stream, or an operator has accepted it, or a note
-and the coverage of each table say so, or the tables are isolated.
+    the statement is                                                   then
+    transaction control, or known to change no row of a table:         the source continues
+      accounts, views, routines, triggers, maintenance, temporary tables
+    a definition of tables that are not captured                       the source continues
+    a definition of captured tables that leaves every value in its     the definition is followed
+      row, and every row in its table (`statements`, `alter`,
+      `modified_columns`)
+    any other definition of captured tables                            their rows changed unlogged
+    anything else: DML in statement format, and every statement        captured tables that it may have changed
+      that Lockstep does not know (`statement_reach`)                  changed unlogged; without any, it is left out
+
+    rows of a table changed unlogged, and on_unlogged_change is
+      resync    a note in the batch; the next copy of the table replaces its rows
+      record    a note in the batch; the table is partial until somebody copies it
+      stop      the source stops (source.unlogged_change), unless an operator has accepted the place
+
+A TRUNCATE is a change of its own where on_truncate is `stage`. A captured table that a MERGE table unites cannot be
+captured (source.unsupported_table): rows written through that are in the log under its name only.
+It must keep true that no such change passes silently, and that a table which is not captured stops nothing.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import EntryKind
@@ -19,13 +36,15 @@ from cdc_core.source import faults
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades
-from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
-from cdc_core.source.effects import Effect
+from cdc_core.source.ddl_effects import define_tables, drops
 from cdc_core.source.history import Change, LogPoint
 from cdc_core.source.logged_statement import LoggedStatement
+from cdc_core.source.merge_tables import united_table
 from cdc_core.source.open_group import OpenGroup
 from cdc_core.source.pending_changes import Name
-from cdc_core.source.statements import Statement
+from cdc_core.source.reading_place import EventPlace
+from cdc_core.source.statement_reach import Reach
+from cdc_core.source.statements import Action, Statement
 from cdc_core.source.tables import TableRegistry
 
 log = logging.getLogger(__name__)
@@ -37,31 +56,16 @@ _PERHAPS_TEMPORARY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EventPlace:
-    """The position of an event: the file and offset that an operator can name (those of the compressed transaction, for
-    an event inside one), and the position after it."""
-
-    source: str
-    file: str
-    offset: int
-    after: Position
-
-    @property
-    def where(self) -> str:
-        return f"{self.source}, {self.file}:{self.offset}"
-
-
 class StatementJudge:
-    """effects: which captured tables a statement may change (effects.Effects.of). cascades: what foreign keys change
-    unlogged. past: judges nothing, as everything was judged when it was first read."""
+    """reach: which captured tables a statement may change (statement_reach.StatementReach.of). cascades: what foreign
+    keys change unlogged. past: judges nothing, as everything was judged when it was first read."""
 
     def __init__(
         self,
         source: str,
         tables: TableRegistry,
         policy: CapturePolicy,
-        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
+        reach: Callable[[Statement, frozenset[str] | None, Position], Reach],
         accepted: AcceptedPlaces,
         *,
         cascades: Cascades,
@@ -70,39 +74,22 @@ class StatementJudge:
         self._source = source
         self._tables = tables
         self._policy = policy
-        self._effects = effects
+        self._reach = reach
         self._accepted = accepted
         self._cascades = cascades
         self._past = past
-        self._temporary: set[tuple[int, Name]] = set()
-        """Temporary tables with names of captured ones, by the session's connection id: as far as the log was read."""
-
-    def follow_temporary(self, logged: LoggedStatement) -> None:
-        """A statement makes or drops temporary tables."""
-        statement = logged.statement
-        names = {(logged.thread, name) for name in statement.temporaries if self._tables.captures(*name)}
-        if statement.verb.startswith("CREATE"):
-            self._temporary |= names
-        else:
-            self._temporary -= names
-
-    def server_started(self) -> None:
-        """It has no temporary tables yet, and gives out the same connection ids as before."""
-        self._temporary.clear()
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
         """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
-        empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change)."""
+        empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change), Refused
+        (source.unsupported_table)."""
         statement, on_truncate = logged.statement, self._policy.on_truncate
-        if statement.temporary and statement.tables is not None:
-            (truncated,) = statement.tables
-            if (logged.thread, truncated) in self._temporary:
-                return None
-            # The session may have made the temporary table before what was read: such a TRUNCATE must empty nothing.
+        if statement.temporary:  # such a TRUNCATE must empty nothing
             statement, on_truncate = replace(statement, unlogged=_PERHAPS_TEMPORARY), "unlogged"
             logged = replace(logged, statement=statement)
-        if statement.queries:
-            self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
+        if statement.queries:  # which may call what changes rows
+            self.judge_rows(group, replace(logged, statement=replace(statement, tables=())), at)
+        self._refuse_united(group, statement, at)
         effect = define_tables(
             statement, self._tables, LogPoint(group.seq, at.after), group.commit_ts_us,
             stops_at_cascades=self._cascades.active and self._policy.on_unlogged_change == "stop",
@@ -116,94 +103,78 @@ class StatementJudge:
         if effect.tables == ():
             return None
         group.without_rows = EntryKind.DDL
-        if effect.truncated is None:
-            self._note_definition(group, logged, effect, at)
-        return effect.truncated
-
-    def _note_definition(self, group: OpenGroup, logged: LoggedStatement, effect: DdlEffect, at: EventPlace) -> None:
-        statement, words, where, names = logged.statement, logged.words, at.where, effect.names
-        policy = self._policy.on_unlogged_change
-        if not effect.unlogged:
-            log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
-            if self._policy.on_definition == "note":
-                group.notes.append(f"the definition of {names} changed at {where}: {words}")
-            if drops(statement):
-                group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
-        elif policy == "stop":
-            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
-            self.stop(error, at, group, effect.tables or ())
+        if effect.truncated is not None:
+            return effect.truncated
+        if effect.unlogged:
+            # Where nothing has `happened`, the staged rows are complete; those of the targets are not.
+            stale = not effect.happened and self._policy.on_unlogged_change == "resync"
+            self._changed(group, logged, effect.tables or (), effect.unlogged, at, partial=stale)
         else:
-            note = self._needs_resync(names, f"{effect.unlogged}, at {where}")
-            log.warning("%s: %s", self._source, note)
-            group.notes.append(f"{note}: {words}")
-            if policy == "resync" and not effect.happened:
-                # The staged rows are complete; those of the targets are not.
-                group.happened += [(table, Happened.UNLOGGED) for table in effect.tables or (ANY_TABLE,)]
+            self._note_definition(group, logged, effect.names, at)
+        return None
 
-    def _needs_resync(self, names: str, why: str) -> str:
-        if self._policy.on_unlogged_change == "resync":
-            return f"changed without row events, so that the next copy replaces it: table {names}: {why}"
-        return f"needs re-sync of table {names}: {why}"
+    def _note_definition(self, group: OpenGroup, logged: LoggedStatement, names: str, at: EventPlace) -> None:
+        changed = f"the definition of {names} changed at {at.where}: {logged.words}"
+        log.info("%s: %s", self._source, changed)
+        if self._policy.on_definition == "note":
+            group.notes.append(changed)
+        if drops(logged.statement):
+            group.notes.append(f"{names} dropped on the source at {at.where}; the rows stay in the targets")
 
-    def judge_data(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """DML as a statement: the log does not show what it did to rows. Raises Refused (source.unlogged_change)."""
-        if self._past:
-            return
-        statement = logged.statement
-        captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
-        effect = self._effects(statement, logged.databases, at.after)
-        effect = Effect(tuple({*effect.tables, *captured}), effect.unknown)
-        self._isolate_or_stop(group, effect, faults.statement_dml(logged.words, at.where), at)
-        group.left_out[STATEMENT_LEFT_OUT] += 1
-
-    def judge_unknown(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """Leaves the statement out only if it names existing things and cannot refer to a captured table. Raises
-        DataAtRisk (source.unlogged_change)."""
-        if self._past:
-            return
-        words, where, point = logged.words, at.where, LogPoint(group.seq, at.after)
-        self._tables.meet(logged.statement, point)
-        effect = self._effects(logged.statement, None, at.after)
-        if effect.tables or effect.unknown:
-            self._isolate_or_stop(group, effect, faults.unknown_statement(words, where), at)
-            self._tables.redefined(None, point, Change())
-        else:
-            log.warning("%s: left out a statement that Lockstep does not know, at %s: %s", self._source, where, words)
-            group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
-
-    def judge_merge_table(self, group: OpenGroup, key: bytes, united: frozenset[Name], at: EventPlace) -> None:
-        """Rows were logged under the name of what may be a MERGE table; noted once a transaction. Raises DataAtRisk
+    def judge_rows(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
+        """DML as a statement, or an unknown one: the log does not show what it did to rows. Raises DataAtRisk
         (source.unlogged_change)."""
-        merge = ".".join(self._tables.merge_tables.name_of(key))
-        names = sorted({".".join(one.name) for one in group.maps.values() if one is not None and one.name in united})
-        if not names or merge in group.through:
+        if self._past:
             return
-        group.through.add(merge)
-        error = faults.through_merge_table(merge, ", ".join(names), at.where)
-        if self._policy.on_unlogged_change == "stop":
-            self.stop(error, at, group, names)
-            return
-        note = self._needs_resync(", ".join(names), f"{error.what} ({at.where})")
-        log.warning("%s: %s", self._source, note)
-        group.notes.append(note)
-        group.happened += [(name, Happened.UNLOGGED) for name in names]
+        statement, point = logged.statement, LogPoint(group.seq, at.after)
+        unknown = statement.action is Action.UNKNOWN
+        if unknown:
+            self._tables.meet(statement, point)
+        # Whether a statement that nobody knows tells its databases is not known either.
+        reach = self._reach(statement, None if unknown else logged.databases, at.after)
+        if reach.tables:
+            why = "Lockstep does not know the statement" if unknown else "the log has the statement, not its rows"
+            self._changed(group, logged, reach.tables, f"{why}; {reach.why}" if reach.why else why, at, partial=True)
+            if unknown:
+                self._tables.redefined(None, point, Change())
+        elif unknown:
+            note = f"a statement that Lockstep does not know names no captured table, at {at.where}: {logged.words}"
+            log.warning("%s: %s", self._source, note)
+            group.notes.append(note)
+        else:
+            group.left_out[STATEMENT_LEFT_OUT] += 1
 
-    def _isolate_or_stop(self, group: OpenGroup, effect: Effect, error: LockstepError, at: EventPlace) -> None:
-        """Isolates the tables that a statement may have changed, if the pipeline says so and all of them are known."""
-        captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
-        if not captured and not effect.unknown:
+    def _changed(
+        self,
+        group: OpenGroup,
+        logged: LoggedStatement,
+        tables: Iterable[str],
+        why: str,
+        at: EventPlace,
+        *,
+        partial: bool,
+    ) -> None:
+        """Rows of tables changed unlogged; all tables, where none is given. partial: their coverage ends here."""
+        tables = [table for table in tables if table != ANY_TABLE]
+        names, policy = ", ".join(tables) or "any captured table", self._policy.on_unlogged_change
+        if policy == "stop":
+            error = faults.unlogged_change(logged.statement.verb, names, why, logged.words, at.where)
+            self.stop(error, at, group, tables)
             return
-        accepts = (at.file, at.offset) in self._accepted
-        if effect.unknown and not accepts:
-            error = error.with_text(what=f"{error.what} Which captured tables it changed is unknown: {effect.unknown}.")
-        if effect.unknown or accepts:
-            self.stop(error, at, group, [".".join(table) for table in captured] if not effect.unknown else ())
-            return
-        since = f"{replace(at.after, offset=group.start)}"
-        for table in captured:
-            if not self.isolates(table, error, since):
-                self.stop(error, at, group, [".".join(one) for one in captured])
-                return
+        note = f"needs re-sync of table {names}: {why}, at {at.where}"
+        if policy == "resync":
+            note = f"changed without row events, so that the next copy replaces it: table {names}: {why}, at {at.where}"
+        log.warning("%s: %s", self._source, note)
+        group.notes.append(f"{note}: {logged.words}")
+        if partial:
+            group.happened += [(table, Happened.UNLOGGED) for table in tables or [ANY_TABLE]]
+
+    def _refuse_united(self, group: OpenGroup, statement: Statement, at: EventPlace) -> None:
+        for name in statement.union if not self._past else ():
+            if self._tables.captures(*name):
+                error = united_table(name, (statement.tables or (("", "a MERGE table"),))[0], at.where)
+                if not self.isolates(name, error, f"{replace(at.after, offset=group.start)}"):
+                    self.stop(error, at, group, [".".join(name)])
 
     def stop(self, error: LockstepError, at: EventPlace, group: OpenGroup, tables: Iterable[str] = ()) -> None:
         """Raises the error with the command that accepts it, unless an operator has accepted it: then adds a note.

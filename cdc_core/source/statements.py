@@ -1,7 +1,7 @@
 """What a statement in the log is: transaction control, definition, data, or harmless.
 
-A pure function of the statement's text. It must keep true that everything not known to be harmless is UNKNOWN, DATA or
-an unlogged change: the caller asks `effects` about those. The rules for ALTER TABLE are in `alter`.
+A pure function of the statement's text; `statement_judge` has the rule that uses it. It must keep true that everything
+not known to be harmless is UNKNOWN, DATA or an unlogged change. The rules for ALTER TABLE are in `alter`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from enum import Enum
 from itertools import pairwise
 
 from cdc_core.model.schema import Column
-from cdc_core.source.alter import unlogged_by_alter
-from cdc_core.source.alter_columns import ColumnChanges, column_changes
-from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
-from cdc_core.source.mentioned_names import NOTHING, Mentions, Table, mentions
+from cdc_core.source.alter import AlterClauses, alter_clauses
+from cdc_core.source.client_text import UNKNOWN_CHARACTER, decode, is_known, lower_cased
 from cdc_core.source.modified_columns import STRICT
 from cdc_core.source.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
+
+Table = tuple[str, str]
+"""Database and table."""
 
 
 class Action(Enum):
@@ -51,12 +52,13 @@ class Statement:
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
     passed: names that a table had only on its way, such as the third one where two tables change their names.
-    mentions: for DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
+    names: for DATA, UNKNOWN, and a definition that runs a query (`queries`): every name in its text that may be a
+    table, view or routine, `b` in the default database and each `a.b`: perhaps too many, never too few.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     versioning: a definition that adds system versioning to a table, or drops it.
-    union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
-    temporaries: the temporary tables that it makes or drops. temporary: a TRUNCATE, perhaps of one of them.
+    union: the tables that a MERGE table unites from here on, where the statement says so.
+    temporary: a TRUNCATE, perhaps of a temporary table.
     """
 
     action: Action
@@ -68,15 +70,13 @@ class Statement:
     guarded: bool = False
     vacates: tuple[Table, ...] = ()
     passed: tuple[Table, ...] = ()
-    columns: ColumnChanges | None = None
-    mentions: Mentions = NOTHING
+    columns: AlterClauses | None = None
+    names: frozenset[Table] = frozenset()
     queries: bool = False
     drops_constraint: bool = False
     cascades: bool = False
     versioning: bool = False
-    union: tuple[Table, ...] | None = None
-    like: Table | None = None
-    temporaries: tuple[Table, ...] = ()
+    union: tuple[Table, ...] = ()
     temporary: bool = False
     modified: tuple[Column, ...] = ()
     strict: bool = False
@@ -117,23 +117,21 @@ def classify(
     lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
     temporary:  the event says that temporary tables are used, by the statement or before it in the same routine.
     """
-    swe7 = charset_of(client_collation) == SWE7
+    text = decode(sql, client_collation)
+    if text is None:
+        return Statement(Action.UNKNOWN, "A statement", tables=None, names=frozenset([("", UNKNOWN_CHARACTER)]))
+    text = _GENERATED_DROP.sub(r"\1\2", text)
 
-    def read(text: str, *, mariadb_code: bool = True) -> Statement:
-        found = tokens(text, sql_mode or 0, swe7=swe7, mariadb_code=mariadb_code)
+    def read(*, mariadb_code: bool) -> Statement:
+        found = tokens(text, sql_mode or 0, mariadb_code=mariadb_code)
         if lower_case:
             found = [replace(one, text=lower_cased(one.text)) if one.names else one for one in found]
         return _classify(found, lower_cased(database) if lower_case else database)
 
-    text = _GENERATED_DROP.sub(r"\1\2", decode(sql, client_collation))
-    found = read(text)
+    found = read(mariadb_code=True)
     # Where the two servers parse the same bytes differently, the text does not show which one wrote it.
-    if MARIADB_CODE in text and (other := read(text, mariadb_code=False)) != found:
+    if MARIADB_CODE in text and (other := read(mariadb_code=False)) != found:
         found = _worse(found, other)
-    if hides_backquotes(client_collation) and not text.isascii():
-        by_byte = decode(sql, client_collation, quotes_by_byte=True)
-        if by_byte != text and (other := read(by_byte)) != found:
-            found = _worse(found, other)
     if found.modified and (sql_mode or 0) & STRICT:
         found = replace(found, strict=True)
     return replace(found, temporary=True) if temporary and found.verb == "TRUNCATE" else found
@@ -152,7 +150,7 @@ def _worse(one: Statement, other: Statement) -> Statement:
         return replace(one if one.unlogged else other, modified=())
     if one.action is other.action is Action.HARMLESS:
         return one
-    return Statement(Action.UNKNOWN, one.verb, tables=None, mentions=one.mentions | other.mentions)
+    return Statement(Action.UNKNOWN, one.verb, tables=None, names=one.names | other.names)
 
 
 def _classify(found: Sequence[Token], database: str) -> Statement:
@@ -174,24 +172,42 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
         while not read.done and not read.take("FOR"):
             read.next()
         return replace(_classify(read.found[read.at :], database), modified=())  # its sql_mode may be another
-    if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
+    if verb in _DEFINITIONS:
         versioning = any(one.word == "SYSTEM" and other.word == "VERSIONING" for one, other in pairwise(found))
         statement = replace(
             _DEFINITIONS[verb](read, database), cascades=_cascades(found), versioning=versioning,
         )  # fmt: skip
         if statement.action is Action.UNKNOWN or statement.queries:
-            statement = replace(statement, mentions=mentions(found, database))
+            statement = replace(statement, names=_names(found, database))
         return statement
     if verb in _EXPLAINED and read.peek().word not in _OF_TABLES:
-        return Statement(Action.DATA, verb, tables=None, mentions=mentions(found, database))
+        return Statement(Action.DATA, verb, tables=None, names=_names(found, database))
     if verb == "LOAD" and read.peek().word == "INDEX":
         return Statement(Action.HARMLESS, "LOAD INDEX")
     if verb in _DATA_VERBS:
         written = _written(verb, read, database)
-        return Statement(Action.DATA, verb, tables=written, mentions=mentions(found, database))
+        return Statement(Action.DATA, verb, tables=written, names=_names(found, database))
     if verb in _HARMLESS_VERBS or (verb == "SET" and read.peek().word in _HARMLESS_SETS):
         return Statement(Action.HARMLESS, verb)
-    return Statement(Action.UNKNOWN, verb or "(none)", tables=None, mentions=mentions(found, database))
+    return Statement(Action.UNKNOWN, verb or "(none)", tables=None, names=_names(found, database))
+
+
+def _names(found: Sequence[Token], database: str) -> frozenset[Table]:
+    """Every name in a text with this default database; see Statement."""
+    names: set[Table] = set()
+    at = 0
+    while at < len(found):
+        if found[at].names:
+            path = [found[at].text]
+            while at + 2 < len(found) and found[at + 1] == _DOT:
+                path.append(found[at + 2].text)
+                at += 2
+            names |= {(database, path[0]), *pairwise(path)}
+        at += 1
+    return frozenset(names)
+
+
+_DOT = Token(TokenKind.SIGN, ".")
 
 
 def _cascades(found: Sequence[Token]) -> bool:
@@ -221,10 +237,12 @@ _XA_ACTIONS = {
 
 def _xa(read: Reader) -> Statement:
     """`XA COMMIT X'6131',X'',1`: the server writes all three parts, the texts in hex."""
-    action = _XA_ACTIONS.get(read.next().word, Action.UNKNOWN)
+    action = _XA_ACTIONS.get(read.next().word)
+    if action is None:
+        return Statement(Action.UNKNOWN, "XA", tables=None)
     parts = [part for part in read.clauses() if part]
     texts = [_xid_part(part) for part in parts]
-    gtrid, bqual, number = (*texts, "", "1")[:3] if len(texts) == 1 else (*texts, "1")[:3]
+    gtrid, bqual, number = (texts + ["", "", "1"][len(texts) :])[:3]
     return Statement(action, "XA", name=f"X'{gtrid}',X'{bqual}',{number}")
 
 
@@ -257,8 +275,7 @@ def _create(read: Reader, database: str) -> Statement:
         guarded = read.take("IF", "NOT", "EXISTS")
         table = read.table(database)
         if temporary:
-            return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE", temporaries=_known(table) or ())
-        like = _like(read, database)
+            return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE")
         union = _union(read, database)
         queries = _has_query(read)
         reason = "CREATE OR REPLACE drops the rows that the table had" if replaces else ""
@@ -269,7 +286,7 @@ def _create(read: Reader, database: str) -> Statement:
         verb = "CREATE OR REPLACE TABLE" if replaces else "CREATE TABLE"
         return Statement(
             Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded,
-            union=union, like=like,
+            union=union,
         )  # fmt: skip
     if kind == "INDEX":
         return _index("CREATE INDEX", read, database)
@@ -284,25 +301,15 @@ def _create(read: Reader, database: str) -> Statement:
     return Statement(Action.UNKNOWN, f"CREATE {kind}", tables=None)
 
 
-def _like(read: Reader, database: str) -> Table | None:
-    """`LIKE t`, `(LIKE t)`: the reader stays where it is."""
-    ahead = Reader(read.found[read.at :])
-    ahead.take_sign("(")
-    return ahead.table(database) if ahead.take("LIKE") else None
-
-
-def _union(read: Reader, database: str) -> tuple[Table, ...] | None:
-    """`UNION = (t, b.u)`, an option of MERGE tables; None where there is none. The reader stays where it is."""
-    found = None
+def _union(read: Reader, database: str) -> tuple[Table, ...]:
+    """`UNION = (t, b.u)`, an option of MERGE tables. The reader stays where it is."""
     for at in range(read.at, len(read.found)):
         ahead = Reader(read.found[at:])
-        if not ahead.take("UNION"):
-            continue
-        ahead.take_sign("=")
-        if ahead.take_sign("("):
-            listed = () if ahead.peek().text == ")" else _tables(ahead, database)
-            found = listed if listed is not None and ahead.take_sign(")") else found
-    return found
+        if ahead.take("UNION"):
+            ahead.take_sign("=")
+            if ahead.take_sign("(") and (listed := _tables(ahead, database)) and ahead.take_sign(")"):
+                return listed
+    return ()
 
 
 def _has_query(read: Reader) -> bool:
@@ -367,7 +374,7 @@ def _drop(read: Reader, database: str) -> Statement:
         guarded = read.take("IF", "EXISTS")
         dropped = _tables(read, database)
         if temporary:
-            return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE", temporaries=dropped or ())
+            return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE")
         if not _ends(read):
             dropped = None
         return Statement(
@@ -424,20 +431,20 @@ def _alter(read: Reader, database: str) -> Statement:
         table = read.table(database)
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
-        columns = column_changes(Reader(read.found[read.at :]))
         union = _union(read, database)
-        drops_constraint = any(
-            one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
-        )
-        reason, others, modified = unlogged_by_alter(read, database)
+        clauses = alter_clauses(read, database)
+        reason = "; ".join(dict.fromkeys(clauses.reasons))
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
+        others = tuple(one for one in clauses.others if one is not None)
         return Statement(
-            Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
-            unlogged=reason, modified=() if ignore else modified, drops_constraint=drops_constraint,
-            vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
-            columns=columns, union=union,
+            Action.DEFINITION, "ALTER TABLE",
+            tables=None if known is None or None in clauses.others else known + others,
+            unlogged=reason, modified=() if ignore else clauses.kept_columns,
+            drops_constraint=clauses.drops_constraint,
+            vacates=known if clauses.moved and known is not None and known[0] not in others else (),
+            columns=clauses, union=union,
         )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
         return Statement(Action.HARMLESS, f"ALTER {kind}", tables=_objects(kind, read, database))
@@ -509,17 +516,8 @@ def _repair(read: Reader, database: str) -> Statement:
     )  # fmt: skip
 
 
-def _import(read: Reader, _database: str) -> Statement:
-    """`IMPORT TABLE FROM 'file'`: creates tables with rows; only the file has their names."""
-    return Statement(
-        Action.DEFINITION if read.take("TABLE") else Action.UNKNOWN, "IMPORT TABLE", tables=None,
-        unlogged="tables were imported from files, with their rows",
-    )  # fmt: skip
-
-
 _DEFINITIONS = {
     "CREATE": _create, "DROP": _drop, "ALTER": _alter, "RENAME": _rename, "TRUNCATE": _truncate, "REPAIR": _repair,
-    "IMPORT": _import,
 }  # fmt: skip
 
 

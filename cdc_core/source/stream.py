@@ -10,40 +10,38 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
 
 import pymysql
 
 from cdc_core import connections
-from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import ConnectionLost, DamagedBytes, LockstepError, NeverCaptured, NoEventHere
-from cdc_core.leaving import leave_if_told
+from cdc_core.errors import ConnectionLost, DamagedBytes, LockstepError, NoEventHere
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import Cascades, logs_cascades, require_seen_cascades
-from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import table_schema, table_schemas
-from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.effects import Effects
-from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, now_us, query
+from cdc_core.source.cascades import Cascades, logs_cascades
+from cdc_core.source.definitions import table_schemas
+from cdc_core.source.dump import LogReader
+from cdc_core.source.facts import BinlogFile, binlog_files, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
-from cdc_core.source.foreign_keys import foreign_keys
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
-from cdc_core.source.later_statements import LogAhead, Stretch
-from cdc_core.source.merge_tables import may_unite_tables, united_tables
+from cdc_core.source.later_statements import LogAhead
+from cdc_core.source.log_glance import LogGlance
+from cdc_core.source.merge_tables import united_table, united_tables
 from cdc_core.source.reconnect import Backoff
 from cdc_core.source.server import require_free_server_id
+from cdc_core.source.source_answers import SourceAnswers
 from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.start import Search, require_available
+from cdc_core.source.statement_reach import StatementReach
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
@@ -104,18 +102,21 @@ class SourceStream:
         self._policy = policy
         self._block_bytes = min(block_bytes, (limits or Limits()).block_bytes)
         self._reader: LogReader | None = None
-        self._control: pymysql.Connection | None = None
+        self._answers = answers = SourceAnswers(source, server, start.position.timeline)
+        self._glance = LogGlance(source, server)
         self._undone = undone
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
-        read_ahead = LogAhead(self._statements_after, ahead, keep_ahead)
-        self._effects = Effects(captures, self._asked, read_ahead, self._end_of_log)
+        read_ahead = LogAhead(self._glance.statements_after, ahead, keep_ahead)
         self._cascades = Cascades(
-            captures, lambda: foreign_keys(self._asked()), self._end_of_log, lambda: now_us(self._asked()),
-            self._require_seen_cascades,
+            captures, answers.foreign_keys, answers.end_of_log, answers.now_us,
+            lambda: answers.require_seen_cascades(captures, policy),
         )  # fmt: skip
-        self._history = History(history, self._present, read_ahead, self._end_of_log, self._defaults, excludes)
-        self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
+        self._history = History(
+            history, answers.definition_if_captured, read_ahead, answers.end_of_log, answers.defaults, excludes
+        )
+        self._tables = tables = TableRegistry(captures, answers.definition, isolated, self._history)
+        self._reach = StatementReach(tables, answers.connection, read_ahead, answers.end_of_log)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -140,16 +141,22 @@ class SourceStream:
         self._accepted.require_used()
 
     def __enter__(self) -> SourceStream:
-        self._reader = self._open(self._start, binlog_files(self._asked()))
-        lower_case = lower_case_names(self._asked())
-        self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
-        self._cascades.open(logged=logs_cascades(self._asked()), lower_case=lower_case)
-        self._tables.merge_tables.learn(united_tables(self._asked()))
+        self._reader = self._open(self._start, binlog_files(self._answers.connection()))
+        lower_case = lower_case_names(self._answers.connection())
+        self._assembler.lower_case = self._reach.lower_case = self._history.lower_case = lower_case
+        self._cascades.open(logged=logs_cascades(self._answers.connection()), lower_case=lower_case)
+        self._leave_out_united()
         self._begin_history()
         return self
 
+    def _leave_out_united(self) -> None:
+        for merge, united in united_tables(self._answers.connection()).items():
+            for name in united:
+                if self._tables.captures(*name):
+                    self._assembler.leave_out(name, united_table(name, merge, self._source.name))
+
     def _begin_history(self) -> None:
-        control, history = self._asked(), self._history
+        control, history = self._answers.connection(), self._history
         metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
         history.early_defaults = image != "FULL"
         self._names_logged = metadata == "FULL"
@@ -167,18 +174,16 @@ class SourceStream:
     def _leave(self) -> None:
         """Makes the server end the stream now; otherwise it would notice only at its next write, and keep our server_id
         and its open log file until then. Not after an error that may mean that the server hangs."""
-        if self._reader is None or self._control is None or not self._in_order:
+        if self._reader is None or not self._answers.connected or not self._in_order:
             return
         with suppress(LockstepError, pymysql.err.MySQLError, OSError):
-            server_id.end_connection(self._control, self._reader.connection_id)
+            server_id.end_connection(self._answers.connection(), self._reader.connection_id)
 
     def _disconnect(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        self._answers.close()
 
     def blocks(self, stop: Callable[[], bool]) -> Iterator[Block]:
         """Blocks in stream order until `stop()` is true; call again to continue where it left off.
@@ -225,7 +230,7 @@ class SourceStream:
             return
         self._verify_s = time.monotonic() + VERIFY_S
         point = self._assembler.log_point
-        now = table_schemas(self._asked(), self._tables.captures)
+        now = table_schemas(self._answers.connection(), self._tables.captures)
         for name, error in self._history.unexplained(now, point):
             self._assembler.leave_out(name, error)
 
@@ -278,7 +283,7 @@ class SourceStream:
 
         Nothing else tells it from a file of the same name in a log that began again: its first event is not known.
         """
-        control, checkpoint = self._asked(), self._checkpoint
+        control, checkpoint = self._answers.connection(), self._checkpoint
         head = Search(self._source, control, self._server, files, facts(control)).head(begin.file)
         before, read = GtidSet.parse(head.previous), GtidSet.parse(checkpoint.gtid_set)
         same = before.contains(read) and read.contains(before)
@@ -317,7 +322,7 @@ class SourceStream:
         Raises what connect, require_available, require_free_server_id and LogReader do.
         """
         place = self._assembler.builder.begin
-        control = self._asked()
+        control = self._answers.connection()
         here = replace(self._checkpoint, position=place)
         known = facts(control)
         files = binlog_files(control)
@@ -331,90 +336,29 @@ class SourceStream:
         # What is past was judged when it was first read.
         policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
         return TransactionAssembler(
-            self._source.name, begin, tables, policy, effects=self._effects.of,
+            self._source.name, begin, tables, policy, reach=self._reach.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
             accepted=None if past else self._accepted, cascades=None if past else self._cascades,
         )  # fmt: skip
-
-    # Callbacks of the assembler
-
-    def _asked(self) -> pymysql.Connection:
-        if self._control is None:
-            self._control = connections.connect(
-                self._server, where=self._source.name, read_timeout=self._source.read_timeout_s
-            )
-        return self._control
-
-    def _known(self, database: str, table: str) -> TableSchema | None:
-        return table_schema(self._asked(), database, table)
-
-    def _present(self, database: str, table: str) -> TableSchema | None:
-        """Like `_known`; None for a table that cannot be captured."""
-        try:
-            return self._known(database, table)
-        except NeverCaptured:
-            return None
-
-    def _may_unite(self, database: str, table: str) -> bool:
-        return may_unite_tables(self._asked(), database, table)
-
-    def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
-        return column_defaults(self._asked(), table)
-
-    def _require_seen_cascades(self) -> None:
-        name = self._source.name
-        log.warning("%s: the log has rows of a server that does not log what foreign keys change", name)
-        require_seen_cascades(self._asked(), self._captures, source=name, policy=self._policy, logged=False)
-
-    def _end_of_log(self) -> Position:
-        return end_position(self._asked(), self._start.timeline)
 
     def _prepared(self) -> Mapping[str, SpillableChanges]:
         """XA transactions that were prepared but not ended before this stream began: reads the earlier log again."""
         source = self._source
         log.info("%s: searching the log before %s for prepared XA transactions", source.name, self._start)
-        oldest = binlog_files(self._asked())[0].name
+        oldest = binlog_files(self._answers.connection())[0].name
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
             begin,
-            TableRegistry(self._captures, self._known, self._may_unite, self._tables.isolated, self._history),
+            TableRegistry(self._captures, self._answers.definition, self._tables.isolated, self._history),
             past=True,
         )
         past.mariadb = self._assembler.mariadb
         past.lower_case = self._assembler.lower_case
-        with closing(self._events_after(begin)) as events:
+        with closing(self._glance.events_after(begin)) as events:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
                     break
                 for _ in past.feed(event):
                     pass
                 past.discard()
-        return past.prepared
-
-    def _events_after(self, begin: Position) -> Generator[Event]:
-        """The log's events from a position to its current end, by a temporary reader."""
-        with self._reader_ahead(begin) as reader:
-            while True:
-                leave_if_told()
-                yield from reader.events(POLL_S)
-
-    def _statements_after(self, begin: Position) -> Generator[Stretch]:
-        """The log from a position to its current end, by a temporary reader."""
-        with self._reader_ahead(begin) as reader:
-            while True:
-                leave_if_told()
-                found, framer = reader.statements(POLL_S), reader.framer
-                # What comes before an error is read; where the error is, reading must begin again.
-                end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)
-                yield Stretch(found, end)
-
-    @contextmanager
-    def _reader_ahead(self, begin: Position) -> Iterator[LogReader]:
-        """Until it raises EndOfLog."""
-        source = self._source
-        log.info("%s: reading ahead in the log from %s to its end", source.name, begin)
-        with (
-            closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
-            suppress(EndOfLog),
-        ):
-            yield reader
+        return past.prepared.changes

@@ -25,6 +25,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import NOT_VISIBLE, Name, read_definitions
 from cdc_core.source.facts import Grants, ServerFacts, as_text, now_us, query
+from cdc_core.source.merge_tables import united_tables
 from cdc_core.words import some_of
 
 log = logging.getLogger(__name__)
@@ -134,6 +135,7 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
     """Everything whose name is captured, with its problem if any, sorted by name."""
     listed = _listed(connection, captures)
     definitions = read_definitions(connection, [one.name for one in listed])
+    united = {name: merge for merge, names in united_tables(connection).items() for name in names}
     found = []
     for one in listed:
         schema, problem = definitions.get(one.name, (None, NOT_VISIBLE))
@@ -142,6 +144,8 @@ def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, st
             schema, problem = None, f"a {kind}, which has no row events"
         elif schema is not None:
             problem = problem or _unusable(schema)
+        if merge := united.get(one.name):
+            schema, problem = None, f"united by the MERGE table {'.'.join(merge)}: what is written through that is lost"
         found.append(FoundTable(*one.name, kind, one.engine, schema, problem, one.rows))
     return tuple(found)
 

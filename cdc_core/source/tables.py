@@ -18,7 +18,6 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
 from cdc_core.source.history import Change, History, LogPoint
-from cdc_core.source.merge_tables import MergeTables
 from cdc_core.source.pending_changes import MappedTable
 from cdc_core.source.statements import Statement
 
@@ -35,14 +34,12 @@ class TableRegistry:
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
     history: what tables were; without it they are what they are now.
-    may_unite: whether it may be a MERGE table (merge_tables.may_unite_tables).
     """
 
     def __init__(
         self,
         captures: Callable[[str, str], bool],
         known: Callable[[str, str], TableSchema | None],
-        may_unite: Callable[[str, str], bool],
         isolated: Mapping[str, str] | None = None,
         history: History | None = None,
     ) -> None:
@@ -59,10 +56,6 @@ class TableRegistry:
         self._left_out: set[bytes] = set()
         self._names: dict[bytes, Name] = {}
         """Of table maps of tables that are not captured."""
-        self.merge_tables = MergeTables(
-            # A definition that is known is not that of a MERGE table, which has none: no need to ask.
-            captures, lambda database, table: self._known.get((database, table)) is None and may_unite(database, table)
-        )  # fmt: skip
 
     def captures(self, database: str, table: str) -> bool:
         return self._captures(database, table) and f"{database}.{table}" not in self.isolated
@@ -100,7 +93,6 @@ class TableRegistry:
     def _find(self, event: Event, mariadb: bool, point: LogPoint | None) -> MappedTable | None:
         name = table_name(event)
         if not self.captures(*name):
-            self.generation += self.merge_tables.meet(name, event.body[8:])
             self._names[event.body[8:]] = name
             if ".".join(name) in self.isolated:
                 self._left_out.add(event.body[8:])
@@ -110,7 +102,6 @@ class TableRegistry:
             self._known[name] = self._history.at(name, point)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
-        self.generation += self.merge_tables.meet(name, event.body[8:])
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why
@@ -163,6 +154,11 @@ class TableRegistry:
         """Tables of a database that were ever seen or known."""
         known = () if self._history is None else self._history.names()
         return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
+
+    def has_captured(self, database: str) -> bool:
+        """Whether a database has a captured table, or had one."""
+        met = frozenset(self._known) if self._history is None else self._history.met()
+        return any(name[0] == database and self.captures(*name) for name in met)
 
     def meet(self, statement: Statement, point: LogPoint) -> None:
         """A statement may define tables: to be called before anything else of its point."""
@@ -238,8 +234,6 @@ class TableRegistry:
         for key, use in self._uses.items():
             if use is not None and key not in kept:
                 self._former[use.schema.database, use.schema.table] = use.schema
-        for key in self.merge_tables.forget(names):
-            kept.pop(key, None)
         self.generation += len(kept) < len(self._uses)
         self._uses = kept
 

@@ -19,25 +19,23 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
+from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events
 from cdc_core.binlog.events import (
     TRACE_BYTES,
     Event,
     EventType,
     crc_of,
     folded,
-    parse_format_description,
     parse_rotate,
     parse_xa_prepare,
     type_name,
 )
 from cdc_core.binlog.gtid import parse_gtid_head, parse_mariadb_gtid
-from cdc_core.binlog.rows_event import DELETE, DUMMY_TABLE_ID, INSERT, ROW_EVENTS, parse_rows
-from cdc_core.binlog.table_map import table_name
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.binlog.rows_event import ROW_EVENTS
+from cdc_core.errors import LockstepError
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
 from cdc_core.model.coverage import ANY_TABLE, Happened, TableEvent
-from cdc_core.model.position import FIRST_OFFSET, Position
+from cdc_core.model.position import Position
 from cdc_core.source import faults
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.block_builder import (
@@ -50,7 +48,6 @@ from cdc_core.source.block_builder import (
 )
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades
-from cdc_core.source.effects import Effect
 from cdc_core.source.history import LogPoint
 from cdc_core.source.logged_statement import NO_STATEMENT, QUERIES, LoggedStatement, read_statement
 from cdc_core.source.open_group import OpenGroup
@@ -59,14 +56,17 @@ from cdc_core.source.pending_changes import (
     Name,
     PendingChange,
     PendingRowEvents,
-    PendingRows,
     PendingTruncate,
 )
+from cdc_core.source.reading_place import ReadingPlace
+from cdc_core.source.row_intake import RowIntake
 from cdc_core.source.spill import SpillableChanges, SpillFiles
-from cdc_core.source.statement_judge import EventPlace, StatementJudge
+from cdc_core.source.statement_judge import StatementJudge
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import Action, Statement
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Meaning, Step
+from cdc_core.source.xa import PreparedTransactions
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 class TransactionAssembler:
     """Feed it events in order; each returns the blocks that it completes.
 
-    effects:     which captured tables a statement may change (effects.Effects.of).
+    reach:       which captured tables a statement may change (statement_reach.StatementReach.of).
     accepted:    positions that would stop the stream, which an operator accepts.
     prepared:    XA transactions that were prepared but not ended before this stream began, by xid; asked at most once.
                  None: this assembler searches the past for just those and reads nothing of other transactions.
@@ -108,7 +108,7 @@ class TransactionAssembler:
         tables: TableRegistry,
         policy: CapturePolicy,
         *,
-        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
+        reach: Callable[[Statement, frozenset[str] | None, Position], Reach],
         prepared: Callable[[], Mapping[str, SpillableChanges]] | None,
         block_bytes: int,
         cascades: Cascades | None = None,
@@ -121,24 +121,19 @@ class TransactionAssembler:
         self.format_crc = 0
         """Of the file of the next event; 0 while it is unknown."""
         self.builder = BlockBuilder(source, begin)
-        self.prepared: dict[str, SpillableChanges] = {}
-        """Changes of XA transactions that were prepared and not ended yet, by xid."""
+        self.prepared = PreparedTransactions(prepared)
         self._source = source
         self._tables = tables
         self._accepted = AcceptedPlaces(source, begin.timeline) if accepted is None else accepted
-        self._outermost: Event | None = None
-        self._find_prepared = prepared
         self._past = prepared is None
+        self._place = ReadingPlace(source, begin)
         self.cascades = cascades or Cascades(tables.captures, tuple, lambda: begin, lambda: 0, lambda: None)
         self.judge = StatementJudge(
-            source, tables, policy, effects, self._accepted, cascades=self.cascades, past=self._past
+            source, tables, policy, reach, self._accepted, cascades=self.cascades, past=self._past
         )
-        self._prepared_cascades: dict[str, list[Name]] = {}
-        """By xid: the tables that foreign keys change once it is committed."""
+        self.intake = RowIntake(tables, self.judge, self.cascades, self._place, past=self._past)
         self._undone = set() if undone is None else undone
         self.block_bytes = block_bytes
-        self._file = begin.file
-        self._end = begin.offset
         self._cut = begin.offset
         """The end of a piece that leaves now."""
         self.trace = NOT_TRACED
@@ -154,21 +149,21 @@ class TransactionAssembler:
         if event.start < 0:
             yield from self._switch(event)
             return
-        self._end = self._cut = event.start + event.header.length
-        self._outermost = event
+        self._place.read(event)
+        self._cut = self._place.end
         self._trace_event(event)
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event)
         if self._accepted.pending:
-            self._accepted.require_used(self._after)
+            self._accepted.require_used(self._place.after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
     def _trace_event(self, event: Event) -> None:
         """The trace begins with each group, continues after it, and begins again where it grows too long."""
         begin, crc = self.trace
-        if begin == NO_TRACE or event.header.type in _BEGINS or self._end - begin > TRACE_BYTES:
+        if begin == NO_TRACE or event.header.type in _BEGINS or self._place.end - begin > TRACE_BYTES:
             begin, crc = event.start, 0
         self.trace = (begin, folded(crc, crc_of(event)))
 
@@ -179,11 +174,11 @@ class TransactionAssembler:
 
     def extend(self, groups: OrdinaryTransactions) -> Blocks:
         """Takes whole ordinary groups at once, while no group is open: those that the fast path has found."""
-        self._end = groups.reached
+        self._place.end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.builder.extend(groups)
         if self._accepted.pending:
-            self._accepted.require_used(self._after)
+            self._accepted.require_used(self._place.after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
@@ -211,10 +206,10 @@ class TransactionAssembler:
         events, of captured tables or of others (left_out). ordinal: the next row event's."""
         group = self._group
         assert group is not None
-        self._end = self._cut = end
+        self._place.end = self._cut = end
         self.trace = trace
         if self._accepted.pending:
-            self._accepted.require_used(self._after)
+            self._accepted.require_used(self._place.after)
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -226,7 +221,7 @@ class TransactionAssembler:
     @property
     def reached(self) -> int:
         """Offset after the last event that was fed."""
-        return self._end
+        return self._place.end
 
     def flush(self) -> Block | None:
         """A block of all complete groups, if the position moved."""
@@ -241,18 +236,18 @@ class TransactionAssembler:
             self._group.rows.truncate(0)
         self._group = None
         self.trace = NOT_TRACED
-        self._end = self.builder.end
+        self._place.end = self.builder.end
         return self.builder.begin
 
     def discard(self) -> None:
         """Drops the entries of complete groups: for a search of the past that is about `prepared` only."""
         if self._group is None:
-            self.builder = BlockBuilder(self._source, Position(self.builder.begin.timeline, self._file, self._end))
+            self.builder = BlockBuilder(self._source, self._place.after)
 
     def _dispatch(self, event: Event) -> Iterable[Block]:
         handler = self._handlers.get(event.header.type)
         if handler is None:
-            return self._stop(event, faults.unknown_event(event, self._where(event)))
+            return self._stop(event, faults.unknown_event(event, self._place.where(event)))
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
@@ -268,23 +263,23 @@ class TransactionAssembler:
         }
         for types, handler in (
             (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
-            (_ASIDE, self._aside), (_FILE_EVENTS, self._of_file),
+            (_ASIDE, self._aside), (_FILE_EVENTS, lambda event: self._advance(event, Mark.OF_FILE)),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
 
     def _incident(self, event: Event) -> Iterable[Block]:
-        return self._stop(event, faults.incident(event, self._where(event)))
+        return self._stop(event, faults.incident(event, self._place.where(event)))
 
     def _stop(self, event: Event, error: LockstepError) -> Iterable[Block]:
         """Raises the error, unless an operator has accepted that the event is skipped unread."""
-        at = self._at(event)
+        at = self._place.at(event)
         if self._group is not None:
             self.judge.stop(error, at, self._group)
         elif note := self.judge.require_accepted(error, at, "any captured table"):
             self.builder.note(note)
             moment, place = event.header.timestamp * 1_000_000, f"{at.file}:{at.offset}"
-            self.builder.happened(TableEvent(ANY_TABLE, Happened.UNLOGGED, self._seq(event), moment, place))
+            self.builder.happened(TableEvent(ANY_TABLE, Happened.UNLOGGED, self._place.seq(event), moment, place))
         return self._advance(event, Mark.ACCEPTED)
 
     # The grammar
@@ -302,9 +297,8 @@ class TransactionAssembler:
             Step.KEEP_PREPARED: self._keep_prepared,
             Step.SET_SAVEPOINT: self._set_savepoint,
             Step.UNDO_TO_SAVEPOINT: self._undo_to_savepoint,
-            Step.JUDGE_DATA: self._judge_data,
             Step.JUDGE_DEFINITION: self._judge_definition,
-            Step.JUDGE_UNKNOWN: self._judge_unknown,
+            Step.JUDGE_ROWS: self._judge_rows,
         }
 
     def _next(self, event: Event, seen: Meaning) -> tuple[GroupState, Step]:
@@ -315,11 +309,11 @@ class TransactionAssembler:
         if found is not None:
             return found
         if group is None:
-            raise faults.inside_transaction(event, self._where(event))
+            raise faults.inside_transaction(event, self._place.where(event))
         raise faults.grammar(
             f"{seen.value} ({type_name(event.header.type)}) comes in the one that began at {group.start}, which "
             f"{group.state.value}",
-            self._where(event),
+            self._place.where(event),
         )
 
     def _advance(self, event: Event, seen: Meaning, logged: LoggedStatement = NO_STATEMENT) -> Blocks:
@@ -349,15 +343,10 @@ class TransactionAssembler:
 
     # The file
 
-    def _of_file(self, event: Event) -> Iterable[Block]:
-        if event.header.type == EventType.FORMAT_DESCRIPTION and parse_format_description(event).created:
-            self.judge.server_started()
-        return self._advance(event, Mark.OF_FILE)
-
     def _switch(self, event: Event) -> Blocks:
         """The next events are in another file. Without a ROTATE before it the server stopped or crashed there."""
         file = parse_rotate(event).file
-        if file != self._file:
+        if file != self._place.file:
             yield from self._advance(event, Mark.FILE_ENDS)
             yield self._close(file)
 
@@ -372,21 +361,16 @@ class TransactionAssembler:
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
-            self._file = next_file
-            self._end = FIRST_OFFSET
+            self._place.switch(next_file)
             self.trace = NOT_TRACED
             self.format_crc = 0
         return block
 
     def _unread(self, block: Block, isolated: Iterable[str]) -> Iterator[TableEvent]:
         """What rows of tables that turned out to be unreadable in a block may have done to others by foreign keys."""
-        for child in sorted(self._changed_with_isolated(isolated)):
+        for child in sorted(self.intake.changed_with(isolated)):
             moment_us = int(block.entries.commit_ts_us.max())
             yield TableEvent(".".join(child), Happened.CASCADED, block.end.seq - 1, moment_us, f"{block.end}")
-
-    def _changed_with_isolated(self, isolated: Iterable[str]) -> frozenset[Name]:
-        names = (name.partition(".") for name in isolated)
-        return frozenset().union(*(self.cascades.changed_with((one, other)) for one, _, other in names))
 
     def _rotate(self, event: Event) -> Blocks:
         yield from self._advance(event, Mark.OF_FILE)
@@ -395,14 +379,19 @@ class TransactionAssembler:
     def _add_entry(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """For an event outside of groups."""
         self.builder.add(
-            EntryKind.UNCAPTURED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace
+            EntryKind.UNCAPTURED,
+            self._place.end,
+            seq=self._place.seq(event),
+            commit_ts_us=0,
+            events=1,
+            trace=self.trace,
         )
         return ()
 
     # Groups
 
     def _begin(self, event: Event, opening: Mark, gtid: str, commit_ts_us: int) -> Iterable[Block]:
-        seq = self._seq(event)
+        seq = self._place.seq(event)
         state, _ = self._next(event, Mark.GTID_OF_UNDONE if seq in self._undone else opening)
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
@@ -429,7 +418,7 @@ class TransactionAssembler:
         rows = group.rows.pop_memory()
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
             kind = group.without_rows
-        self._add(group, kind, rows, self._end)
+        self._add(group, kind, rows, self._place.end)
         return (self._close(),) if kind == EntryKind.DDL else ()
 
     def _drop(self, group: OpenGroup) -> Iterable[Block]:
@@ -455,7 +444,9 @@ class TransactionAssembler:
     def _drop_unfinished(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """The server crashed while it wrote the group, and so never committed it."""
         self._require_undoable(self._present, "its file ends in it, because the server crashed")
-        log.warning("%s: %s ends in the middle of a transaction that was never committed", self._source, self._file)
+        log.warning(
+            "%s: %s ends in the middle of a transaction that was never committed", self._source, self._place.file
+        )
         self.trace = NOT_TRACED  # the server may cut off what it never committed
         return self._drop(self._present)
 
@@ -466,7 +457,7 @@ class TransactionAssembler:
     def _undo_to_savepoint(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         savepoint = logged.statement.name
         if not self._present.undo_to_savepoint(savepoint):
-            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
+            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._place.where(event))
         return ()
 
     def _let_go(self, group: OpenGroup, rows: list[PendingChange]) -> Block:
@@ -481,7 +472,7 @@ class TransactionAssembler:
             kept = [left for pending in rows if (left := pending.without(self._tables.isolated)) is not None]
             if lost := sum(map(len, rows)) - sum(map(len, kept)):
                 group.left_out[ISOLATED] += lost
-                group.cascaded(self._changed_with_isolated(self._tables.isolated))
+                group.cascaded(self.intake.changed_with(self._tables.isolated))
             rows = kept
         self.builder.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
@@ -492,7 +483,9 @@ class TransactionAssembler:
         for note in group.notes:
             self.builder.note(note)
         for table, what in group.happened:
-            self.builder.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._start_of(group)))
+            self.builder.happened(
+                TableEvent(table, what, group.seq, group.commit_ts_us, self._place.position(group.start))
+            )
 
     # Rows
 
@@ -501,65 +494,13 @@ class TransactionAssembler:
         return ()
 
     def _table_map(self, event: Event) -> Iterable[Block]:
-        group, table_id = self._open(event), event.body[:6]
-        if self._past and group.state is not GroupState.XA:
-            group.maps[table_id] = None
-            return ()
-        try:
-            table = self._tables.use(event, mariadb=self.mariadb, point=self._point_in(group))
-        except (DataAtRisk, Refused) as error:
-            if not self.judge.isolates(table_name(event), error, self._start_of(group)):
-                raise
-            table = self._tables.use(event, mariadb=self.mariadb)
-        group.maps[table_id] = table
-        if table is None and self._tables.is_isolated(event.body):
-            group.isolated.add(table_id)
-        group.keys[table_id] = event.body[8:]
+        self.intake.map_table(self._open(event), event, mariadb=self.mariadb)
         return ()
 
     def _rows(self, event: Event) -> Iterable[Block]:
         group = self._open(event)
-        ordinal = group.ordinal
-        group.ordinal += 1
-        try:
-            table = group.maps[event.body[:6]]
-        except KeyError:
-            rows = parse_rows(plain(event))
-            if rows.table_id == DUMMY_TABLE_ID and not rows.images:
-                return ()
-            raise faults.inside_transaction(event, self._where(event)) from None
-        if not self._past:
-            self.cascades.heed(int.from_bytes(event.body[6:8], "little"))
-        if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
-            self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
-        if table is None:
-            group.cascaded(self._cascaded(event))
-            group.left_out[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
-            return ()
-        try:
-            pending = PendingRows.from_event(table, parse_rows(plain(event)), ordinal)
-        except (DataAtRisk, Refused) as error:
-            if not self.judge.isolates(table.name, error, self._start_of(group)):
-                raise
-            group.left_out[ISOLATED] += 1
-            group.cascaded(self.cascades.changed_with(table.name))
-            return ()
-        return self._hold(group, pending)
-
-    def heeds(self, key: bytes) -> bool:
-        """Whether row events of a table that is not captured matter: foreign keys lead from captured tables to it. key:
-        its table map from the names on."""
-        name = self._tables.left_out_name(key)
-        return name is not None and bool(self.cascades.changed_with(name))
-
-    def _cascaded(self, event: Event) -> frozenset[Name]:
-        """The captured tables that foreign keys may change with rows of a table that is not captured."""
-        key = self._present.keys.get(event.body[:6], b"")
-        name = self._tables.left_out_name(key)
-        if name is None or self._past or not self.heeds(key):
-            return frozenset()
-        kind = parse_rows(plain(event)).kind
-        return frozenset() if kind == INSERT else self.cascades.changed_by(name, deleted=kind == DELETE)
+        pending = self.intake.take(group, event)
+        return () if pending is None else self._hold(group, pending)
 
     def _hold(self, group: OpenGroup, pending: PendingChange) -> Iterable[Block]:
         if group.state is GroupState.UNDONE or (self._past and group.state is not GroupState.XA):
@@ -582,25 +523,19 @@ class TransactionAssembler:
 
     def _query(self, event: Event) -> Iterable[Block]:
         logged = read_statement(event, lower_case=self.lower_case, mariadb=self.mariadb)
-        if logged.statement.temporaries:
-            self.judge.follow_temporary(logged)
         return self._advance(event, logged.statement.action, logged)
 
     def _judge_definition(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         group = self._present
-        truncated = self.judge.define(group, logged, self._at(event))
+        truncated = self.judge.define(group, logged, self._place.at(event))
         if truncated is None:
             return ()
-        pending = PendingTruncate(truncated, self._file, event.start, group.ordinal)
+        pending = PendingTruncate(truncated, self._place.file, event.start, group.ordinal)
         group.ordinal += 1
         return self._hold(group, pending)
 
-    def _judge_data(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
-        self.judge.judge_data(self._present, logged, self._at(event))
-        return ()
-
-    def _judge_unknown(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
-        self.judge.judge_unknown(self._present, logged, self._at(event))
+    def _judge_rows(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        self.judge.judge_rows(self._present, logged, self._place.at(event))
         return ()
 
     # XA
@@ -611,36 +546,27 @@ class TransactionAssembler:
 
     def _keep_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         group, xid = self._present, parse_xa_prepare(event).xid.text
-        if (
-            sum(changes.memory_bytes for changes in self.prepared.values()) + group.rows.memory_bytes
-            >= self.block_bytes
-        ):
+        if self.prepared.memory_bytes + group.rows.memory_bytes >= self.block_bytes:
             group.rows.spill()
-        self.prepared[xid], group.rows = group.rows, SpillableChanges(self._spill_files)
-        self._prepared_cascades[xid] = group.cascades
+        self.prepared.keep(xid, group.rows, group.cascades)
+        group.rows = SpillableChanges(self._spill_files)
         return self._drop(group)
 
     def _commit_prepared(self, event: Event, logged: LoggedStatement) -> Blocks:
         group, xid = self._present, logged.statement.name
         if len(group.rows) or group.pieces:
-            raise faults.grammar(f"XA COMMIT {xid} comes in one that has rows of its own", self._where(event))
-        if xid not in self.prepared and self._find_prepared is not None:
-            self.prepared = {**self._find_prepared(), **self.prepared}
-            self._find_prepared = None
-        found = self.prepared.pop(xid, None)
+            raise faults.grammar(f"XA COMMIT {xid} comes in one that has rows of its own", self._place.where(event))
+        changes, cascades = self.prepared.commit(xid)
         # What one that was prepared before this stream began has done to tables that are not captured is unknown.
-        group.cascaded(self._prepared_cascades.pop(xid, self.cascades.unread(self._tables.captures)))
-        if found is not None:
-            group.rows = found
+        group.cascaded(self.cascades.unread(self._tables.captures) if cascades is None else cascades)
+        if changes is not None:
+            group.rows = changes
         elif not self._past:
-            self.judge.stop(faults.xa_unknown(xid, self._where(event)), self._at(event), group)
+            self.judge.stop(faults.xa_unknown(xid, self._place.where(event)), self._place.at(event), group)
         return self._commit(event, logged)
 
     def _roll_back_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
-        found = self.prepared.pop(logged.statement.name, None)
-        self._prepared_cascades.pop(logged.statement.name, None)
-        if found is not None:
-            found.truncate(0)
+        self.prepared.roll_back(logged.statement.name)
         return self._roll_back(event, logged)
 
     # Places
@@ -651,34 +577,11 @@ class TransactionAssembler:
             raise error
 
     @property
-    def _after(self) -> Position:
-        return Position(self.builder.begin.timeline, self._file, self._end)
-
-    @property
     def log_point(self) -> LogPoint:
         """After the last event that was fed."""
-        return LogPoint(self._after.seq, self._after)
-
-    def _point_in(self, group: OpenGroup) -> LogPoint:
-        return LogPoint(group.seq, self._after)
-
-    def _start_of(self, group: OpenGroup) -> str:
-        return f"{Position(self.builder.begin.timeline, self._file, group.start)}"
-
-    def _seq(self, event: Event) -> int:
-        return Position(self.builder.begin.timeline, event.file, event.start).seq
-
-    def _at(self, event: Event) -> EventPlace:
-        outer = event if event.start >= 0 or self._outermost is None else self._outermost
-        return EventPlace(self._source, outer.file, outer.start, self._after)
-
-    def _where(self, event: Event) -> str:
-        return self._at(event).where
+        return self._place.log_point
 
     def _require_undoable(self, group: OpenGroup, why: str) -> None:
         if group.pieces:
             self._undone.add(group.seq)
-            raise faults.undone_after_parts(why, self._where_of(group))
-
-    def _where_of(self, group: OpenGroup) -> str:
-        return f"{self._source}, {self._file}:{group.start}"
+            raise faults.undone_after_parts(why, f"{self._source}, {self._place.file}:{group.start}")

@@ -78,9 +78,9 @@ class Step(Enum):
     """For an event outside of all groups."""
     SET_SAVEPOINT = "set savepoint"
     UNDO_TO_SAVEPOINT = "undo to savepoint"
-    JUDGE_DATA = "judge data"
     JUDGE_DEFINITION = "judge definition"
-    JUDGE_UNKNOWN = "judge unknown"
+    JUDGE_ROWS = "judge rows"
+    """Of a statement whose rows are not in the log."""
 
     __hash__ = object.__hash__
 
@@ -104,10 +104,10 @@ _GRID: dict[Meaning, tuple[Step, tuple[_Cell, ...]]] = {
     _M.CHANGE:               (Step.CHANGE,            (None, _S,      _F,                 _T,         _X,   _U)),
     _A.SAVEPOINT:            (Step.SET_SAVEPOINT,     (None, _S,      _F,                 _T,         _X,   _U)),
     _A.ROLLBACK_TO:          (Step.UNDO_TO_SAVEPOINT, (None, _S,      _F,                 _T,         _X,   _U)),
-    _A.DATA:                 (Step.JUDGE_DATA,        (None, _N,      _N,                 _T,         _X,   _U)),
+    _A.DATA:                 (Step.JUDGE_ROWS,        (None, _N,      _N,                 _T,         _X,   _U)),
     _A.DEFINITION:           (Step.JUDGE_DEFINITION,  (None, _N,      (_N, Step.NOTHING), _T,         _X,   _U)),
     _A.HARMLESS:             (Step.NOTHING,           (None, _N,      _N,                 _T,         _X,   _U)),
-    _A.UNKNOWN:              (Step.JUDGE_UNKNOWN,     (None, _N,      _N,                 _T,         _X,   _U)),
+    _A.UNKNOWN:              (Step.JUDGE_ROWS,        (None, _N,      _N,                 _T,         _X,   _U)),
     _M.ACCEPTED:             (Step.NOTHING,           ((_N, Step.ADD_ENTRY), _N, _N,     _T,         _X,   _U)),
     _A.COMMIT:               (Step.COMMIT,            (None, _N,      _N,                 _N,         _N,   None)),
     _A.ROLLBACK:             (Step.DROP,              (None, _N,      _N,                 _N,         _N,   _N)),

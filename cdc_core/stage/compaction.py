@@ -18,8 +18,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cdc_core.errors import DataAtRisk, FilesLost, LockstepError
-from cdc_core.model.batch import Manifest, Part, UnknownVersion
+from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compaction import BatchCounts, Compaction
+from cdc_core.model.documents import UnknownVersion
 from cdc_core.stage.layout import (
     compaction_path,
     compactions_prefix,

@@ -7,15 +7,14 @@ refuse, and name the horizon: nothing is ever silently incomplete.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
-from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
+from cdc_core.model.batch import MANIFEST_VERSION
 from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.documents import Natural, TimeUs, UnknownVersion, dumped, parsed
 from cdc_core.model.position import Position
-from cdc_core.model.typed import require_types
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.objects import ObjectStore, find
 from cdc_core.stage.unreadable import other_version
@@ -30,37 +29,21 @@ class Horizon:
 
     source: str
     position: Position
-    until_us: int
+    until_us: TimeUs
     last_batch: str
     targets: tuple[str, ...]
-    tables: Mapping[str, int]
+    tables: Mapping[str, Natural]
     coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.position} (windows up to {from_us(self.until_us).isoformat()})"
 
     def to_bytes(self) -> bytes:
-        data = {
-            "version": MANIFEST_VERSION,
-            "source": self.source,
-            "position": self.position.to_json(),
-            "until_us": self.until_us,
-            "last_batch": self.last_batch,
-            "targets": list(self.targets),
-            "tables": dict(self.tables),
-            "coverage": {table: one.to_json() for table, one in self.coverage.items()},
-        }
-        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+        return dumped(self, version=MANIFEST_VERSION, indent=1)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Horizon:
-        data = versioned(raw)
-        position = Position.from_json(data["position"])
-        names = data["source"], position, data["until_us"], data["last_batch"]
-        coverage = {table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()}
-        found = cls(*names, tuple(data["targets"]), data["tables"], coverage)
-        require_types(found)
-        return found
+        return parsed(cls, raw, version=MANIFEST_VERSION)
 
 
 def read(store: ObjectStore, source: str) -> Horizon | None:

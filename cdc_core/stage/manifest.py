@@ -25,8 +25,9 @@ import pyarrow.lib as pa_lib
 import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk, FilesLost, LockstepError, Refused
-from cdc_core.model.batch import Manifest, Part, UnknownVersion
+from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compaction import Compaction
+from cdc_core.model.documents import UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import compaction as compactions

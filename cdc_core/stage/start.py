@@ -8,16 +8,15 @@ whose first manifests are lost. An extractor that finds a start and nothing else
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
-from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
+from cdc_core.model.batch import MANIFEST_VERSION
+from cdc_core.model.documents import UnknownVersion, dumped, parsed
 from cdc_core.model.position import Checkpoint
-from cdc_core.model.typed import require_types
 from cdc_core.stage.layout import STARTS, start_path
 from cdc_core.stage.objects import ObjectStore, find
 from cdc_core.stage.unreadable import other_version
@@ -35,23 +34,11 @@ class Start:
     name: str = ""
 
     def to_bytes(self) -> bytes:
-        data = {
-            "version": MANIFEST_VERSION,
-            "source": self.source,
-            "pipeline": self.pipeline,
-            "checkpoint": self.checkpoint.to_json(),
-            "asked": self.asked,
-            "name": self.name,
-        }
-        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+        return dumped(self, version=MANIFEST_VERSION, indent=1)
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Start:
-        data = versioned(raw)
-        begun = Checkpoint.from_json(data["checkpoint"])
-        found = cls(data["source"], data["pipeline"], begun, data["asked"], data["name"])
-        require_types(found)
-        return found
+        return parsed(cls, raw, version=MANIFEST_VERSION)
 
 
 def read(store: ObjectStore, source: str) -> Checkpoint | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cdc_core.errors import Refused
-from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion
+from cdc_core.model.batch import MANIFEST_VERSION
+from cdc_core.model.documents import UnknownVersion
 
 
 def other_version(path: str, where: str, error: UnknownVersion) -> Refused:

@@ -128,7 +128,7 @@ def _read(due: str) -> tuple[DueIndex, ...]:
             str(one["name"]),
             tuple((str(column), prefix, bool(descending)) for column, prefix, descending in one["parts"]),
             str(one["sql"]),
-            bool(one.get("alone", True)),  # notes of an earlier version do not say it
+            bool(one["alone"]),
         )
         for one in (json.loads(due) if due else ())
     )

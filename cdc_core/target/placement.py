@@ -4,8 +4,6 @@ The first write to a table notes its shard and the layout; every later one requi
 under the lock of the table (prepare.lock_table). Meta keeps the layouts as well, and refuses a run sooner; but meta can
 be lost, and is then rebuilt from the stage, which knows nothing of shards. A run under another sharding would otherwise
 write rows to other tables than those that have them, and no error would tell.
-
-A table that was written before there was such a row gets one with the next write.
 """
 
 from __future__ import annotations

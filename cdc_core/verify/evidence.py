@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.meta.failures import REPAIR
+from cdc_core.meta.task_failures import REPAIR
 from cdc_core.model.paths import segment
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.job import Job, config_digest
@@ -52,10 +52,12 @@ def keep(job: Job, found: Verified) -> str:
     if job.lease is not None:
         summary = _summary(found, path, document["ended"])
         summary["differing"] = _differing(job, found.results)
-        job.meta.finish_verification(job.lease, job.opened.name, job.target.name, job.mode, summary)
+        job.meta.verifications.finish(job.lease, job.target.name, job.mode, summary)
         if document["equal"] is True and found.all_tables:
-            job.meta.succeeded(job.opened.name, REPAIR, job.target.name)  # nothing is left to repair
-            job.meta.settle(job.target.name, before_us=found.started_us)  # nothing that was set aside is lacking
+            job.meta.failures.clear(REPAIR, job.target.name)  # nothing is left to repair
+            job.meta.ledgers.settle(
+                job.target.name, before_us=found.started_us
+            )  # nothing that was set aside is lacking
     return path
 
 
@@ -104,7 +106,7 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
 
 def _differing(job: Job, results: Sequence[TableResult]) -> dict[str, int]:
     """By table, how many differences were found that no later verification of all of its rows has found gone."""
-    known = job.meta.verification(job.opened.name, job.target.name)
+    known = job.meta.verifications.find(job.target.name)
     earlier = sorted(known.evidence.values(), key=lambda one: str(one["ended"])) if known is not None else []
     found: dict[str, int] = dict(earlier[-1].get("differing", {})) if earlier else {}
     for one in results:

@@ -24,7 +24,7 @@ class KeptProgress:
         share = [job.share, job.seed] if job.mode is Mode.RANDOM else []
         scope = digest([config_digest(job.pipeline), job.mode, sorted(tables), share])
         self.progress = Progress(scope, now_us, seed)
-        known = job.meta.verification(job.opened.name, job.target.name) if job.lease is not None else None
+        known = job.meta.verifications.find(job.target.name) if job.lease is not None else None
         if known is None or not known.progress:
             return
         found = Progress.from_text(known.progress)
@@ -60,4 +60,4 @@ class KeptProgress:
         job = self._job
         self.progress = self.progress.with_table(table, tally)
         if job.lease is not None:
-            job.meta.keep_progress(job.lease, job.opened.name, job.target.name, self.progress.to_text())
+            job.meta.verifications.keep_progress(job.lease, job.target.name, self.progress.to_text())

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 
 from cdc_core.errors import LeaseHeld
 from cdc_core.meta import Lease
-from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.operations.open_pipeline import OpenPipeline
 
 LEASE_S = 60.0
@@ -21,4 +20,4 @@ def verifier_lease(opened: OpenPipeline, target: str) -> AbstractContextManager[
         where=target,
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire",
     )
-    return kept_lease(opened.meta, name, opened.name, opened.holder, LEASE_S, taken=taken)
+    return opened.meta.leases.held(name, opened.holder, LEASE_S, taken=taken)

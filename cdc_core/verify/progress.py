@@ -7,23 +7,20 @@ pipeline, the same tables and mode, and tables whose definitions on both sides a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any
 
+from cdc_core.model.documents import UnknownVersion, dumped, parsed
 from cdc_core.model.position import Position
 from cdc_core.snapshot.keys import Key
-from cdc_core.verify.comparison import Difference, Kind, Side
-from cdc_core.verify.judgement import Wrong
+from cdc_core.verify.comparison import Difference, Side
 from cdc_core.windows import age_us
 
 VERSION = 1
 NOTHING = Side(0, "")
 _MODULUS = 1 << 128
-_DIFFERENCE_BYTES = 60
-"""Of a difference in JSON, beside its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Tally(Figures):
 
     @property
     def first_bytes(self) -> int:
-        """About what `first` takes in `to_json`."""
+        """What `first` takes in the document."""
         return sum(map(_bytes_of, self.first))
 
     def plus(self, other: Tally, *, most_first: int, most_bytes: int) -> Tally:
@@ -123,30 +120,6 @@ class Tally(Figures):
             seconds=self.seconds + again.seconds,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "definition": self.definition, "driver": self.driver, "reached": list(self.reached),
-            "complete": self.complete, "ranges": self.ranges, "skipped_rows": self.skipped_rows,
-            "spans": [[one.source, one.low.to_json(), one.high.to_json()] for one in self.spans],
-            "consumed_until": dict(self.consumed_until),
-            "source": [self.source.rows, self.source.sum_], "target": [self.target.rows, self.target.sum_],
-            "moving": self.moving, "unsettled": self.unsettled, "found": dict(self.found),
-            "first": [[one.key, one.kind, one.wrong, one.source_rows, one.target_rows] for one in self.first],
-            "seconds": self.seconds,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Tally:
-        spans = tuple(
-            SourceSpan(source, Position.from_json(low), Position.from_json(high)) for source, low, high in data["spans"]
-        )
-        first = tuple(Difference(key, Kind(kind), Wrong(wrong), s, t) for key, kind, wrong, s, t in data["first"])
-        given = {
-            "reached": tuple(data["reached"]), "spans": spans, "first": first,
-            "source": Side(*data["source"]), "target": Side(*data["target"]),
-        }  # fmt: skip
-        return cls(**{**data, **given})
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -165,20 +138,15 @@ class Progress:
         return replace(self, tables={**self.tables, table: tally})
 
     def to_text(self) -> str:
-        document = {
-            "version": VERSION, "scope": self.scope, "started_us": self.started_us, "seed": self.seed,
-            "tables": {name: tally.to_json() for name, tally in self.tables.items()},
-        }  # fmt: skip
-        return json.dumps(document, ensure_ascii=False)
+        return dumped(self, version=VERSION).decode()
 
     @classmethod
     def from_text(cls, text: str) -> Progress | None:
         """None for what another version of Lockstep has written."""
-        data = json.loads(text)
-        if data["version"] != VERSION:
+        try:
+            return parsed(cls, text, version=VERSION)
+        except UnknownVersion:
             return None
-        tables = {name: Tally.from_json(one) for name, one in data["tables"].items()}
-        return cls(data["scope"], data["started_us"], data["seed"], tables)
 
 
 def why_again(found: Progress, scope: str, now_us: int, resume_within: str) -> str:
@@ -191,7 +159,7 @@ def why_again(found: Progress, scope: str, now_us: int, resume_within: str) -> s
 
 
 def _bytes_of(one: Difference) -> int:
-    return len(json.dumps(one.key, ensure_ascii=False).encode()) + _DIFFERENCE_BYTES
+    return len(dumped(one)) + len(",")
 
 
 def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, ...]:

@@ -22,14 +22,14 @@ class Replayed:
     def batches(self) -> frozenset[str]:
         """The ids of the batches whose changes of the table have been replayed by now."""
         job = self._job
-        for write in job.meta.closed_writes(job.target.name, self._table):
+        for write in job.meta.writes.closed(job.target.name, self._table):
             if write.run_id not in self._runs:
                 self._runs[write.run_id] = self._batches_of(write.run_id)
         return frozenset().union(*self._runs.values())
 
     def _batches_of(self, run_id: str) -> frozenset[str]:
         job = self._job
-        known = job.meta.run(run_id)
+        known = job.meta.runs.find(run_id)
         if known is None or job.opened.store.stat(known.plan_path) is None:
             return frozenset()
         try:

@@ -98,7 +98,7 @@ class SourceTables:
 
     def gone(self, there: Collection[Name]) -> list[Name]:
         """Captured tables that it had. there: those that it has."""
-        known = (tuple(name.split(".", 1)) for name in self._meta.coverage(self.name).tables)
+        known = (tuple(name.split(".", 1)) for name in self._meta.coverages.find(self.name).tables)
         return [(database, table) for database, table in known if (database, table) not in there]
 
     def has(self, schema: TableSchema) -> bool:
@@ -257,7 +257,7 @@ class SourceTables:
             with translating(self.name):
                 self._reader.connect()
         while True:
-            pause = self._meta.copies_paused(self.name)
+            pause = self._meta.copies.paused(self.name)
             if pause is not None:
                 raise Paused(
                     f"{pause.holder} paused reading tables of {self.name} at {from_us(pause.since_us)}.",
@@ -339,8 +339,8 @@ def open_source(
     pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
     config = pipeline.source(name)
     with ExitStack() as stack:
-        stored = meta.checkpoint(name)
-        replica = server_id.replica_host(opened.name, name, meta.lease_identity(name))
+        stored = meta.positions.checkpoint(name)
+        replica = server_id.replica_host(opened.name, name, meta.leases.identity(name))
         address, control, server = hosts.connect(config, stored, environ, replica)
         stack.callback(control.close)
         _same_server(meta, name, server)
@@ -353,7 +353,7 @@ def open_source(
 
 
 def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
-    staged = meta.checkpoint(name)
+    staged = meta.positions.checkpoint(name)
     if staged is None:
         raise Refused(
             f"Nothing of the source {name!r} was extracted yet.",

@@ -53,10 +53,10 @@ class StagedBatches:
         if self._replayed is not None:
             self._known |= self._replayed.batches()
         for source in self._sources:
-            batches = job.meta.batches(source)
+            batches = job.meta.batches.find(source)
             open_ones = [batch.batch_id for batch in batches if batch.batch_id not in self._known]
             records: dict[str, list[bool]] = {}
-            for record in job.meta.records(job.target.name, open_ones):
+            for record in job.meta.records.find(job.target.name, open_ones):
                 records.setdefault(record.batch_id, []).append(record.state.consumed)
             self._known |= {batch for batch, states in records.items() if all(states)}
             first = next((batch for batch in batches if batch.batch_id not in self._known), None)
@@ -69,7 +69,7 @@ class StagedBatches:
         """Whether those of these batches with changes of the table that the target has are the first ones, if there are
         any. batches: of one source, in order."""
         asked = [one for one in batches if one not in self._with_changes]
-        files = self._job.meta.files(asked)
+        files = self._job.meta.batches.files(asked)
         self._with_changes |= {one: any(file.table == self._table for file in files.get(one, ())) for one in asked}
         has = [one in self._known for one in batches if self._with_changes[one]]
         return not has or (has[0] and has == sorted(has, reverse=True))
@@ -82,11 +82,11 @@ class StagedBatches:
         job, deadline_s = self._job, time.monotonic() + self._job.wait_s
         for span in spans:
             while True:
-                staged = job.meta.checkpoint(span.source)
+                staged = job.meta.positions.checkpoint(span.source)
                 if staged is not None and staged.position >= span.high:
                     break
                 extract_if_free(job.opened, span.source)
-                staged = job.meta.checkpoint(span.source)
+                staged = job.meta.positions.checkpoint(span.source)
                 if staged is not None and staged.position >= span.high:
                     break
                 if time.monotonic() > deadline_s:
@@ -100,7 +100,7 @@ class StagedBatches:
                 time.sleep(_PAUSE_S)
         for source in self._sources:
             known = {batch.batch_id for batch in self._chains.get(source, ())}
-            if not known or known != {batch.batch_id for batch in job.meta.batches(source)}:
+            if not known or known != {batch.batch_id for batch in job.meta.batches.find(source)}:
                 self._chains[source] = list(manifests.chain(job.opened.store, source))
         return [batch for source in sorted(self._chains) for batch in self._chains[source]]
 

@@ -70,10 +70,10 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
 def _require_before_a_switch(job: Job) -> None:
     """After the switch, a verification would call the target's newer rows wrong, and a repair would remove them. Raises
     Refused (cutover.switched)."""
-    led = job.meta.latest_cutover(job.opened.name)
+    led = job.meta.cutovers.latest(job.opened.name)
     if led is None or not led.switched or job.target.name not in led.details.get("target", ()):
         return
-    back = job.meta.latest_cutover(led.way_back)
+    back = job.meta.cutovers.latest(led.way_back)
     if back is None or not back.switched or back.created_us < led.created_us:
         raise Refused(
             f"A cutover has led the application to {job.target.name!r}, whose rows are now newer than the sources'.",
@@ -149,7 +149,7 @@ def verify_target(
 
 def _is_older(opened: OpenPipeline, target: str, moment_us: int | None) -> bool:
     """Whether the verification that was interrupted was begun before a moment."""
-    known = opened.meta.verification(opened.name, target)
+    known = opened.meta.verifications.find(target)
     if moment_us is None or known is None or not known.progress:
         return False
     begun = Progress.from_text(known.progress)

@@ -42,9 +42,9 @@ def show(
         "Transactions at the shop: " + ", ".join(f"{kind} {count:,}" for kind, count in shop.done.most_common())
     )
     with Meta.open(place.meta_url, PIPELINE) as meta:
-        runs = meta.status(PIPELINE).runs[::-1]
-        accounts = [(run, meta.ledger(run.run_id)) for run in runs]
-        (source_status,) = meta.status(PIPELINE).sources
+        runs = meta.status.find().runs[::-1]
+        accounts = [(run, meta.ledgers.find(run.run_id)) for run in runs]
+        (source_status,) = meta.status.find().sources
     ledgers = [row for _, rows in accounts for row in rows]
     checks = {
         "the stage verifies: files, sizes, checksums, no gap in positions": _staged(console, place),

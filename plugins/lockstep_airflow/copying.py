@@ -96,7 +96,7 @@ class CopyPlanOperator(Leaving, BaseOperator):
                     ready,
                     source,
                 )
-                if not extract_if_free(ready, source) and ready.meta.checkpoint(source) is None:
+                if not extract_if_free(ready, source) and ready.meta.positions.checkpoint(source) is None:
                     raise LeaseHeld(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
                         where=source,
@@ -182,16 +182,16 @@ class CopySensor(_CopySensor):
         with copier_lease(ready, self.source) as lease:
             tables = self._tables(context, ready)  # the last holder may have copied some
             try:
-                with ready.progress.copying(tables) as report:
+                with ready.progress.copying({one.name: one.rows for one in tables}) as report:
                     refused = read_tables(ready, self.source, tables, lease, report)
             except OtherServer as error:
                 log.info("%s: extracting first: %s", self.source, error)
                 extract_if_free(ready, self.source, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
-        for copy in ready.meta.copies(self.source):
+        for copy in ready.meta.copies.find(self.source):
             if copy.complete:
                 log.info("%s: %s: %s", self.source, copy.table, progress_text(figures_of(copy)))
-        for table, tried in ready.meta.chunk_retries(self.source).items():
+        for table, tried in ready.meta.copies.retries(self.source).items():
             log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
@@ -219,8 +219,8 @@ class StageCopySensor(_CopySensor):
         from cdc_core.snapshot.copier import copier_lease
         from cdc_core.snapshot.steps import stage_read
 
-        read = [one.table for one in ready.meta.copies(self.source) if one.complete]
-        if not read and not ready.meta.decided_copied(self.source):
+        read = [one.table for one in ready.meta.copies.find(self.source) if one.complete]
+        if not read and not ready.meta.copied.decided(self.source):
             self._require_copied(context, ready)
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
         extract_if_free(ready, self.source, budget_s=DRAIN_S)
@@ -241,7 +241,7 @@ class StageCopySensor(_CopySensor):
     def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
         """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
         run.clear_task where that task has not run."""
-        from cdc_core.meta.failures import COPY_TABLE, copied_table
+        from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 
         ti = context["ti"]
         read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
@@ -253,7 +253,7 @@ class StageCopySensor(_CopySensor):
         elif read.get("refused"):
             refused = [
                 Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
-                for one in ready.meta.failures(ready.name)
+                for one in ready.meta.failures.find()
                 if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
             ]
             if refused:  # else another copy has read them since

@@ -88,7 +88,7 @@ def of_extract(file: str, source: str, context: Context) -> Lineage:
         window, asked_us = window_of(context, pipeline), to_us(asked_at(context))
         batches = [
             one
-            for one in meta.batches(source)
+            for one in meta.batches.find(source)
             if not one.copied
             and (one.created_us >= asked_us if window.open else window.start_us <= one.window_start_us < window.end_us)
         ]
@@ -101,7 +101,7 @@ def of_copy(file: str, source: str, context: Context) -> Lineage:
         return OperatorLineage()
     with _opened(file) as (pipeline, meta, _):
         asked_us = to_us(asked_at(context))
-        batches = [one for one in meta.batches(source) if one.copied and one.created_us >= asked_us]
+        batches = [one for one in meta.batches.find(source) if one.copied and one.created_us >= asked_us]
         return _staged(pipeline, source, meta, batches, environment(pipeline))
 
 
@@ -119,7 +119,7 @@ def of_commit(file: str, target: str, context: Context) -> Lineage:
     """What the closed ledger of the run says."""
     with _opened(file) as (pipeline, meta, store):
         plan = load(meta, store, run_name(context, pipeline))
-        ledger = [row.entry for row in meta.ledger(plan.run_id, target)]
+        ledger = [row.entry for row in meta.ledgers.find(plan.run_id, target)]
         return _committed(pipeline, plan, target, ledger, environment(pipeline))
 
 
@@ -135,8 +135,8 @@ def _staged(
 ) -> Lineage:
     # Whether the source compares names in lower case is not asked for here: rather a column too many counts as masked.
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=True)
-    files = meta.files([one.batch_id for one in batches])
-    schemas = meta.schemas(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
+    files = meta.batches.files([one.batch_id for one in batches])
+    schemas = meta.schemas.find(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
     written: dict[str, _Written] = {}
     for of_batch in files.values():
         for one in of_batch:

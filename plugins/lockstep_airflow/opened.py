@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from cdc_core.meta import TableCopy
-    from cdc_core.snapshot.pending import PendingTable
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +41,10 @@ class TaskLog(Progress):
         log.info("%s starts", name)
 
     @contextmanager
-    def copying(self, tables: Sequence[PendingTable]) -> Iterator[Callable[[TableCopy], None]]:
+    def copying(self, rows: Mapping[str, int | None]) -> Iterator[Callable[[TableCopy], None]]:
         from cdc_core.snapshot.progress import CopyProgress, progress_text
 
-        state, lock = CopyProgress({one.name: one.rows for one in tables}), threading.Lock()
+        state, lock = CopyProgress(rows), threading.Lock()
         next_s: dict[str, float] = {}
 
         def report(copy: TableCopy) -> None:

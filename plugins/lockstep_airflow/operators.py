@@ -115,13 +115,13 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         window = window_of(context, ready.pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
         sources = [source.name for source in ready.pipeline.sources]
-        view = ready.meta.plan_view(run_name(context, ready.pipeline), sources, targets, bounds)
+        view = ready.meta.plans.find(run_name(context, ready.pipeline), sources, targets, bounds)
         return {target: len(view.pending[target]) for target in view.closed}
 
     def _keep(self, ready: OpenPipeline, error: LockstepError) -> None:
         """Records why nothing could be planned, until a plan succeeds."""
         try:
-            ready.meta.failed(ready.name, "plan", "", error)
+            ready.meta.failures.keep("plan", "", error)
         except LockstepError as unkept:
             log.warning("plan: this failure could not be kept in meta: %s", unkept)
 
@@ -151,7 +151,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         window, targets = window_of(context, pipeline), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
-        view = ready.meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)
+        view = ready.meta.plans.find(run_id, [source.name for source in pipeline.sources], targets, bounds)
         return {
             "run_id": run_id,
             "window": str(window),
@@ -297,7 +297,7 @@ class ReadmitOperator(_PipelineOperator):
 
         with as_airflow_failures("readmit"), self.open_pipeline(context) as ready:
             source, table = isolated_of(context)
-            with ready.meta.holding(source, ready.name, ready.holder, ready.pipeline.limits.lease_s):
+            with ready.meta.leases.held(source, ready.holder, ready.pipeline.limits.lease_s):
                 isolated.clear(ready.store, source, table)
         log.info("%s is captured again, from the position where %s continues", table, source)
 
@@ -343,8 +343,8 @@ class _RunOperator(_PipelineOperator):
 
     def _record(self, ready: OpenPipeline, run_id: str, error: LockstepError) -> None:
         try:
-            ready.meta.record_failure(run_id, str(error), target=self.target or None)
-            ready.meta.failed(ready.name, "run", run_id, error)
+            ready.meta.runs.record_failure(run_id, str(error), target=self.target or None)
+            ready.meta.failures.keep("run", run_id, error)
         except LockstepError as unrecorded:
             log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
@@ -482,7 +482,7 @@ def _positions(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
         ends[source] = (ends.get(source, (batch_id, ""))[0], batch_id)
     found = {}
     for source, (first, last) in ends.items():
-        begins, ends_ = meta.batch(first), meta.batch(last)
+        begins, ends_ = meta.batches.by_id(first), meta.batches.by_id(last)
         if begins is not None and ends_ is not None:
             found[source] = [str(begins.begin), str(ends_.end)]
     return found

@@ -143,7 +143,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         from cdc_core.meta import Meta
 
         with Meta.open(pipeline.meta.url, pipeline.pipeline, upgrade=True) as meta:
-            checkpoint, now_us = meta.checkpoint(self.source), meta.now_us()
+            checkpoint, now_us = meta.positions.checkpoint(self.source), meta.now_us()
         if checkpoint is None or not until_us <= checkpoint.watermark_us <= now_us + CLOCK_TOLERANCE_US:
             return None
         return {

@@ -122,7 +122,7 @@ def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
     from cdc_core.meta import Meta
 
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        known = meta.latest_cutover(pipeline.pipeline)
+        known = meta.cutovers.latest(pipeline.pipeline)
     if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
         return
     if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):

@@ -79,7 +79,7 @@ _MOMENTS = {
         *_SWITCH,
         _Moment("switched", "the way there is let in", f"{_CUTOVER}.machine", "admit", "after"),
         _Moment("switched", "the cutover there has ended", f"{_CUTOVER}.moving", "Moving.end_other", "after"),
-        _Moment("switched", "before its end is written down", "cdc_core.meta.meta", "Meta.move_cutover", "before",
+        _Moment("switched", "before its end is written down", "cdc_core.meta.pipeline_meta", "Cutovers.move", "before",
                 given="COMPLETE"),
     ),
 }  # fmt: skip

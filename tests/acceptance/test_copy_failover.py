@@ -153,5 +153,5 @@ def read(pipeline: Pipeline, meta: Meta, store: Any, environ: dict[str, str], *,
     ready = opened(pipeline, meta, environ)
     with copier_lease(ready, "shop") as lease, nullcontext() if whole else pytest.raises(EndedError):
         read_tables(ready, "shop", pending(meta, "shop"), lease, progressed)
-    (copy,) = meta.copies("shop")
+    (copy,) = meta.copies.find("shop")
     assert copy.rows == ROWS if whole else 0 < copy.rows < ROWS

@@ -15,6 +15,7 @@ import pytest
 from cdc_core.cutover import hold, machine, moving, readiness
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.meta.cutovers import Cutovers
 from cdc_core.target.gates import gated_tables, open_gates
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
@@ -123,7 +124,7 @@ def test_the_application_is_released_when_the_budget_is_over_whatever_hangs(
         hung: list[str] = []
         with made.application() as application:
             goes_on(made, application)
-            look, move = hold.written_since, Meta.move_cutover
+            look, move = hold.written_since, Cutovers.move
 
             def slow_look(*arguments: Any) -> int:
                 found = look(*arguments)
@@ -143,7 +144,7 @@ def test_the_application_is_released_when_the_budget_is_over_whatever_hangs(
             if hangs == "the last look":
                 monkeypatch.setattr(hold, "written_since", slow_look)
             else:
-                monkeypatch.setattr(Meta, "move_cutover", slow_move)
+                monkeypatch.setattr(Cutovers, "move", slow_move)
             with (
                 made.in_this_process(monkeypatch) as (work, lease),
                 pytest.raises(RetryLater, match=r"longer than cutover\.budget_s") as caught,
@@ -253,7 +254,7 @@ def test_a_move_whose_answer_was_lost_is_undone_too(
     with shop(lockstep, *servers) as made:
         made.behave(more="attempts: 1")
         lockstep("run", "shop.yaml")
-        move, interrupted = Meta.move_cutover, list[bool]()
+        move, interrupted = Cutovers.move, list[bool]()
 
         def lost(meta: Meta, *arguments: Any) -> Any:
             moved = move(meta, *arguments)
@@ -262,7 +263,7 @@ def test_a_move_whose_answer_was_lost_is_undone_too(
                 raise KeyboardInterrupt
             return moved
 
-        monkeypatch.setattr(Meta, "move_cutover", lost)
+        monkeypatch.setattr(Cutovers, "move", lost)
         with (
             made.in_this_process(monkeypatch) as (work, lease),
             pytest.raises(KeyboardInterrupt),
@@ -436,7 +437,7 @@ def test_a_cutover_that_was_paused_while_another_process_has_finished_it_leaves_
 
             def paused(*arguments: Any) -> Any:
                 found = chase(*arguments)
-                work.meta.release_lease(lease)  # as if it had expired
+                work.meta.leases.release(lease)  # as if it had expired
                 assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
                 return found
 

@@ -126,7 +126,8 @@ def unlogged(shop: Shop) -> Failing:
 def isolated(shop: Shop) -> Failing:
     shop.run()
     shop.edit("on_unreadable: resync", "on_unreadable: isolate")
-    shop.source.execute("SET SESSION binlog_format = STATEMENT", "UPDATE orders SET k = 7 WHERE id = 1")
+    unreadable = "ALTER TABLE orders ADD COLUMN _cdc_seq INT", "ALTER TABLE orders DROP COLUMN _cdc_seq"
+    shop.source.execute(unreadable[0], "UPDATE orders SET k = 7 WHERE id = 1", unreadable[1])
     shop.lockstep("extract", "shop.yaml")
     return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "table.not_captured", "stage isolated"
 

@@ -93,7 +93,7 @@ class Place:
 
     def position(self) -> Any:
         with Meta.open(f"sqlite:///{self.folder}/meta.db", "shop") as meta:
-            found = meta.checkpoint("shop")
+            found = meta.positions.checkpoint("shop")
         return found and found.position
 
     def rows(self, of: str) -> list[tuple[Any, ...]]:

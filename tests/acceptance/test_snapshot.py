@@ -72,7 +72,7 @@ def test_a_copy_feeds_the_routes_that_match_as_the_server_compares_names(lockste
         lockstep("snapshot", "shop.yaml")
     assert state(lockstep, "x_orders") == [[1, "old"]]
     with Meta.open(f"sqlite:///{lockstep.directory}/meta.db", "shop") as meta:
-        assert meta.coverage("shop").tables["shop.orders"].feeds == ("x_orders",)
+        assert meta.coverages.find("shop").tables["shop.orders"].feeds == ("x_orders",)
 
 
 def test_a_table_that_cannot_be_copied_is_an_error_and_the_others_are_copied(

@@ -198,7 +198,7 @@ def written(lockstep: Any, tables: dict[str, str]) -> None:
     """As if closed ledgers counted rows that were written to these tables, by logical table."""
     with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url, "shop") as meta:
         former = Renewal(None, LastWrite("former", 1))
-        meta.accept_writes("shop", {one: {name: former} for one, name in tables.items()})
+        meta.writes.accept("shop", {one: {name: former} for one, name in tables.items()})
 
 
 def applied(lockstep: Any, number: int) -> None:
@@ -206,8 +206,8 @@ def applied(lockstep: Any, number: int) -> None:
     pipeline = config.load(lockstep.directory / "shop.yaml")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         batches = load(meta, open_stage(pipeline.stage), f"shop-{number}").target("shop").batches
-        meta.mark_applied(f"shop-{number}", "shop", batches)
-        meta.commit_run(f"shop-{number}", "shop", batches, [], [])
+        meta.runs.mark_applied(f"shop-{number}", "shop", batches)
+        meta.runs.commit(f"shop-{number}", "shop", batches, [], [])
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:

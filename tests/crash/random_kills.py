@@ -236,7 +236,7 @@ def settle(lockstep: Any, pipeline: Pipeline) -> None:
     lockstep("extract", "kills.yaml", "--until", "now")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         assert pending(meta, "kills") == ()
-        assert (meta.chunks("kills"), meta.copies("kills"), meta.decided_copied("kills")) == ((), (), ())
+        assert (meta.copies.chunks("kills"), meta.copies.find("kills"), meta.copied.decided("kills")) == ((), (), ())
 
 
 def chain_of(pipeline: Pipeline) -> list[Manifest]:

@@ -331,7 +331,7 @@ def fill_target(line: Line) -> None:
         patch.setenv("META", f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta")
         in_server = "env:META" in line.pipeline.read_text()
         with Meta.open("env:META" if in_server else f"sqlite:///{line.folder}/meta.db", "crash") as meta:
-            meta.seed("shards", list(meta.batches("shop")))
+            meta.records.seed("shards", list(meta.batches.find("shop")))
 
 
 @pytest.fixture

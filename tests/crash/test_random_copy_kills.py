@@ -53,9 +53,13 @@ limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
 def known(pipeline: Pipeline) -> tuple[Any, ...]:
     """What meta knows of the chain."""
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        reached = meta.checkpoint("kills")
+        reached = meta.positions.checkpoint("kills")
         assert reached is not None
-        return meta.batches("kills"), (reached.position, reached.gtid_set), dict(meta.coverage("kills").tables)
+        return (
+            meta.batches.find("kills"),
+            (reached.position, reached.gtid_set),
+            dict(meta.coverages.find("kills").tables),
+        )
 
 
 @pytest.mark.parametrize(

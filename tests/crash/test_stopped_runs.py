@@ -76,7 +76,7 @@ STEPS = {
     "applied": (COMMIT, "mark_applied", "after", 1),
     "a result saved": ("spark_jobs.quality", "_keep", "after", 1),
     "checked": (*SUBMIT, "after", 4),
-    "before the commit": (META, "Meta.commit_run", "before", 1),
+    "before the commit": (META, "RunRegister.commit", "before", 1),
 }
 AT_WORKERS = {
     "merging": ("cdc_core.model.merged", "merged_schema", "before", 1),

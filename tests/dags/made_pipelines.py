@@ -59,8 +59,8 @@ def staged(file: Path) -> Line:
         replace(manifest(2, **common, window=3, tables={"shop.orders": 5}), isolated={ODD: "since then"}),
         until_us=START_US + 4 * HOUR_US,
     )
-    line.meta.renew_lease(line.leases["shop_db"], 600, RingDepth(5, 600, 1234, 8000))
+    line.meta.leases.renew(line.leases["shop_db"], 600, RingDepth(5, 600, 1234, 8000))
     line.done("first", WINDOW)
     run = line.plan("second")
-    line.meta.record_failure(run.run_id, f"it broke at {ALERT}")
+    line.meta.runs.record_failure(run.run_id, f"it broke at {ALERT}")
     return line

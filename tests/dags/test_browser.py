@@ -47,7 +47,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]
     home, log, port = folder / "airflow", folder / "airflow.log", free_port()
     (folder / "pipelines").mkdir()
     line = made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder, on_unreadable="isolate"))
-    line.meta.release_lease(line.leases["shop_db"])
+    line.meta.leases.release(line.leases["shop_db"])
     line.meta.close()
     environment = {
         **os.environ,
@@ -312,18 +312,18 @@ def test_the_page_keeps_itself_fresh_and_what_is_open_stays_open(log_in: Callabl
     pipeline = config.load(visit.airflow.home.parent / "pipelines" / "shop.yaml")
     error = DataAtRisk("The server has purged its log.", where="shop_db", code="source.log_lost", remedy="copy again")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        meta.failed("shop", "extract", "shop_db", error)
+        meta.failures.keep("extract", "shop_db", error)
     try:
         expect(seen.get_by_text(error.what)).to_be_visible()
         expect(seen.get_by_role("cell", name="binlog.000001:3004")).to_be_visible()
         assert seen.locator("body").evaluate("() => window.scrollY") >= before
     finally:
         with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-            lease = meta.acquire_lease("shop_db", "shop", "test", 60)
-            reached = meta.checkpoint("shop_db")
+            lease = meta.leases.acquire("shop_db", "test", 60)
+            reached = meta.positions.checkpoint("shop_db")
             assert reached is not None
-            meta.advance_watermark(lease, reached)  # a success
-            meta.release_lease(lease)
+            meta.positions.advance_watermark(lease, reached)  # a success
+            meta.leases.release(lease)
     assert visit.trouble == []
 
 

@@ -27,7 +27,8 @@ from cdc_core import config, leaving
 from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
 from cdc_core.extract import sources
 from cdc_core.meta import Meta, TableCopy
-from cdc_core.meta.failures import COPY_TABLE, copied_table
+from cdc_core.meta.table_copies import TableCopies
+from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -81,7 +82,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(steps, "due", lambda *_: made.pending)
     monkeypatch.setattr(copying, "_wanted", lambda *_: made.pending)
     read = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), complete=True, rows=7)
-    monkeypatch.setattr(Meta, "copies", lambda *_: (read,))
+    monkeypatch.setattr(TableCopies, "find", lambda *_: (read,))
     for name in ("SOURCE", "TARGET"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}_DB", "mysql://u:p@127.0.0.1:1/")
     return made
@@ -160,7 +161,7 @@ def test_staging_extracts_and_waits_as_long_as_the_chain_has_not_passed_the_copy
     assert world.asked == ["extract", "stage"]
     world.staged = Staged(tables=("shop.t",), dropped=(("shop.u", "it was truncated"),))
     assert task.poke(context).xcom_value == {"source": "shop_db", "tables": 1, "rows": 0, "batches": 0, "dropped": 1}
-    monkeypatch.setattr(Meta, "copies", lambda *_: ())
+    monkeypatch.setattr(TableCopies, "find", lambda *_: ())
     with pytest.raises(AirflowSkipException):
         task.poke(context)
 
@@ -173,13 +174,13 @@ def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
     world.read["refused"] = 1
     world.staged = Staged(tables=("shop.t",))
     if not others:
-        monkeypatch.setattr(Meta, "copies", lambda *_: ())
+        monkeypatch.setattr(TableCopies, "find", lambda *_: ())
     refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.not_copyable", remedy="give it a key")
     with Meta.open(config.load(Path(file)).meta.url, "shop") as meta:
-        meta.failed("shop", COPY_TABLE, copied_table("another_db", "shop.v"), refused)
+        meta.failures.keep(COPY_TABLE, copied_table("another_db", "shop.v"), refused)
         if others:
             assert task.poke(context).is_done, "a copy by hand has read it meanwhile"
-        meta.failed("shop", COPY_TABLE, copied_table("shop_db", "shop.u"), refused)
+        meta.failures.keep(COPY_TABLE, copied_table("shop_db", "shop.u"), refused)
     with pytest.raises(AirflowFailException, match=r"shop\.u has no key") as raised:
         task.poke(context)
     assert "give it a key" in str(raised.value)
@@ -195,7 +196,7 @@ def test_a_run_whose_copy_was_marked_fails_once_what_was_read_is_staged_unless_a
     context["ti"].xcom_pull = lambda task_ids, **_: answers[task_ids]
     world.staged = Staged(tables=("shop.u",))
     if not others:
-        monkeypatch.setattr(Meta, "copies", lambda *_: ())
+        monkeypatch.setattr(TableCopies, "find", lambda *_: ())
     with pytest.raises(AirflowFailException, match=r"(?s)Not copied: shop\.t\..*run\.clear_task"):
         task.poke(context)
     assert world.asked == (["extract", "stage"] if others else [])

@@ -90,7 +90,7 @@ class Task:
     def kept(self) -> str:
         """The failure that meta keeps for the page, and all else in its file, also of earlier tries."""
         with Meta.open(config.load(self.file).meta.url, "shop") as meta:
-            shown = str(meta.status("shop", ["main"]))
+            shown = str(meta.status.find(["main"]))
         path = Path(config.load(self.file).meta.url.removeprefix("sqlite:///"))
         return (
             self.forgotten

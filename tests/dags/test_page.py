@@ -18,8 +18,7 @@ from sqlalchemy.exc import OperationalError
 
 from cdc_core.apply import commit
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.meta import Cutover, ReadChunk, TableCopy, copier_of
-from cdc_core.meta import copies as copies_in_meta
+from cdc_core.meta import Cutover, ReadChunk, TableCopy, copier_of, repository
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.position import Position
@@ -98,7 +97,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     ):
         assert part in text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
-    status = shop.meta.status("shop", ["main"])
+    status = shop.meta.status.find(["main"])
     (source,) = found["sources"]
     assert (source["epoch"], source["holder"]) == (status.sources[0].epoch, "test")
     assert source["position"]["offset"] == status.sources[0].checkpoint.position.offset
@@ -127,11 +126,11 @@ def text_of(answer: Any) -> str:
 def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Callable[..., Any], shop: Line) -> None:
     assert client("VIEWER").get("/lockstep/status.json").json()["pipelines"][0]["cutover"] is None
     meta = shop.meta
-    lease = meta.acquire_lease("cutover:x", "shop", "test", 600)
+    lease = meta.leases.acquire("cutover:x", "test", 600)
     finding = {"status": "warn", "subject": "table orders", "what": f"orders_0: id is {ALERT}", "remedy": "alter it"}
-    begun = meta.begin_cutover(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ())
-    begun = meta.move_cutover(lease, begun, "CHASE", {"findings": [finding]})
-    stopped = meta.move_cutover(lease, begun, "STOPPED", {})
+    begun = meta.cutovers.begin(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ())
+    begun = meta.cutovers.move(lease, begun, "CHASE", {"findings": [finding]})
+    stopped = meta.cutovers.move(lease, begun, "STOPPED", {})
     answer = client("VIEWER").get("/lockstep/")
     assert "cutover stopped to the target, c1" in text_of(answer)
     assert re.search(r"writes are stopped \d+\.\d s of at most 5 s", text_of(answer))
@@ -141,7 +140,7 @@ def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Calla
     proofs = [{"keys": {"orders": 1200, "items": 34}, "counted": ["orders", "items"], "at": {}}]
     for state, details in (("DRAINED", {}), ("PROVED", {"proofs": proofs}), ("ARMED", {"stopped_s": 1.25}),
                            ("SWITCHING", {"said": "code 9"})):  # fmt: skip
-        stopped = meta.move_cutover(lease, stopped, state, details)
+        stopped = meta.cutovers.move(lease, stopped, state, details)
     text = text_of(client("VIEWER").get("/lockstep/"))
     for part in (
         "cutover switching",
@@ -152,12 +151,12 @@ def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Calla
     ):
         assert part in text, text
     for state in ("SWITCHED", "WATCH"):
-        stopped = meta.move_cutover(lease, stopped, state, {})
+        stopped = meta.cutovers.move(lease, stopped, state, {})
     text = text_of(client("VIEWER").get("/lockstep/"))
     assert "way back not ready not ready: shop_back has not run yet" in text, text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     assert [one["state"] for one in found["cutover"]["steps"]][-2:] == ["SWITCHED", "WATCH"]
-    meta.move_cutover(lease, stopped, "COMPLETE", {})
+    meta.cutovers.move(lease, stopped, "COMPLETE", {})
     assert "in this state ended" in text_of(client("VIEWER").get("/lockstep/"))
 
 
@@ -235,7 +234,7 @@ def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
     entry = commit.LedgerEntry("third", "main", f"shop.{ALERT}", 9, 0, 5, 4, 3, 1, 0, 0)
     batches = list(run.target("main").batches)
     commit.mark_applied(shop.meta, run, "main")
-    shop.meta.commit_run("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 1, 0)])
+    shop.meta.runs.commit("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 1, 0)])
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     assert found["health"] == "failed"
     assert found["attention"][0].startswith(f"The ledger of shop.{ALERT} does not add up: ")
@@ -247,12 +246,12 @@ def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
 
 def test_nothing_can_be_written_and_looking_writes_nothing(client: Callable[..., Any], shop: Line) -> None:
     one = client("ADMIN")
-    before = shop.meta.status("shop", ["main"])
+    before = shop.meta.status.find(["main"])
     assert one.get("/lockstep/").status_code == 200
     for method in ("POST", "PUT", "PATCH", "DELETE"):
         assert one.request(method, "/lockstep/").status_code == 405
         assert one.request(method, "/lockstep/status.json").status_code == 405
-    after = shop.meta.status("shop", ["main"])
+    after = shop.meta.status.find(["main"])
     assert (after.sources[0].checkpoint, after.targets, after.runs) == (
         before.sources[0].checkpoint, before.targets, before.runs
     )  # fmt: skip
@@ -303,7 +302,7 @@ def test_rows_that_were_set_aside_can_be_requeued_from_their_run(client: Callabl
     batches = list(run.target("main").batches)
     commit.mark_applied(shop.meta, run, "main")
     entry = commit.LedgerEntry("third", "main", "shop.orders", 5, 0, 5, 0, 3, 0, 0, 0, quarantined=2)
-    shop.meta.commit_run("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 0, 0, quarantined=2)])
+    shop.meta.runs.commit("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 0, 0, quarantined=2)])
     text = client("USER").get("/lockstep/").text
     assert forms(text).count(REPLAY) == 2
     assert '<input type="hidden" name="requeue" value="third">' in text
@@ -315,7 +314,7 @@ def test_rows_that_were_set_aside_can_be_requeued_from_their_run(client: Callabl
 
 def made_by(shop: Line, run_id: str) -> str:
     """The folder with what the tasks of a run made."""
-    run = shop.meta.run(run_id)
+    run = shop.meta.runs.find(run_id)
     assert run is not None
     return run.plan_path.rpartition("/")[0]
 
@@ -350,7 +349,7 @@ def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_t
         f"Purged {ALERT}.", where="shop_db, binlog.000001:4", code="source.log_lost", remedy="copy it again"
     )
     for _ in range(2):
-        shop.meta.failed("shop", "extract", "shop_db", error)
+        shop.meta.failures.keep("extract", "shop_db", error)
     level, (first, *_) = health(client)
     assert (level, first["subject"], first["code"], first["times"]) == (
         "failed",
@@ -363,9 +362,9 @@ def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_t
     card = unescape(text.partition('<section id="shop"')[2])
     places = [card.index(part) for part in ("failed", error.what, error.where, error.remedy, "lag</abbr>")]
     assert places == sorted(places)
-    reached = shop.meta.checkpoint("shop_db")
+    reached = shop.meta.positions.checkpoint("shop_db")
     assert reached is not None
-    shop.meta.advance_watermark(shop.leases["shop_db"], reached)
+    shop.meta.positions.advance_watermark(shop.leases["shop_db"], reached)
     assert "source.log_lost" not in [one["code"] for one in health(client)[1]]
 
 
@@ -374,7 +373,7 @@ def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
 ) -> None:
     monkeypatch.setattr(airflow_state, "dags", lambda ids: {"cdc_shop": airflow_state.DagState(True, None)})
     coverage = TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", 60_000, ("shop.orders",))
-    shop.meta.keep_coverage(shop.leases["shop_db"], {"shop.orders": coverage}, NO_SURVEY)
+    shop.meta.coverages.keep(shop.leases["shop_db"], {"shop.orders": coverage}, NO_SURVEY)
     _, problems = health(client)
     levels = [one["level"] for one in problems]
     assert levels == sorted(levels, key=["failed", "paused", "late", "noted"].index)
@@ -399,36 +398,36 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     done = TableCoverage(How.COPIED, 1, 0, "binlog.000001:77", None, ("shop.orders",))
     names = ("shop.due", "shop.keyless", "shop.big")
     covered = dict(zip(names, map(existing, (60_000, 7, 1000)), strict=True))
-    shop.meta.keep_coverage(shop.leases["shop_db"], covered | {"shop.done": done}, NO_SURVEY)
+    shop.meta.coverages.keep(shop.leases["shop_db"], covered | {"shop.done": done}, NO_SURVEY)
     refused = Refused(f"No key {ALERT}.", where="shop.keyless", code="snapshot.not_copyable", remedy="give it one")
-    shop.meta.failed("shop", "copy table", "shop_db/shop.keyless", refused)
+    shop.meta.failures.keep("copy table", "shop_db/shop.keyless", refused)
     big = TableSchema("shop", "big", ())
-    lease = shop.meta.acquire_lease(copier_of("shop_db"), "shop", "the copier", 60)
+    lease = shop.meta.leases.acquire(copier_of("shop_db"), "the copier", 60)
     now_us = [shop.meta.now_us()]
-    monkeypatch.setattr(copies_in_meta, "now_us", lambda _: now_us[0])
-    shop.meta.begin_copy(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
+    monkeypatch.setattr(repository, "now_us", lambda _: now_us[0])
+    shop.meta.copies.begin(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
     begun = client("VIEWER").get("/lockstep/status.json").json()["pipelines"][0]["copies"][0]
     assert (begun["table"], begun["rows_per_s"], begun["seconds_left"]) == ("shop.big", None, None)
     for above, through in ((None, ("1",)), (("1",), ("2",))):
-        planned = shop.meta.plan_chunk(lease, "shop_db", "shop.big", above, through)
+        planned = shop.meta.copies.plan_chunk(lease, "shop_db", "shop.big", above, through)
         place = Position(0, "binlog.000001", 4)
         read = CopiedChunk(planned.number, "shop.big", above or (), through, 0, place, place, 123, ())
         now_us[0] += 10_000_000
-        shop.meta.chunk_read(lease, "shop_db", ReadChunk(read, ()), 1000)
-    planned = shop.meta.plan_chunk(lease, "shop_db", "shop.big", ("2",), ("3",))
-    shop.meta.leave_chunk(lease, "shop_db", planned.number, "Lost")
-    assert shop.meta.take_chunk(lease, "shop_db", "shop.big") is not None
-    shop.meta.leave_chunk(lease, "shop_db", planned.number, f"Lost {ALERT}")
+        shop.meta.copies.chunk_read(lease, "shop_db", ReadChunk(read, ()), 1000)
+    planned = shop.meta.copies.plan_chunk(lease, "shop_db", "shop.big", ("2",), ("3",))
+    shop.meta.copies.leave_chunk(lease, "shop_db", planned.number, "Lost")
+    assert shop.meta.copies.take_chunk(lease, "shop_db", "shop.big") is not None
+    shop.meta.copies.leave_chunk(lease, "shop_db", planned.number, f"Lost {ALERT}")
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
-    shop.meta.pause_copies("shop_db", "somebody")
+    shop.meta.copies.pause("shop_db", "somebody")
     paused_text = unescape(client("VIEWER").get("/lockstep/").text)
     assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
     of_source = [one for one in health(client)[1] if one["subject"] == "source shop_db"]
     (said,) = (one["what"] for one in of_source if one["level"] == "paused")
     assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in said
     assert said in paused_text
-    shop.meta.resume_copies("shop_db")
+    shop.meta.copies.resume("shop_db")
     copies = {one["table"]: one for one in found["copies"]}
     assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
         ("shop.big", "copying", 24.6), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
@@ -448,9 +447,9 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
         ("noted", "table shop.keyless", "give it one")
     ]
     lost = RetryLater("The connection is lost.", where="shop_db", code="connection.unreachable", remedy="wait")
-    shop.meta.failed("shop", "copy", "shop_db", lost)
+    shop.meta.failures.keep("copy", "shop_db", lost)
     assert next((one["level"], one["subject"]) for one in health(client)[1]) == ("failed", "copy shop_db")
-    shop.meta.succeeded("shop", "copy", "shop_db")
+    shop.meta.failures.clear("copy", "shop_db")
     paused = {SNAPSHOT: airflow_state.DagState(True, None)}
     monkeypatch.setattr(airflow_state, "dags", lambda ids: {one: paused[one] for one in ids if one in paused})
     (said,) = (one["what"] for one in health(client)[1] if one["level"] == "paused")

@@ -221,8 +221,8 @@ def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
     task = sensor("poke")
     url = config.load(Path(task.file)).meta.url
     with Meta.open(url, "shop", upgrade=True) as meta:
-        lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
-        meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
+        lease = meta.leases.acquire("shop_db", "an extractor before", ttl_s=60)
+        meta.positions.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
     assert task.poke(context).xcom_value["already_staged"] is True
     assert extraction.holders == []
 
@@ -262,8 +262,8 @@ def test_a_watermark_saves_asking_the_source_only_within_the_clock_of_meta(
     end_us = 1795240800000000
     task = sensor(mode)
     with Meta.open(config.load(Path(task.file)).meta.url, "shop", upgrade=True) as meta:
-        lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
-        meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=end_us + watermark_us))
+        lease = meta.leases.acquire("shop_db", "an extractor before", ttl_s=60)
+        meta.positions.advance_watermark(lease, Checkpoint(POSITION, watermark_us=end_us + watermark_us))
     monkeypatch.setattr(Meta, "now_us", lambda _: end_us + clock_us)
     extraction.answers = [True]
     result = task.poke(context)

@@ -88,13 +88,13 @@ def test_a_retry_begins_no_cutover_after_the_one_that_was_approved_has_ended(
     monkeypatch.setattr(CutoverOperator, "_run", lambda _, arguments, environ: run.append(arguments))
     with Meta.open(config.load(file).meta.url, "shop", upgrade=True) as meta:
         execute(file, "switch", tries=2)  # killed before it has begun one
-        lease = meta.acquire_lease("cutover:x", "shop", "test", 600)
-        rehearsed = meta.begin_cutover(lease, Cutover("c0", "shop", "shop_back", "PREPARED"), ())
-        meta.move_cutover(lease, rehearsed, "ROLLED_BACK", {"rehearsal": True})
+        lease = meta.leases.acquire("cutover:x", "test", 600)
+        rehearsed = meta.cutovers.begin(lease, Cutover("c0", "shop", "shop_back", "PREPARED"), ())
+        meta.cutovers.move(lease, rehearsed, "ROLLED_BACK", {"rehearsal": True})
         execute(file, "switch", tries=2)
-        begun = meta.begin_cutover(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ["ROLLED_BACK"])
+        begun = meta.cutovers.begin(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ["ROLLED_BACK"])
         execute(file, "switch", tries=2)  # continues it
-        meta.move_cutover(lease, begun, "ROLLED_BACK", {}, "aborted")
+        meta.cutovers.move(lease, begun, "ROLLED_BACK", {}, "aborted")
         assert len(run) == 3
         with pytest.raises(AirflowFailException, match=r"it is ROLLED_BACK \(aborted\)(.|\n)*it is not tried again"):
             execute(file, "switch", tries=2)

@@ -71,7 +71,7 @@ def test_an_equal_target_ends_with_its_evidence_in_the_mode_of_the_file_or_of_th
     assert (ended.xcom_value["equal"], ended.xcom_value["rows"]) == (True, 5)
     assert [job.mode for job in asked] == [Mode.COUNT, Mode.ORDERED]
     with Meta.open(config.load(file).meta.url, "shop") as meta:
-        known = meta.verification("shop", "main")
+        known = meta.verifications.find("main")
     assert known is not None
     assert {mode: said["equal"] for mode, said in known.evidence.items()} == {"count": None, "ordered": True}
 

@@ -81,7 +81,7 @@ class Line:
         """Of each table, without its database; equal in stage and meta."""
         found = coverage_of(self.store, "shop", self.chain)
         with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
-            assert dict(meta.coverage("shop").tables) == found or not self.chain
+            assert dict(meta.coverages.find("shop").tables) == found or not self.chain
         return {table.partition(".")[2]: one.how for table, one in found.items()}
 
     def ids(self, table: str, **options: object) -> list[int]:

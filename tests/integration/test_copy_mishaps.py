@@ -133,7 +133,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
                 read(line)
         origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            kept = {one.chunk.number for one in meta.chunks("shop")}
+            kept = {one.chunk.number for one in meta.copies.chunks("shop")}
         assert set(read_before[:2]) <= kept
         read(line)
         whole_once(line)
@@ -214,4 +214,4 @@ def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_n
         stage(line)
     assert in_stage(line, "u") == at_source(line, "u")
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert (meta.chunks("shop"), meta.copies("shop")) == ((), ())
+        assert (meta.copies.chunks("shop"), meta.copies.find("shop")) == ((), ())

@@ -44,7 +44,7 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     told: list[tuple[int, int | None]] = []
 
     def progressed(copy: TableCopy) -> None:
-        (found,) = (one for source in meta.status("shop").sources for one in source.copies)
+        (found,) = (one for source in meta.status.find().sources for one in source.copies)
         told.append((found.rows, found.rows_estimated))
         raise ValueError("nobody listens")
 
@@ -54,7 +54,7 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     ):
         ready = opened(line.pipeline, meta, {"SOURCE": line.origin.sql.url})
         copy_tables(ready, "shop", [(line.origin.name, "t")], lease, progressed)
-        (copy,) = meta.copies("shop")
+        (copy,) = meta.copies.find("shop")
         assert (copy.complete, copy.rows) == (True, 3)
         assert {all_ for rows, all_ in told if rows < 3} <= {7}
         assert told[-1] == (3, 3)

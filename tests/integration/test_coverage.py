@@ -77,8 +77,8 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
     before = line.coverage
     Path(line.folder / "meta.db").unlink()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        lease = meta.acquire_lease("shop", "shop", "test", 60)
-        meta.release_lease(meta.rebuild(lease, line.chain)[0])
+        lease = meta.leases.acquire("shop", "test", 60)
+        meta.leases.release(meta.rebuild(lease, line.chain)[0])
     assert line.coverage == before
     origin.execute("INSERT INTO bare VALUES (2, 2)")
     assert line.drain() == before
@@ -230,7 +230,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             with Extractor(opened(line.pipeline, meta, {"SOURCE": url}), "shop") as extractor:
                 extractor.drain()
-            assert meta.coverage("shop").surveyed.seq == 0
+            assert meta.coverages.find("shop").surveyed.seq == 0
         assert line.coverage == {"t": expected}
 
     try:
@@ -239,8 +239,8 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
         drain(How.CREATED)
         (line.folder / "meta.db").unlink()
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            lease = meta.acquire_lease("shop", "shop", "test", 60)
-            meta.release_lease(meta.rebuild(lease, line.chain)[0])
+            lease = meta.leases.acquire("shop", "test", 60)
+            meta.leases.release(meta.rebuild(lease, line.chain)[0])
         line.again(**{"v < 9": "v < 99"})
         origin.execute("INSERT INTO t VALUES (2, 2)")
         drain(How.OTHER_RULES)

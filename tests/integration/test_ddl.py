@@ -22,7 +22,7 @@ from cdc_core.ddl import rollout as rollouts
 from cdc_core.ddl.rollout import Decided, Options, Work, decide, roll, rollout_lease
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
-from cdc_core.meta.ddl import DONE, OPEN
+from cdc_core.meta.rollouts import DONE, OPEN
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
 from tests.forked_commands import ROOT
@@ -132,10 +132,10 @@ def test_all_shards_are_altered_and_taken_back(shards: Shards) -> None:
     assert shards.equal == ["id", "v", "PRIMARY"], "a plan alters nothing"
     assert shards.rolled().done
     assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
-    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.rollouts.latest("shards")
     assert latest is not None
     assert latest.state == DONE
-    assert {one.behind for one in shards.work.opened.meta.rollout_shards(latest.rollout_id)} == {2}
+    assert {one.behind for one in shards.work.opened.meta.rollouts.shards(latest.rollout_id)} == {2}
     assert shards.rolled().done, "twice is once"
     assert shards.rolled(direction="down").done
     assert shards.equal == ["id", "v", "PRIMARY"]
@@ -168,7 +168,7 @@ def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
         patch.setattr(rollouts, "_execute", killed)
         with pytest.raises(Killed):
             shards.rolled(wave=3)
-    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.rollouts.latest("shards")
     assert latest is not None
     assert latest.state == OPEN
     with raises("ddl.open"):
@@ -197,7 +197,7 @@ def test_what_was_begun_for_other_shards_is_neither_continued_nor_taken_back(
     for direction in ("up", "down"):
         with raises("ddl.open"):
             other.rolled(direction=direction)
-    latest = shards.work.opened.meta.latest_rollout("shop", "shards")
+    latest = shards.work.opened.meta.rollouts.latest("shards")
     assert latest is not None
     assert latest.state == OPEN
     assert shards.rolled().done
@@ -286,7 +286,7 @@ def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_alte
     with raises(code):
         shards.rolled(statement)
     assert shards.equal == ["id", "v", "PRIMARY"]
-    assert shards.work.opened.meta.latest_rollout("shop", "shards") is None
+    assert shards.work.opened.meta.rollouts.latest("shards") is None
 
 
 @ONE_SERVER
@@ -308,7 +308,7 @@ def test_a_column_is_needed_while_a_staged_batch_brings_it(shards: Shards, tmp_p
     made = manifest(0, source="one", pipeline="shop", tables={"orders": 3}, schemas=[schema(columns=("id", "gone"))])
     (tmp_path / "stage").mkdir()
     manifests.commit(open_stage(shards.work.opened.pipeline.stage), made)
-    meta.commit_batch(meta.acquire_lease("one", "shop", "me", 60), made)
+    meta.batches.commit(meta.leases.acquire("one", "me", 60), made)
     if not known:
         with closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
             connection.execute("DELETE FROM schema_version")
@@ -328,9 +328,9 @@ def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
         cursor.execute("SELECT * FROM orders_0")  # its transaction keeps the definition
         with raises("ddl.locked", RetryLater):
             shards.rolled(patience_s=1.0)
-        noted = shards.work.opened.meta.latest_rollout("shop", "shards")
+        noted = shards.work.opened.meta.rollouts.latest("shards")
         assert noted is not None
-        (canary,) = [one for one in shards.work.opened.meta.rollout_shards(noted.rollout_id) if one.attempts]
+        (canary,) = [one for one in shards.work.opened.meta.rollouts.shards(noted.rollout_id) if one.attempts]
         assert (canary.shard, canary.behind, "ddl.locked" in canary.error) == (0, 0, True)
         busy.rollback()
     assert shards.rolled().done
@@ -354,7 +354,7 @@ def test_a_process_that_was_paused_alters_nothing_that_another_one_has_taken_bac
         def later(*arguments: Any) -> None:
             if not paused:
                 paused.append(True)
-                shards.work.opened.meta.release_lease(lease)  # as if it had expired
+                shards.work.opened.meta.leases.release(lease)  # as if it had expired
                 assert shards.rolled().done
                 assert shards.rolled(direction="down").done
             bring(*arguments)

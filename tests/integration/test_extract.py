@@ -20,6 +20,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
 from cdc_core.source import faults, server, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
@@ -128,7 +129,7 @@ def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
     assert result.watermark_us >= before_us
     state = table_state(line.store, line.chain, "t").select(["id", "v"]).to_pylist()
     assert state == [{"id": 2, "v": 9}]
-    ring = line.meta.status(line.pipeline.pipeline).sources[0].ring
+    ring = line.meta.status.find().sources[0].ring
     assert (ring.items, ring.size_bytes) == (0, 0)
     assert 4 <= ring.most_items <= result.staged.events
     assert ring.most_bytes > 0
@@ -177,7 +178,7 @@ def test_an_interval_in_the_past_is_complete_at_the_fence(make_line):
     with line.extractor() as extractor:
         result = extractor.drain(until_us=now_us - HOUR)
     assert result.done
-    assert line.meta.watermark(["shop"]) >= now_us - HOUR
+    assert line.meta.positions.watermark(["shop"]) >= now_us - HOUR
 
 
 def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):
@@ -218,12 +219,12 @@ def test_a_large_transaction_that_the_log_rolls_back_leaves_nothing(make_line, t
 def test_the_first_position_is_kept_before_anything_was_staged(make_line):
     line = make_line(start="latest")
     with line.extractor():
-        first = line.meta.checkpoint("shop")
+        first = line.meta.positions.checkpoint("shop")
     assert first.server
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
     assert line.ids() == [1]
-    assert line.meta.checkpoint("shop").server == first.server
+    assert line.meta.positions.checkpoint("shop").server == first.server
 
 
 def test_a_position_that_the_server_will_purge_soon_is_told_of_also_while_it_is_followed(
@@ -272,7 +273,7 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
         if step == "manifest":
             patch.setattr(manifests, "commit", broken)
         elif step == "meta":
-            patch.setattr(line.meta, "commit_batch", broken)
+            patch.setattr(line.meta.batches, "commit", broken)
         else:
             patch.setattr("cdc_core.ring.Ring.ack", broken)
         with pytest.raises(RetryLater, match="plug"):
@@ -281,7 +282,7 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
     line.drain()
     assert line.ids() == [1, 2, 3]
     assert manifests.verify(line.store, "shop", deep=True) == []
-    known = {batch.batch_id for batch in line.meta.batches("shop")}
+    known = {batch.batch_id for batch in line.meta.batches.find("shop")}
     assert known == {batch.batch_id for batch in line.chain}
 
 
@@ -332,11 +333,11 @@ def test_what_waits_in_the_ring_is_seen_from_outside_while_nobody_drains(make_li
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
     with line.extractor():
-        while (ring := line.meta.status("shop").sources[0].ring).items < 3:  # changes and the end of their transaction
+        while (ring := line.meta.status.find().sources[0].ring).items < 3:  # changes and the end of their transaction
             time.sleep(0.2)
         assert ring.most_items >= ring.items
         assert ring.most_bytes >= ring.size_bytes > 0
-    assert line.meta.status("shop").sources[0].ring.items == 0
+    assert line.meta.status.find().sources[0].ring.items == 0
 
 
 def test_an_error_in_the_log_comes_after_everything_before_it_is_staged(make_line):
@@ -475,7 +476,7 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
         assert any(f"table {odd} is isolated, needs re-sync" in note for note in batch.notes)
         assert "source.unsupported_table" in batch.isolated[odd]
     assert sum(batch.left_out.get("table isolated", 0) for batch in line.chain) == 3
-    notes = line.meta.status("shop").sources[0].notes
+    notes = line.meta.status.find().sources[0].notes
     assert any("is isolated" in note for note in notes)
 
     line.execute("ALTER TABLE odd RENAME COLUMN _cdc_seq TO seq")
@@ -494,8 +495,8 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     assert line.chain[-1].isolated == {}
 
 
-def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_line, source_database):
-    line = make_line(more_tables=", on_unreadable: isolate")
+def test_a_statement_without_its_rows_makes_its_table_partial_and_the_others_go_on(make_line, source_database):
+    line = make_line(more_tables=", on_unlogged_change: resync")
     line.execute(TABLE, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1, 1)")
     server = source_database.server
     with server.connect(source_database.name, autocommit=True) as connection, connection.cursor() as cursor:
@@ -504,14 +505,18 @@ def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_li
     line.execute("INSERT INTO u VALUES (2)", "INSERT INTO t VALUES (2, 1)")
     line.drain()
     assert line.ids() == [1, 2]
-    assert "source.unlogged_change" in line.chain[-1].isolated[f"{source_database.name}.u"]
+    assert changes(line.store, line.chain, "u")["id"].to_pylist() == [2]
+    coverage = line.meta.coverage("shop").tables
+    assert {name: coverage[f"{source_database.name}.{name}"].how for name in "tu"} == {
+        "t": How.CREATED, "u": How.UNLOGGED,
+    }  # fmt: skip
 
 
 def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tmp_path):
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
     line.drain()
-    before = line.meta.checkpoint("shop")
+    before = line.meta.positions.checkpoint("shop")
     time.sleep(1.1)  # MariaDB's log knows whole seconds
     line.execute("UPDATE t SET v = 9 WHERE id = 1", "DELETE FROM t WHERE id = 2")
     line.drain()
@@ -532,14 +537,14 @@ def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_p
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
-    first = line.meta.checkpoint("shop").position
+    first = line.meta.positions.checkpoint("shop").position
     name = f"{source_database.name}_other"
     line.execute(
         f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t (id INT)", f"INSERT INTO {name}.t VALUES (1)",
         "FLUSH BINARY LOGS", f"DROP DATABASE {name}", "FLUSH BINARY LOGS",
     )  # fmt: skip
     line.drain()
-    reached = line.meta.checkpoint("shop").position
+    reached = line.meta.positions.checkpoint("shop").position
     assert reached.number >= first.number + 2
     purge_to(source_database, reached.file)
     line.execute("INSERT INTO t VALUES (2, 1)")
@@ -567,9 +572,9 @@ def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_l
         line.drain()
         line.execute("INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a")
         with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as other:
-            lease = other.acquire_lease("shop", "shop", "test", 60)
+            lease = other.leases.acquire("shop", "test", 60)
             other.rebuild(lease, line.chain)
-            assert other.history("shop") == line.meta.history("shop") != ()
+            assert other.schemas.history("shop") == line.meta.schemas.history("shop") != ()
         line.execute("INSERT INTO t VALUES (3, 12, 22)")
         line.drain()
     finally:

@@ -66,7 +66,7 @@ class Line:
     @property
     def covered(self) -> dict[str, How]:
         with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
-            return {table: one.how for table, one in meta.coverage("main").tables.items()}
+            return {table: one.how for table, one in meta.coverages.find("main").tables.items()}
 
     def ids(self) -> list[int]:
         return sorted(changes(self.store, list(manifests.chain(self.store, "main")), "t")["id"].to_pylist())

@@ -80,7 +80,7 @@ class Line:
     def assert_equals(self, server: SqlServer) -> None:
         batches = list(manifests.chain(self.store, "shop"))
         assert manifests.verify(self.store, "shop", deep=True) == []
-        assert {batch.batch_id for batch in batches} == {batch.batch_id for batch in self.meta.batches("shop")}
+        assert {batch.batch_id for batch in batches} == {batch.batch_id for batch in self.meta.batches.find("shop")}
         state = table_state(self.store, batches, "t").select(["id", "v"]).to_pylist()
         wanted = run(server, "SELECT id, v FROM t ORDER BY id", database=self.pair.name)
         assert [(row["id"], row["v"]) for row in state] == wanted
@@ -245,7 +245,7 @@ def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, 
     pair.promote()
     write(pair.primary, pair.name, 11, 5)
     line.drain()
-    before = line.meta.checkpoint("shop")
+    before = line.meta.positions.checkpoint("shop")
     pair.primary.kill()
     for count in (0, 10):
         # As many transactions of its own have the same numbers on MariaDB.
@@ -255,7 +255,7 @@ def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, 
         assert caught.value.code == "source.other_log"
     assert before is not None
     assert ("0-71-" in caught.value.what) if pair.flavor == "mariadb" else (before.server in caught.value.what)
-    assert line.meta.checkpoint("shop") == before
+    assert line.meta.positions.checkpoint("shop") == before
 
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
@@ -337,7 +337,7 @@ def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it
             pass  # a verification reads by it
         assert refused.value.code == "source.several_servers"
         proxy.lead_to(pair.primary.port)
-        staged = line.meta.checkpoint("shop")
+        staged = line.meta.positions.checkpoint("shop")
         assert staged is not None
         pinned = replace(parse_url(line.environ["A"], where="test"), identity=staged.server)
         with closing(connect(pinned, where="shop")) as session:

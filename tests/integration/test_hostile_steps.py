@@ -161,14 +161,14 @@ def hostile_meta(place: Place, environ: dict[str, str]) -> Meta:
 def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
     """What an extractor, a plan and the page ask of a meta database."""
     with hostile_meta(place, environ) as meta:
-        lease = meta.acquire_lease("shop", "shop", "test", 60)
-        meta.renew_lease(lease, 60)
-        meta.checkpoint("shop")
-        meta.batches("shop")
-        meta.plan_view("run", ["shop"], ["shards"], None)
+        lease = meta.leases.acquire("shop", "test", 60)
+        meta.leases.renew(lease, 60)
+        meta.positions.checkpoint("shop")
+        meta.batches.find("shop")
+        meta.plans.find("run", ["shop"], ["shards"], None)
         meta.now_us()
-        meta.overview("shop", ["shards"], place.pipeline(start).windows)
-        meta.release_lease(lease)
+        meta.overviews.find(["shards"], place.pipeline(start).windows)
+        meta.leases.release(lease)
     return []
 
 
@@ -177,12 +177,12 @@ def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[Locks
     store = open_stage(place.pipeline(start).stage)
     with hostile_meta(place, environ) as meta:
         source = f"s{uuid.uuid4().hex}"
-        with suppress(UsageError), meta.holding(source, "shop", "test", 60):
+        with suppress(UsageError), meta.leases.held(source, "test", 60):
             isolated.clear(store, source, "shop.none")
-        meta.failed("shop", "readmit", "", UsageError("what", code="usage.unknown_name", remedy="do it"))
-        meta.record_failure("run", "why")
-        meta.status("shop", ["shards"])
-        meta.ledger("run")
+        meta.failures.keep("readmit", "", UsageError("what", code="usage.unknown_name", remedy="do it"))
+        meta.runs.record_failure("run", "why")
+        meta.status.find(["shards"])
+        meta.ledgers.find("run")
     return []
 
 

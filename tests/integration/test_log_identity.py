@@ -149,7 +149,7 @@ class Line:
         return [row["id"] for row in table_state(self.store, batches, "t").select(["id"]).to_pylist()]
 
     def checkpoint(self) -> Checkpoint:
-        stored = self.meta.checkpoint("shop")
+        stored = self.meta.positions.checkpoint("shop")
         assert stored is not None
         return stored
 
@@ -327,9 +327,9 @@ def test_meta_rebuilt_from_the_manifests_still_refuses_another_log(log: Log, lin
     assert known.fingerprint is not None
     assert known.fingerprint.traced
     with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as rebuilt:
-        lease = rebuilt.acquire_lease("shop", "shop", "test", ttl_s=60)
+        lease = rebuilt.leases.acquire("shop", "test", ttl_s=60)
         rebuilt.rebuild(lease, manifests.chain(line.store, "shop"))
-        found = rebuilt.checkpoint("shop")
+        found = rebuilt.positions.checkpoint("shop")
         assert found is not None
         assert found.fingerprint == known.fingerprint
 

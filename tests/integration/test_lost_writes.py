@@ -17,6 +17,8 @@ from cdc_core.apply import lost_writes
 from cdc_core.config import ONE_TABLE, Pipeline, parse
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta, PlannedRun
+from cdc_core.meta.run_register import RunRegister
+from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.model.run import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
 from cdc_core.stage.stores import open_store
 from cdc_core.target.facts import TableFacts, table_facts
@@ -69,7 +71,7 @@ class Line:
         merged = MergeSet("0", tuple(MergeTable(table, ("id",), files) for table in tables))
         taken = TargetRun("copy", "0", tuple(file.batch_id for file in files))
         made = RunPlan(run_id, "shop", self.pipeline.stage.uri, 0, 1, (merged,), (taken,), {}, replay=replay)
-        self.meta.claim(PlannedRun(run_id, "shop", None, "plan", "sha", replays=True), ())
+        self.meta.runs.claim(PlannedRun(run_id, "shop", None, "plan", "sha", replays=True), ())
         return made
 
     def write(self, plan: RunPlan, table: str, *, ledger: bool = True, part: Part | None = None) -> WriteCounts:
@@ -106,7 +108,7 @@ class Line:
             raise lost_writes.refusal(self.pipeline, "copy", lost)
         lacking, renewed = lost_writes.still_lost(lost, plan)
         entries = [LedgerEntry(plan.run_id, "copy", one.table, 1, 0, 1, 0, 1, 0, 0) for one in written]
-        self.meta.commit_run(
+        self.meta.runs.commit(
             plan.run_id, "copy", (), entries, written, spans=plan.spans("copy"), lost=lacking, renewed=renewed
         )
 
@@ -256,7 +258,7 @@ def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
     line.run("a")
     line.run("a")
     line.fail_over(1)
-    accept = Meta.accept_writes
+    accept = TargetWrites.accept
 
     def meanwhile(meta: Meta, *arguments: Any) -> None:
         line.replay("a", batches=(1, 2))
@@ -264,7 +266,7 @@ def test_an_operator_accepts_no_loss_of_what_was_written_after_the_look(
         accept(meta, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Meta, "accept_writes", meanwhile)
+        patched.setattr(TargetWrites, "accept", meanwhile)
         lost_writes.accept(
             opened_line(line),
             "copy",
@@ -282,15 +284,15 @@ def test_a_replay_renews_nothing_that_was_written_after_it_has_looked(
     line.fail_over(1)
     slow = line.restoring(line.plan("a", replay=True, batches=(1, 2)))
     counts = [line.write(slow, "a")]
-    commit_run = Meta.commit_run
+    commit_run = RunRegister.commit
 
     def meanwhile(meta: Meta, *arguments: Any, **options: Any) -> int:
-        monkeypatch.setattr(Meta, "commit_run", commit_run)
+        monkeypatch.setattr(RunRegister, "commit", commit_run)
         line.replay("a", batches=(1, 2))
         line.run("a")
         return commit_run(meta, *arguments, **options)
 
-    monkeypatch.setattr(Meta, "commit_run", meanwhile)
+    monkeypatch.setattr(RunRegister, "commit", meanwhile)
     line.commit(slow, counts)
     assert line.find() == ()
     line.fail_over(1)
@@ -333,7 +335,7 @@ def test_a_table_with_another_name_lacks_what_was_written_to_the_former_until_it
     lost_writes.accept_moved(line.meta, target, ["b"])
     assert len(line.find()) == 1
     lost_writes.accept_moved(line.meta, target, ["a", "b"])
-    assert (line.find(), {table for table, due in line.meta.last_writes("copy").items() if due}) == ((), {"b"})
+    assert (line.find(), {table for table, due in line.meta.writes.last("copy").items() if due}) == ((), {"b"})
 
 
 def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:

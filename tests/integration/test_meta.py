@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, UniqueConstraint, create_engine, inspect, make_url, text
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, severity
 from cdc_core.meta import (
     Claim,
     LastWrite,
@@ -32,12 +32,12 @@ from cdc_core.meta import (
     Renewal,
     RingDepth,
     RunState,
-    batches,
     database,
+    meta_schema,
     migrate,
     scope,
-    tables,
 )
+from cdc_core.meta.batches import Batches
 from cdc_core.meta.database import parse
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run import LedgerEntry, WriteCounts
@@ -86,7 +86,7 @@ def _open_at_once(url: str, barrier: Any, answers: Any) -> None:
     barrier.wait()
     try:
         with opened(url) as meta:
-            answers.put(repr(meta.checkpoint("shop")))
+            answers.put(repr(meta.positions.checkpoint("shop")))
     except LockstepError as error:
         answers.put(f"{error.code}: {error}")
 
@@ -106,7 +106,7 @@ def meta(database_url: str) -> Iterator[Meta]:
 def empty(url: str) -> None:
     engine = create_engine(parse("env:U", {"U": url}))
     with engine.begin() as connection:
-        for table in reversed(tables.metadata.sorted_tables):
+        for table in reversed(meta_schema.metadata.sorted_tables):
             connection.execute(table.delete())
     engine.dispose()
 
@@ -117,20 +117,20 @@ def dump(url: str) -> dict[str, list[Any]]:
     with engine.connect() as connection:
         found = {
             table.name: sorted(map(tuple, connection.execute(table.select())), key=repr)
-            for table in tables.metadata.sorted_tables
+            for table in meta_schema.metadata.sorted_tables
         }
     engine.dispose()
     return found
 
 
 def lease_of(meta: Meta, source: str = "shop", *, holder: str = "one", ttl_s: float = TTL_S) -> Lease:
-    return meta.acquire_lease(source, "line", holder, ttl_s)
+    return meta.leases.acquire(source, holder, ttl_s)
 
 
 def staged(meta: Meta, count: int, **options: Any) -> Lease:
     lease = lease_of(meta)
     for number in range(count):
-        meta.commit_batch(lease, manifest(number, **options))
+        meta.batches.commit(lease, manifest(number, **options))
     return lease
 
 
@@ -148,26 +148,26 @@ def test_a_held_lease_is_refused_with_its_holder_and_expiry(meta: Meta) -> None:
 def test_each_taking_of_a_lease_raises_its_epoch(meta: Meta) -> None:
     first = lease_of(meta, ttl_s=0)  # expired at once
     second = lease_of(meta, holder="two")
-    meta.release_lease(second)
+    meta.leases.release(second)
     third = lease_of(meta, holder="three")
     assert [first.epoch, second.epoch, third.epoch] == [1, 2, 3]
 
 
 def test_an_expired_lease_that_nobody_took_can_be_renewed(meta: Meta) -> None:
     lease = lease_of(meta, ttl_s=0)
-    renewed = meta.renew_lease(lease, TTL_S)
+    renewed = meta.leases.renew(lease, TTL_S)
     assert renewed.epoch == lease.epoch
     assert refusal(lambda: lease_of(meta, holder="two")).code == "lease.held"
 
 
 def test_an_epoch_has_ended_when_its_lease_was_given_back_or_taken_and_not_when_it_only_ran_out(meta: Meta) -> None:
-    assert meta.live_epoch("shop") == 0
+    assert meta.leases.live_epoch("shop") == 0
     lease = lease_of(meta, ttl_s=0)
-    assert meta.live_epoch("shop") == lease.epoch  # paused, perhaps: it may renew it
+    assert meta.leases.live_epoch("shop") == lease.epoch  # paused, perhaps: it may renew it
     lease = lease_of(meta, holder="two")
-    assert meta.live_epoch("shop") == lease.epoch
-    meta.release_lease(lease)
-    assert meta.live_epoch("shop") == lease.epoch + 1
+    assert meta.leases.live_epoch("shop") == lease.epoch
+    meta.leases.release(lease)
+    assert meta.leases.live_epoch("shop") == lease.epoch + 1
 
 
 def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_they_change(meta: Meta) -> None:
@@ -176,9 +176,9 @@ def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_
     first = [schema(f"t{n}") for n in range(1200)]
     later = [schema(f"t{n}", columns=("id", "v", "w") if n % 400 == 0 else ("id", "v")) for n in range(1200)]
     for number, schemas in enumerate((first, first, later, first)):
-        meta.commit_batch(lease, manifest(number, tables=tables, schemas=schemas))
+        meta.batches.commit(lease, manifest(number, tables=tables, schemas=schemas))
     every = {one.id: one for one in (*first, *later)}
-    assert meta.schemas(sorted(every)) == every
+    assert meta.schemas.find(sorted(every)) == every
     query = text("SELECT source_table, count(*) FROM schema_version GROUP BY 1")
     rows = meta._database.read(lambda connection: [tuple(row) for row in connection.execute(query)])
     assert sorted(rows) == sorted((f"shop.t{n}", 3 if n % 400 == 0 else 1) for n in range(1200))
@@ -186,22 +186,22 @@ def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_
 
 def test_the_ring_of_who_reads_is_known_and_what_was_in_it_is_gone_with_the_reader(meta: Meta) -> None:
     lease = lease_of(meta)
-    meta.commit_batch(lease, manifest(0))
-    meta.renew_lease(lease, TTL_S, RingDepth(5, 600, 70, 8000))
-    assert meta.status("line").sources[0].ring == RingDepth(5, 600, 70, 8000)
-    meta.renew_lease(lease, 0, RingDepth(6, 700, 71, 8001))
-    assert meta.status("line").sources[0].ring == RingDepth(0, 0, 71, 8001)
+    meta.batches.commit(lease, manifest(0))
+    meta.leases.renew(lease, TTL_S, RingDepth(5, 600, 70, 8000))
+    assert meta.status.find().sources[0].ring == RingDepth(5, 600, 70, 8000)
+    meta.leases.renew(lease, 0, RingDepth(6, 700, 71, 8001))
+    assert meta.status.find().sources[0].ring == RingDepth(0, 0, 71, 8001)
     assert lease_of(meta, holder="two").epoch == lease.epoch + 1
-    assert meta.status("line").sources[0].ring == RingDepth()
+    assert meta.status.find().sources[0].ring == RingDepth()
 
 
 @pytest.mark.parametrize(
     "move",
     [
-        lambda meta, lease: meta.renew_lease(lease, TTL_S, RingDepth(1, 1, 1, 1)),
-        lambda meta, lease: meta.release_lease(lease),
-        lambda meta, lease: meta.commit_batch(lease, manifest(1)),
-        lambda meta, lease: meta.advance_watermark(lease, checkpoint(1, START_US + HOUR_US)),
+        lambda meta, lease: meta.leases.renew(lease, TTL_S, RingDepth(1, 1, 1, 1)),
+        lambda meta, lease: meta.leases.release(lease),
+        lambda meta, lease: meta.batches.commit(lease, manifest(1)),
+        lambda meta, lease: meta.positions.advance_watermark(lease, checkpoint(1, START_US + HOUR_US)),
         lambda meta, lease: meta.rebuild(lease, [manifest(0), manifest(1)]),
     ],
     ids=["renew", "release", "commit", "advance", "rebuild"],
@@ -210,7 +210,7 @@ def test_a_paused_old_holder_moves_nothing(
     meta: Meta, database_url: str, move: Callable[[Meta, Lease], object]
 ) -> None:
     old = lease_of(meta, ttl_s=0)
-    meta.commit_batch(old, manifest(0))
+    meta.batches.commit(old, manifest(0))
     lease_of(meta, holder="two")
     before = dump(database_url)
     assert refusal(lambda: move(meta, old)).code == "lease.lost"
@@ -225,10 +225,10 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
     begun, resumed = threading.Event(), threading.Event()
 
     def paused(connection: Connection) -> None:
-        connection.execute(tables.lease.update().values(ring_items=1))
+        connection.execute(meta_schema.lease.update().values(ring_items=1))
         begun.set()
         assert resumed.wait(60)
-        connection.execute(tables.lease.update().values(ring_items=2))
+        connection.execute(meta_schema.lease.update().values(ring_items=2))
 
     with opened(url) as two, ThreadPoolExecutor(1) as pool:
         lease = lease_of(two, ttl_s=0)
@@ -244,14 +244,14 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
             writing.result(60)
         assert caught.value.code == "connection.unreachable"
         one.close()
-        assert refusal(lambda: two.commit_batch(lease, manifest(0))).code == "lease.lost"
+        assert refusal(lambda: two.batches.commit(lease, manifest(0))).code == "lease.lost"
 
 
 def test_a_released_lease_moves_nothing(meta: Meta, database_url: str) -> None:
     lease = lease_of(meta)
-    meta.release_lease(lease)
+    meta.leases.release(lease)
     before = dump(database_url)
-    assert refusal(lambda: meta.commit_batch(lease, manifest(0))).code == "lease.lost"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0))).code == "lease.lost"
     assert dump(database_url) == before
 
 
@@ -259,7 +259,7 @@ def _race(url: str, holder: str, barrier: Any, answers: Any) -> None:
     with opened(url) as meta:
         barrier.wait()
         try:
-            answers.put(meta.acquire_lease("shop", "line", holder, TTL_S).epoch)
+            answers.put(meta.leases.acquire("shop", holder, TTL_S).epoch)
         except RetryLater as error:
             answers.put(error.code)
         barrier.wait()  # whoever closes it gives its lease back
@@ -280,43 +280,43 @@ def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: s
 
 
 def test_a_source_that_was_never_extracted_has_no_checkpoint(meta: Meta) -> None:
-    assert meta.checkpoint("shop") is None
-    assert meta.watermark(["shop"]) == 0
+    assert meta.positions.checkpoint("shop") is None
+    assert meta.positions.watermark(["shop"]) == 0
 
 
 def test_a_batch_is_recorded_with_its_files_its_definitions_and_its_end(meta: Meta) -> None:
     one = manifest(0, tables={"shop.orders": 3, "shop.items": 4}, notes=("needs re-sync of table X",))
-    meta.commit_batch(lease_of(meta), one)
-    (batch,) = meta.batches("shop")
+    meta.batches.commit(lease_of(meta), one)
+    (batch,) = meta.batches.find("shop")
     assert (batch.batch_id, batch.begin, batch.end) == (one.batch_id, one.begin.position, one.end.position)
     assert (batch.rows, batch.events, batch.size_bytes, batch.notes) == (7, 21, 700, one.notes)
     assert batch.manifest == one.path
-    files = meta.files([batch.batch_id])[batch.batch_id]
+    files = meta.batches.files([batch.batch_id])[batch.batch_id]
     assert [(file.table, file.path, file.rows, file.sha256) for file in files] == [
         (part.table, part.path, part.rows, part.sha256) for part in one.parts
     ]
-    assert meta.checkpoint("shop") == one.end
-    view = meta.plan_view("run", ["shop"], ["t"], None)
+    assert meta.positions.checkpoint("shop") == one.end
+    view = meta.plans.find("run", ["shop"], ["t"], None)
     assert dict(view.schemas) == dict(one.schemas)
 
 
 def test_a_batch_without_rows_moves_the_position(meta: Meta) -> None:
-    meta.commit_batch(lease_of(meta), manifest(0, tables={}))
-    assert meta.checkpoint("shop") == manifest(0).end
+    meta.batches.commit(lease_of(meta), manifest(0, tables={}))
+    assert meta.positions.checkpoint("shop") == manifest(0).end
 
 
 def test_the_same_batch_committed_again_changes_nothing(meta: Meta, database_url: str) -> None:
     lease = staged(meta, 2)
     before = dump(database_url)
-    meta.commit_batch(lease, manifest(0))
-    meta.commit_batch(lease, manifest(1))
+    meta.batches.commit(lease, manifest(0))
+    meta.batches.commit(lease, manifest(1))
     assert dump(database_url) == before
 
 
 def test_a_gap_is_refused_and_moves_nothing(meta: Meta, database_url: str) -> None:
     lease = staged(meta, 1)
     before = dump(database_url)
-    error = refusal(lambda: meta.commit_batch(lease, manifest(2)))
+    error = refusal(lambda: meta.batches.commit(lease, manifest(2)))
     assert (severity(type(error)), error.code) == (DataAtRisk, "meta.gap")
     assert dump(database_url) == before
 
@@ -324,57 +324,57 @@ def test_a_gap_is_refused_and_moves_nothing(meta: Meta, database_url: str) -> No
 def test_another_batch_in_the_place_of_a_recorded_one_is_refused(meta: Meta, database_url: str) -> None:
     lease = staged(meta, 1)
     before = dump(database_url)
-    error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=2)))
+    error = refusal(lambda: meta.batches.commit(lease, manifest(0, end=2)))
     assert (severity(type(error)), error.code) == (DataAtRisk, "stage.chain")
     changed = manifest(0)
     changed = replace(changed, parts=(replace(changed.parts[0], sha256="f" * 64),))
-    assert refusal(lambda: meta.commit_batch(lease, changed)).code == "stage.chain"
+    assert refusal(lambda: meta.batches.commit(lease, changed)).code == "stage.chain"
     assert dump(database_url) == before
 
 
 def test_a_batch_of_an_older_epoch_is_adopted(meta: Meta) -> None:
     lease_of(meta, ttl_s=0)
     lease = lease_of(meta, holder="two")
-    meta.commit_batch(lease, manifest(0, epoch=1))
-    assert [batch.epoch for batch in meta.batches("shop")] == [1]
-    assert meta.checkpoint("shop") == manifest(0).end
+    meta.batches.commit(lease, manifest(0, epoch=1))
+    assert [batch.epoch for batch in meta.batches.find("shop")] == [1]
+    assert meta.positions.checkpoint("shop") == manifest(0).end
 
 
 def test_a_batch_of_a_newer_epoch_says_that_the_lease_is_lost(meta: Meta) -> None:
     lease = lease_of(meta)
-    assert refusal(lambda: meta.commit_batch(lease, manifest(0, epoch=2))).code == "lease.lost"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, epoch=2))).code == "lease.lost"
 
 
 def test_a_batch_of_another_source_or_without_extent_is_refused(meta: Meta) -> None:
     lease = lease_of(meta)
-    assert refusal(lambda: meta.commit_batch(lease, manifest(0, source="other"))).code == "internal.defect"
-    assert refusal(lambda: meta.commit_batch(lease, manifest(0, pipeline="other"))).code == "internal.defect"
-    error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=0)))
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, source="other"))).code == "internal.defect"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, pipeline="other"))).code == "internal.defect"
+    error = refusal(lambda: meta.batches.commit(lease, manifest(0, end=0)))
     assert (severity(type(error)), error.code) == (InternalError, "internal.defect")
 
 
 def test_the_watermark_moves_alone_and_never_falls(meta: Meta) -> None:
     lease = staged(meta, 1)
-    meta.advance_watermark(lease, checkpoint(1, START_US + 9 * HOUR_US))
-    meta.advance_watermark(lease, checkpoint(1, START_US + 5 * HOUR_US))
-    assert meta.watermark(["shop"]) == START_US + 9 * HOUR_US
-    meta.commit_batch(lease, manifest(1))
-    assert meta.watermark(["shop"]) == START_US + 9 * HOUR_US
-    assert meta.watermark(["shop", "never"]) == 0
+    meta.positions.advance_watermark(lease, checkpoint(1, START_US + 9 * HOUR_US))
+    meta.positions.advance_watermark(lease, checkpoint(1, START_US + 5 * HOUR_US))
+    assert meta.positions.watermark(["shop"]) == START_US + 9 * HOUR_US
+    meta.batches.commit(lease, manifest(1))
+    assert meta.positions.watermark(["shop"]) == START_US + 9 * HOUR_US
+    assert meta.positions.watermark(["shop", "never"]) == 0
 
 
 def test_the_first_watermark_sets_the_position_and_no_later_one_moves_it(meta: Meta) -> None:
     lease = lease_of(meta)
-    meta.advance_watermark(lease, checkpoint(3))
-    assert refusal(lambda: meta.advance_watermark(lease, checkpoint(4))).code == "meta.gap"
-    assert meta.checkpoint("shop") == checkpoint(3)
-    assert refusal(lambda: meta.commit_batch(lease, manifest(0))).code == "meta.gap"
-    meta.commit_batch(lease, manifest(3))
+    meta.positions.advance_watermark(lease, checkpoint(3))
+    assert refusal(lambda: meta.positions.advance_watermark(lease, checkpoint(4))).code == "meta.gap"
+    assert meta.positions.checkpoint("shop") == checkpoint(3)
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0))).code == "meta.gap"
+    meta.batches.commit(lease, manifest(3))
 
 
 def test_batches_are_found_by_position(meta: Meta) -> None:
     staged(meta, 4)
-    between = meta.batches("shop", after=position(1), until=position(3))
+    between = meta.batches.find("shop", after=position(1), until=position(3))
     assert [batch.batch_id for batch in between] == [manifest(1).batch_id, manifest(2).batch_id]
 
 
@@ -382,7 +382,7 @@ def test_a_definition_is_kept_from_where_it_comes_into_force(meta: Meta, databas
     lease = lease_of(meta)
     old, new = schema(), schema(columns=("id", "v", "w"))
     for number, one in enumerate([old, old, new, old]):
-        meta.commit_batch(lease, manifest(number, schemas=[one]))
+        meta.batches.commit(lease, manifest(number, schemas=[one]))
     rows = dump(database_url)["schema_version"]
     assert [(row[3], row[4]) for row in sorted(rows, key=lambda row: row[3])] == [
         (position(0).seq, old.id),
@@ -395,19 +395,19 @@ def test_meta_is_rebuilt_from_the_chain_under_an_epoch_above_it(meta: Meta, data
     chain = [manifest(number, epoch=5) for number in range(3)]
     lease, added = meta.rebuild(lease_of(meta), chain)
     assert (lease.epoch, added) == (6, 3)
-    assert [batch.batch_id for batch in meta.batches("shop")] == [one.batch_id for one in chain]
-    assert meta.checkpoint("shop") == chain[-1].end
+    assert [batch.batch_id for batch in meta.batches.find("shop")] == [one.batch_id for one in chain]
+    assert meta.positions.checkpoint("shop") == chain[-1].end
     before = dump(database_url)
     assert meta.rebuild(lease, chain) == (lease, 0)
     assert dump(database_url) == before
-    meta.commit_batch(lease, manifest(3, epoch=6))
+    meta.batches.commit(lease, manifest(3, epoch=6))
 
 
 def test_a_meta_restored_from_an_older_backup_catches_up_with_the_chain(meta: Meta) -> None:
     lease = staged(meta, 2)
     _, added = meta.rebuild(lease, [manifest(number) for number in range(5)])
     assert added == 3
-    assert meta.checkpoint("shop") == manifest(4).end
+    assert meta.positions.checkpoint("shop") == manifest(4).end
 
 
 @pytest.mark.parametrize("numbers", [[0, 2], [0], [5, 6]], ids=["hole", "chain ends before meta", "elsewhere"])
@@ -420,15 +420,15 @@ def test_a_chain_that_does_not_fit_rebuilds_nothing(meta: Meta, database_url: st
 
 
 def _die_in_the_middle(url: str) -> None:
-    real = batches._insert
+    real = Batches._insert
 
     def dying(connection: Any, one: Any) -> None:
         real(connection, one)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    batches._insert = dying  # after the position, the batch, its files and definitions; before the commit
+    Batches._insert = dying  # type: ignore[method-assign]  # after the position, the batch, its files and definitions; before the commit
     with opened(url) as meta:
-        meta.commit_batch(Lease("shop", "line", "one", 1, 0), manifest(1))
+        meta.batches.commit(Lease("shop", "line", "one", 1, 0), manifest(1))
 
 
 def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(meta: Meta, database_url: str) -> None:
@@ -439,8 +439,8 @@ def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(meta: Meta, d
     victim.join()
     assert victim.exitcode == -signal.SIGKILL
     assert dump(database_url) == before
-    meta.commit_batch(lease, manifest(1))
-    assert meta.checkpoint("shop") == manifest(1).end
+    meta.batches.commit(lease, manifest(1))
+    assert meta.positions.checkpoint("shop") == manifest(1).end
 
 
 # Runs and consume records
@@ -454,7 +454,7 @@ def claims(numbers: list[int], target: str = "t") -> list[Claim]:
 
 
 def claim(meta: Meta, run_id: str, numbers: list[int], target: str = "t") -> None:
-    meta.claim(PlannedRun(run_id, "line", None, f"runs/{run_id}", "0"), claims(numbers, target))
+    meta.runs.claim(PlannedRun(run_id, "line", None, f"runs/{run_id}", "0"), claims(numbers, target))
 
 
 def entry(run_id: str, target: str = "t") -> LedgerEntry:
@@ -463,24 +463,24 @@ def entry(run_id: str, target: str = "t") -> LedgerEntry:
 
 def commit(meta: Meta, run_id: str, numbers: list[int], target: str = "t") -> int:
     shards = [WriteCounts("shop.orders", "0", 5, 0, 1), WriteCounts("shop.orders", "1", 3, 0, 0)]
-    return meta.commit_run(run_id, target, [IDS[n] for n in numbers], [entry(run_id, target)], shards)
+    return meta.runs.commit(run_id, target, [IDS[n] for n in numbers], [entry(run_id, target)], shards)
 
 
 def states(meta: Meta, target: str = "t") -> list[tuple[str, str]]:
-    return [(record.state.value, record.run_id) for record in meta.records(target, IDS)]
+    return [(record.state.value, record.run_id) for record in meta.records.find(target, IDS)]
 
 
 def test_a_run_takes_its_batches_from_staged_to_committed_with_a_ledger(meta: Meta) -> None:
     staged(meta, 2)
     claim(meta, "a", [0, 1])
     assert states(meta) == [("STAGED", "a")] * 2
-    assert meta.mark_applied("a", "t", IDS[:2]) == 2
+    assert meta.runs.mark_applied("a", "t", IDS[:2]) == 2
     assert commit(meta, "a", [0, 1]) == 2
     assert states(meta) == [("COMMITTED", "a")] * 2
-    (row,) = meta.ledger("a")
+    (row,) = meta.ledgers.find("a")
     assert row.entry == entry("a")
     assert [(shard.shard, shard.written) for shard in row.shards] == [("0", 5), ("1", 3)]
-    run = meta.run("a")
+    run = meta.runs.find("a")
     assert run is not None
     assert run.state is RunState.COMMITTED
 
@@ -488,17 +488,17 @@ def test_a_run_takes_its_batches_from_staged_to_committed_with_a_ledger(meta: Me
 def test_what_is_forgotten_takes_its_files_records_and_ledgers_with_it(meta: Meta, database_url: str) -> None:
     staged(meta, 3)
     claim(meta, "a", [0, 1])
-    meta.mark_applied("a", "t", IDS[:2])
+    meta.runs.mark_applied("a", "t", IDS[:2])
     commit(meta, "a", [0, 1])
-    meta.purge("shop", manifest(0).end.position, IDS[:1], targets=["t"], copied=())
+    meta.records.purge("shop", manifest(0).end.position, IDS[:1], targets=["t"], copied=())
     before = dump(database_url)
     horizons = {"shop": manifest(0).end.position}
     after = START_US + 2 * HOUR_US
-    told = (meta.forget_batches(horizons, after, dry_run=True), meta.forget_runs("line", 1 << 60, dry_run=True))
+    told = (meta.batches.forget(horizons, after, dry_run=True), meta.runs.forget(1 << 60, dry_run=True))
     assert (told, dump(database_url)) == ((1, 1), before)
-    assert (meta.forget_batches(horizons, START_US), meta.forget_runs("other", 1 << 60)) == (0, 0)
+    assert (meta.batches.forget(horizons, START_US), meta.of("other").runs.forget(1 << 60)) == (0, 0)
     assert dump(database_url) == before
-    assert (meta.forget_batches(horizons, after), meta.forget_runs("line", 1 << 60)) == (1, 1)
+    assert (meta.batches.forget(horizons, after), meta.runs.forget(1 << 60)) == (1, 1)
     left = dump(database_url)
     assert {name: len(before[name]) - len(rows) for name, rows in left.items() if rows != before[name]} == {
         "batch": 1, "batch_file": 1, "consume_record": 1, "run": 1, "apply_ledger": 1,
@@ -509,19 +509,19 @@ def test_what_is_forgotten_takes_its_files_records_and_ledgers_with_it(meta: Met
 def test_every_step_run_twice_changes_nothing_the_second_time(meta: Meta, database_url: str) -> None:
     staged(meta, 1)
     claim(meta, "a", [0])
-    for step in (lambda: meta.mark_applied("a", "t", IDS[:1]), lambda: commit(meta, "a", [0])):
+    for step in (lambda: meta.runs.mark_applied("a", "t", IDS[:1]), lambda: commit(meta, "a", [0])):
         assert step() == 1
         before = dump(database_url)
         assert step() == 0
         assert dump(database_url) == before
-    assert meta.mark_applied("a", "t", IDS[:1]) == 0
+    assert meta.runs.mark_applied("a", "t", IDS[:1]) == 0
     assert dump(database_url) == before
 
 
 def test_what_was_not_applied_is_not_committed_not_even_in_part(meta: Meta, database_url: str) -> None:
     staged(meta, 2)
     claim(meta, "a", [0, 1])
-    meta.mark_applied("a", "t", IDS[:1])
+    meta.runs.mark_applied("a", "t", IDS[:1])
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1]))
     assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
@@ -532,9 +532,9 @@ def test_a_run_moves_only_what_it_has_claimed(meta: Meta, database_url: str) -> 
     staged(meta, 2)
     claim(meta, "a", [0])
     before = dump(database_url)
-    assert refusal(lambda: meta.mark_applied("a", "t", IDS[:2])).code == "run.clear_task"
-    assert refusal(lambda: meta.mark_applied("a", "other", IDS[:1])).code == "run.clear_task"
-    assert refusal(lambda: meta.mark_applied("b", "t", IDS[:1])).code == "run.clear_task"
+    assert refusal(lambda: meta.runs.mark_applied("a", "t", IDS[:2])).code == "run.clear_task"
+    assert refusal(lambda: meta.runs.mark_applied("a", "other", IDS[:1])).code == "run.clear_task"
+    assert refusal(lambda: meta.runs.mark_applied("b", "t", IDS[:1])).code == "run.clear_task"
     assert dump(database_url) == before
 
 
@@ -544,14 +544,14 @@ def test_a_run_of_whose_batches_another_took_over_some_commits_nothing_until_tha
     staged(meta, 3)
     claim(meta, "a", [0, 1, 2])
     claim(meta, "b", [0, 1])
-    assert meta.mark_applied("a", "t", IDS) == 1
+    assert meta.runs.mark_applied("a", "t", IDS) == 1
     assert states(meta) == [("STAGED", "b"), ("STAGED", "b"), ("APPLIED", "a")]
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1, 2]))
     assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
-    assert meta.mark_applied("a", "t", IDS) == 0
+    assert meta.runs.mark_applied("a", "t", IDS) == 0
     assert dump(database_url) == before
-    meta.mark_applied("b", "t", IDS[:2])
+    meta.runs.mark_applied("b", "t", IDS[:2])
     assert commit(meta, "b", [0, 1]) == 2
     assert commit(meta, "a", [0, 1, 2]) == 1
     assert states(meta) == [("COMMITTED", "b"), ("COMMITTED", "b"), ("COMMITTED", "a")]
@@ -560,7 +560,7 @@ def test_a_run_of_whose_batches_another_took_over_some_commits_nothing_until_tha
 def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str) -> None:
     staged(meta, 2)
     claim(meta, "a", [0])
-    meta.mark_applied("a", "t", IDS[:1])
+    meta.runs.mark_applied("a", "t", IDS[:1])
     commit(meta, "a", [0])
     before = dump(database_url)
     error = refusal(lambda: claim(meta, "b", [0, 1]))
@@ -571,27 +571,27 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
 
 def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
     claim(meta, "a", [])
-    error = refusal(lambda: meta.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
-    assert (severity(type(error)), error.code) == (UsageError, "usage.argument")
+    error = refusal(lambda: meta.runs.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
+    assert (severity(type(error)), error.code) == (Refused, "usage.argument")
 
 
 def test_a_failure_is_kept_and_moves_no_state(meta: Meta) -> None:
     staged(meta, 1)
     claim(meta, "a", [0])
     claim(meta, "a", [0], target="u")
-    meta.record_failure("a", "shard 3 is full" + "." * 10_000, target="t")
-    run = meta.run("a")
+    meta.runs.record_failure("a", "shard 3 is full" + "." * 10_000, target="t")
+    run = meta.runs.find("a")
     assert run is not None
     assert run.state is RunState.FAILED
-    assert [record.state for record in meta.records("t", IDS)] == [RecordState.STAGED]
-    assert (meta.records("t", IDS)[0].last_error or "").startswith("shard 3 is full")
-    assert meta.records("u", IDS)[0].last_error is None
-    meta.mark_applied("a", "t", IDS[:1])
+    assert [record.state for record in meta.records.find("t", IDS)] == [RecordState.STAGED]
+    assert (meta.records.find("t", IDS)[0].last_error or "").startswith("shard 3 is full")
+    assert meta.records.find("u", IDS)[0].last_error is None
+    meta.runs.mark_applied("a", "t", IDS[:1])
     commit(meta, "a", [0])
-    meta.mark_applied("a", "u", IDS[:1])
+    meta.runs.mark_applied("a", "u", IDS[:1])
     commit(meta, "a", [0], target="u")
-    meta.record_failure("a", "too late")
-    run = meta.run("a")
+    meta.runs.record_failure("a", "too late")
+    run = meta.runs.find("a")
     assert run is not None
     assert (run.state, run.last_error) == (RunState.COMMITTED, None)
 
@@ -646,11 +646,11 @@ def test_in_any_order_of_two_runs_no_record_moves_back_or_commits_twice(
                 claim(meta, run_id, numbers)
                 claimed[run_id] = numbers
             elif step == "apply":
-                meta.mark_applied(run_id, "t", ids)
+                meta.runs.mark_applied(run_id, "t", ids)
             elif step == "commit":
                 commit(meta, run_id, numbers)
             else:
-                meta.record_failure(run_id, "failed", target="t")
+                meta.runs.record_failure(run_id, "failed", target="t")
         except (RetryLater, Refused):
             assert standing(meta) == held  # what is refused moves nothing
         now = standing(meta)
@@ -671,7 +671,7 @@ def test_in_any_order_of_two_runs_no_record_moves_back_or_commits_twice(
 
 
 def standing(meta: Meta) -> list[tuple[str, str]]:
-    found = {record.batch_id: (record.state.value, record.run_id) for record in meta.records("t", IDS)}
+    found = {record.batch_id: (record.state.value, record.run_id) for record in meta.records.find("t", IDS)}
     return [found.get(batch_id, ("", "")) for batch_id in IDS]
 
 
@@ -685,10 +685,10 @@ def rank(record: tuple[str, str]) -> int:
 def test_the_status_tells_positions_lag_states_and_ledgers(meta: Meta) -> None:
     lease = staged(meta, 3)
     claim(meta, "a", [0, 1])
-    meta.mark_applied("a", "t", IDS[:2])
+    meta.runs.mark_applied("a", "t", IDS[:2])
     commit(meta, "a", [0, 1])
-    meta.record_failure("b", "unknown runs are no error")
-    status = meta.status("line", ["t", "new"])
+    meta.runs.record_failure("b", "unknown runs are no error")
+    status = meta.status.find(["t", "new"])
     (source,) = status.sources
     assert (source.checkpoint, source.batches, source.rows) == (manifest(2).end, 3, 30)
     assert (source.holder, source.epoch) == (lease.holder, 1)
@@ -699,49 +699,64 @@ def test_the_status_tells_positions_lag_states_and_ledgers(meta: Meta) -> None:
     assert (second.target, second.pending.batches) == ("new", 3)
     assert [row.entry.run_id for row in status.ledgers] == ["a"]
     assert [run.run_id for run in status.runs] == ["a"]
-    meta.release_lease(lease)
-    assert meta.status("line").sources[0].holder is None
+    meta.leases.release(lease)
+    assert meta.status.find().sources[0].holder is None
 
 
 def lived(meta: Meta, pipeline: str) -> Meta:
     """A pipeline's part, after something of everything was noted there under names that all pipelines have."""
     mine = meta.of(pipeline)
-    lease = mine.acquire_lease("shop", pipeline, "one", TTL_S)
+    lease = mine.leases.acquire("shop", "one", TTL_S)
     for number in range(3):
-        mine.commit_batch(lease, manifest(number, pipeline=pipeline))
+        mine.batches.commit(lease, manifest(number, pipeline=pipeline))
     run = PlannedRun("a", pipeline, None, "", "", layouts={"t": {"orders": "one table"}})
-    mine.claim(run, claims([0, 1]))
-    mine.mark_applied("a", "t", IDS[:2])
+    mine.runs.claim(run, claims([0, 1]))
+    mine.runs.mark_applied("a", "t", IDS[:2])
     commit(mine, "a", [0, 1])
-    mine.claim(replace(run, run_id="b"), claims([2]))
-    mine.record_failure("b", "what it says")
-    mine.note_layouts("t", {"orders": "one table"})
-    mine.accept_writes("t", {"orders": {"d.orders": Renewal(None, LastWrite(f"of {pipeline}", 1))}})
-    mine.seed("other target", mine.batches("shop"))
-    mine.keep_coverage(lease, {"shop.orders": TableCoverage(How.EXISTING, 1, 1, "place")}, NO_SURVEY)
-    mine.pause_copies("shop", f"somebody of {pipeline}")
-    mine.failed(pipeline, "extract", "shop", Refused("what", where="", code="a.b", remedy="none"))
-    mine.finish_verification(lease, pipeline, "t", "ordered", {"equal": True})
+    mine.runs.claim(replace(run, run_id="b"), claims([2]))
+    mine.runs.record_failure("b", "what it says")
+    mine.layouts.note("t", {"orders": "one table"})
+    mine.writes.accept("t", {"orders": {"d.orders": Renewal(None, LastWrite(f"of {pipeline}", 1))}})
+    mine.records.seed("other target", mine.batches.find("shop"))
+    mine.coverages.keep(lease, {"shop.orders": TableCoverage(How.EXISTING, 1, 1, "place")}, NO_SURVEY)
+    mine.copies.pause("shop", f"somebody of {pipeline}")
+    mine.failures.keep("extract", "shop", Refused("what", where="", code="a.b", remedy="none"))
+    mine.verifications.finish(lease, "t", "ordered", {"equal": True})
     return mine
 
 
 def seen(meta: Meta) -> list[Any]:
     """All that a pipeline can ask."""
     return [
-        meta.checkpoint("shop"), meta.batches("shop"), meta.files(IDS), meta.schemas([schema().id]),
-        meta.coverage("shop"), meta.layouts("t"), meta.last_writes("t"), meta.closed_writes("t", "shop.orders"),
-        meta.records("t", IDS), meta.records("other target", IDS), meta.left_out("t", ["shop.orders"]),
-        meta.run("a"), meta.run("b"), meta.ledger("a"), meta.committed_by("a", "t"), meta.holder(IDS),
-        meta.first_lacking("shop", "t"), meta.copies_paused("shop"), meta.live_epoch("shop"),
-        meta.lease_identity("shop"), replace(meta.status("line", ["t"]), now_us=0, sources=()),
-        replace(meta.plan_view("b", ["shop"], ["t"], None)),
-    ]  # fmt: skip
+        meta.positions.checkpoint("shop"),
+        meta.batches.find("shop"),
+        meta.batches.files(IDS),
+        meta.schemas.find([schema().id]),
+        meta.coverages.find("shop"),
+        meta.layouts.find("t"),
+        meta.writes.last("t"),
+        meta.writes.closed("t", "shop.orders"),
+        meta.records.find("t", IDS),
+        meta.records.find("other target", IDS),
+        meta.records.left_out("t", ["shop.orders"]),
+        meta.records.committed_by("a", "t"),
+        meta.records.holder(IDS),
+        meta.runs.find("a"),
+        meta.runs.find("b"),
+        meta.ledgers.find("a"),
+        meta.plans.first_lacking("shop", "t"),
+        meta.plans.find("b", ["shop"], ["t"], None),
+        meta.copies.paused("shop"),
+        meta.leases.live_epoch("shop"),
+        meta.leases.identity("shop"),
+        replace(meta.status.find(["t"]), now_us=0, sources=()),
+    ]
 
 
 def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(meta: Meta, database_url: str) -> None:
-    shared = {one.name for one in tables.metadata.sorted_tables if scope.SHARED in one.info}
+    shared = {one.name for one in meta_schema.metadata.sorted_tables if scope.SHARED in one.info}
     assert shared == {"lease", "cutover"}
-    keyed = [one for one in tables.metadata.sorted_tables if one.name not in shared]
+    keyed = [one for one in meta_schema.metadata.sorted_tables if one.name not in shared]
     assert {next(iter(one.primary_key)).name for one in keyed} == {"pipeline"}
     mine = lived(meta, "line")
     before = seen(mine)
@@ -749,14 +764,14 @@ def test_pipelines_with_equal_names_for_everything_else_leave_each_other_alone(m
     other = lived(meta, "second")
     assert seen(mine) == before
     rows = rows_of("line", database_url)
-    other.purge("shop", position(1), IDS[:1], targets=["t"], copied=())
-    other.forget_batches({"shop": position(1)}, 2**62)
-    other.forget_runs("second", 2**62)
-    other.take("t", {"shop.orders": IDS})
-    other.accept_layouts("t", {"orders": "two tables"})
-    other.accept_writes("t", {"orders": {"d.orders": Renewal(LastWrite("of second", 1), None)}})
-    other.resume_copies("shop")
-    other.succeeded("second", "extract", "shop")
+    other.records.purge("shop", position(1), IDS[:1], targets=["t"], copied=())
+    other.batches.forget({"shop": position(1)}, 2**62)
+    other.runs.forget(2**62)
+    other.records.take("t", {"shop.orders": IDS})
+    other.layouts.accept("t", {"orders": "two tables"})
+    other.writes.accept("t", {"orders": {"d.orders": Renewal(LastWrite("of second", 1), None)}})
+    other.copies.resume("shop")
+    other.failures.clear("extract", "shop")
     assert seen(mine) == before
     assert rows_of("line", database_url) == rows
     assert seen(other) != seen(mine)
@@ -767,16 +782,16 @@ def rows_of(pipeline: str, url: str) -> list[Any]:
 
 
 def test_migrated_equals_fresh(database_url: str) -> None:
-    """Column by column, key by key: what the migrations make is what tables.py says."""
+    """Column by column, key by key: what the migrations make is what meta_schema.py says."""
     engine = create_engine(parse("env:U", {"U": database_url}))
     with engine.connect() as connection:
         context = MigrationContext.configure(
             connection, opts={"version_table": "lockstep_version", "compare_type": True}
         )
-        assert compare_metadata(context, tables.metadata) == []
+        assert compare_metadata(context, meta_schema.metadata) == []
         found = inspect(connection)
-        assert set(found.get_table_names()) == {*tables.metadata.tables, "lockstep_version"}
-        for table in tables.metadata.sorted_tables:
+        assert set(found.get_table_names()) == {*meta_schema.metadata.tables, "lockstep_version"}
+        for table in meta_schema.metadata.sorted_tables:
             primary = found.get_pk_constraint(table.name)["constrained_columns"]
             assert primary == [column.name for column in table.primary_key.columns]
             unique = {one["name"] for one in found.get_unique_constraints(table.name)}
@@ -787,7 +802,7 @@ def test_migrated_equals_fresh(database_url: str) -> None:
 
 
 def test_a_new_sqlite_database_is_what_the_migrations_make(tmp_path: Path) -> None:
-    """It gets its tables from tables.py, without Alembic."""
+    """It gets its tables from meta_schema.py, without Alembic."""
     opened(f"sqlite:///{tmp_path}/made.db").close()
     engine = create_engine(f"sqlite:///{tmp_path}/migrated.db")
     with engine.begin() as connection:
@@ -827,10 +842,10 @@ def test_the_upgrade_run_again_changes_nothing(meta: Meta, database_url: str) ->
 
 def test_names_that_differ_in_case_only_are_two_tables(meta: Meta) -> None:
     """MySQL's default collation would take them for one."""
-    meta.commit_batch(lease_of(meta), manifest(0, tables={"shop.Orders": 1, "shop.orders": 2}))
+    meta.batches.commit(lease_of(meta), manifest(0, tables={"shop.Orders": 1, "shop.orders": 2}))
     both = [replace(one, table=name) for name in ("shop.Orders", "shop.orders") for one in claims([0])]
-    meta.claim(PlannedRun("a", "line", None, "", ""), both)
-    assert [record.table for record in meta.records("t", IDS)] == ["shop.Orders", "shop.orders"]
+    meta.runs.claim(PlannedRun("a", "line", None, "", ""), both)
+    assert [record.table for record in meta.records.find("t", IDS)] == ["shop.Orders", "shop.orders"]
 
 
 # Servers only: others may have tables there, and a server may be away

@@ -13,6 +13,7 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.meta.batches import Batches
 from cdc_core.operations.status import health
 from cdc_core.repair import claims
 from cdc_core.repair.repairer import Result, outcome, repair
@@ -392,7 +393,7 @@ def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified:
 def alarms(run: Verified) -> list[tuple[str, str, int]]:
     """Of repairs, as `lockstep status` and the page show them."""
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        found = health(meta.status("shop"), run.line.pipeline)
+        found = health(meta.status.find(), run.line.pipeline)
     return [(one.subject, one.code, one.exit_code) for one in found if one.subject.startswith("repair")]
 
 
@@ -485,13 +486,13 @@ def test_the_stage_alone_tells_a_repaired_state_and_an_earlier_one(verified: Cal
         assert (then[3], then[5], 70 in then) == ("v3", "second", False)
     coverage = run.line.coverage
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        before = meta.repaired("shop", 1e6)
+        before = meta.copied.repaired("shop", 1e6)
     (run.line.folder / "meta.db").unlink()
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        lease = meta.leases.acquire("shop", "me", 60)
         lease, _ = meta.rebuild(lease, run.line.chain)
-        meta.release_lease(lease)
-        assert meta.repaired("shop", 1e6) == before == 1
+        meta.leases.release(lease)
+        assert meta.copied.repaired("shop", 1e6) == before == 1
     assert run.line.coverage == coverage
     assert manifests.verify(run.line.store, "shop", deep=True) == []
 
@@ -641,7 +642,7 @@ def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_co
     numbers(run)
     run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)")
     with monkeypatch.context() as patch:
-        owner, name = (sys.modules[__name__], "write") if killed.endswith("applied") else (Meta, "record_copied")
+        owner, name = (sys.modules[__name__], "write") if killed.endswith("applied") else (Batches, "record_copied")
 
         def kill(*_: Any) -> None:
             raise KeyboardInterrupt

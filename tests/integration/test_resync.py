@@ -6,13 +6,17 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
+import pymysql
 import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
+from cdc_core.meta.copied_batches import CopiedBatches
+from cdc_core.meta.leases import Leases
+from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
 from cdc_core.snapshot import pace
 from cdc_core.snapshot.chunk_file import ChunkFile
@@ -25,6 +29,7 @@ from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.reader import by_key_batches, changes
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
+from tests.integration.source_origin import fresh_name
 from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
 from tests.opened import opened
 
@@ -244,6 +249,64 @@ def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_sou
     is_equal(line, "t", "plain")
 
 
+BESIDE = (
+    "CREATE TABLE plain (id INT)", "CREATE TABLE tr (id INT)", "CREATE TABLE par (id INT PRIMARY KEY)",
+    "CREATE VIEW v AS SELECT * FROM {c}.t",
+    "CREATE TRIGGER x AFTER INSERT ON tr FOR EACH ROW REPLACE INTO {c}.u VALUES (new.id, 6, 'trigger')",
+    "CREATE PROCEDURE p(a INT) DELETE FROM {c}.u WHERE id = a",
+    "CREATE FUNCTION f(a INT) RETURNS INT DETERMINISTIC MODIFIES SQL DATA "
+    "BEGIN REPLACE INTO {c}.t VALUES (a, 7, 'function'); RETURN a; END",
+    "CREATE TABLE {c}.ch (id INT PRIMARY KEY, "
+    "CONSTRAINT fk FOREIGN KEY (id) REFERENCES {o}.par (id) ON DELETE CASCADE)",
+    "INSERT INTO par VALUES (1), (2), (3)", "INSERT INTO {c}.ch SELECT id FROM par",
+    "INSERT INTO {c}.u SELECT * FROM {c}.t",
+)  # fmt: skip
+"""In a database that is not captured, with ways into the one that is."""
+STEPS = (
+    "REPLACE INTO {c}.t VALUES ({n}, {n}, 'w')", "UPDATE {c}.t SET v = {n} WHERE id % 3 = 1", "DELETE FROM {c}.u",
+    "REPLACE INTO {c}.u SELECT * FROM {c}.t", "UPDATE plain JOIN {c}.u ON u.id = plain.id SET u.v = {n}",
+    "REPLACE INTO v VALUES ({n}, 5, 'view')", "UPDATE v SET w = 'view' WHERE id < {n}", "INSERT INTO tr VALUES ({n})",
+    "CALL p({n})", "INSERT INTO plain VALUES (f({n}))", "DELETE FROM par WHERE id < {n}",
+    "REPLACE INTO par VALUES ({n})",
+    "INSERT INTO {c}.ch SELECT id FROM par", "INSERT INTO plain VALUES ({n})", "DELETE FROM plain WHERE id > {n}",
+    "CREATE OR REPLACE VIEW v AS SELECT * FROM {c}.u", "CREATE OR REPLACE VIEW v AS SELECT * FROM {c}.t", "DROP VIEW v",
+    "DROP TRIGGER x", BESIDE[4], "DROP FUNCTION f", BESIDE[6], "ALTER TABLE {c}.ch DROP FOREIGN KEY fk",
+    "TRUNCATE {c}.u",
+    "RENAME TABLE {c}.u TO {c}.other, {c}.other TO {c}.u", "ALTER TABLE {c}.t MODIFY w VARCHAR(30)", "DROP TABLE tr",
+    "ANALYZE TABLE {c}.t", "CREATE TABLE tr (id INT)", "BEGIN", "COMMIT", "ROLLBACK", "SAVEPOINT s", "ROLLBACK TO s",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 12))])
+def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source(
+    make_line: Callable[..., Line], seed: int
+) -> None:
+    """Through views, triggers, routines and foreign keys that come and go before anybody reads the log."""
+    chance = random.Random(seed)
+    line = make_line(more=RESYNC)
+    server, names = line.origin.sql, {"c": line.origin.name, "o": fresh_name()}
+    line.origin.execute_on_server("SET GLOBAL log_bin_trust_function_creators = 1", f"CREATE DATABASE {names['o']}")
+    line.origin.execute(*SETUP, "CREATE TABLE u LIKE t")
+    try:
+        with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
+            for sql in BESIDE:
+                cursor.execute(sql.format(**names))
+        for _ in range(6):
+            with closing(server.connect(names["o"], autocommit=True)) as connection, connection.cursor() as cursor:
+                cursor.execute(f"SET SESSION binlog_format = {chance.choice(['ROW', 'STATEMENT', 'STATEMENT'])}")
+                for _ in range(chance.randint(1, 3)):
+                    with suppress(pymysql.err.MySQLError):
+                        cursor.execute(chance.choice(STEPS).format(n=chance.randrange(9), **names))
+            for _ in range(2):  # a copy that was read before the log was, and its changes, may want another
+                line.drain()
+                heal(line)
+            assert pending_tables(line) == []
+            is_equal(line, "t", "u", "ch")
+    finally:
+        line.origin.execute("DROP TABLE IF EXISTS ch")
+        line.origin.execute_on_server(f"DROP DATABASE {names['o']}")
+
+
 def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_one_counts(
     make_line: Callable[..., Line],
 ) -> None:
@@ -283,7 +346,7 @@ def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_
     if change == "into an empty table":
         line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1")
     line.drain()
-    begin = Meta.begin_copy
+    begin = TableCopies.begin
 
     def then(*arguments: Any) -> None:
         begin(*arguments)
@@ -294,7 +357,7 @@ def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_
         line.drain()
 
     with monkeypatch.context() as patch:
-        patch.setattr(Meta, "begin_copy", then)
+        patch.setattr(TableCopies, "begin", then)
         read(line, ["t"])
     line.drain()
     stage(line)
@@ -327,7 +390,7 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
     read(line)
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a batch for each table; all marks come first
     line.pipeline = line.pipeline.model_copy(update={"limits": limits})
-    owner, step = (ChunkFile, "finish") if moment == HALF else (Meta, "decide_copied")
+    owner, step = (ChunkFile, "finish") if moment == HALF else (CopiedBatches, "decide")
     done, calls_left = getattr(owner, step), [1 if moment == SECOND else 0]
 
     def struck(*arguments: Any, **named: Any) -> Any:
@@ -425,16 +488,16 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
-    known = Meta.holding
+    known = Leases.held
 
-    def holding(meta: Meta, *arguments: Any) -> Any:
-        monkeypatch.setattr(Meta, "holding", known)
+    def held(leases: Leases, *arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Leases, "held", known)
         heal(line)
         line.origin.execute("INSERT INTO t VALUES (6, 6, 'f')")
         line.drain()
-        return known(meta, *arguments)
+        return known(leases, *arguments, **options)
 
-    monkeypatch.setattr(Meta, "holding", holding)
+    monkeypatch.setattr(Leases, "held", held)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         assert (
             readmit(

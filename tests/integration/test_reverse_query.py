@@ -15,6 +15,8 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.meta import Meta
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.repair import claims
 from cdc_core.repair.reverse_query import Queried, look_up
 from cdc_core.snapshot.copier import copier_lease
@@ -84,13 +86,13 @@ def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_as
     run.drain()
     assert queried(run).keys == 1
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
-        before = {one.batch_id for one in meta.batches("shop")}
+        assert meta.copied.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
+        before = {one.batch_id for one in meta.batches.find("shop")}
     (run.line.folder / "meta.db").unlink()
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        lease, _ = meta.rebuild(meta.acquire_lease("shop", "shop", "me", 60), run.line.chain)
-        meta.release_lease(lease)
-        assert ({one.batch_id for one in meta.batches("shop")}, meta.repaired("shop", 1e6)) == (before, 0)
+        lease, _ = meta.rebuild(meta.leases.acquire("shop", "me", 60), run.line.chain)
+        meta.leases.release(lease)
+        assert ({one.batch_id for one in meta.batches.find("shop")}, meta.copied.repaired("shop", 1e6)) == (before, 0)
     assert manifests.verify(run.line.store, "shop", deep=True) == []
 
 
@@ -279,10 +281,10 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
         with copier_lease(opened(run.line.pipeline, meta), "shop"):
             found = queried(run)
         assert getattr(found.error, "code", "") == "lease.held"
-        meta.pause_copies("shop", "me")
+        meta.copies.pause("shop", "me")
         found = queried(run)
         assert getattr(found.error, "code", "") == "snapshot.paused"
-        meta.resume_copies("shop")
+        meta.copies.resume("shop")
     done = queried(run)
     assert (done.keys, done.rows, done.left, done.error) == (3, 3, 2, None)
     assert set(done.left_out) == {"masked", "bare"}
@@ -291,17 +293,17 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
 
 
 @pytest.mark.parametrize(
-    ("name", "when"),
+    ("owner", "name", "when"),
     [
-        pytest.param("decide_copied", "before", marks=pytest.mark.matrix),
-        ("decide_copied", "after"),
-        pytest.param("record_copied", "before", marks=pytest.mark.matrix),
-        pytest.param("record_copied", "after", marks=pytest.mark.matrix),
+        pytest.param(CopiedBatches, "decide", "before", marks=pytest.mark.matrix),
+        (CopiedBatches, "decide", "after"),
+        pytest.param(Batches, "record_copied", "before", marks=pytest.mark.matrix),
+        pytest.param(Batches, "record_copied", "after", marks=pytest.mark.matrix),
     ],
 )
 @FIRST_MARIADB
 def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
-    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, name: str, when: str
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, owner: type, name: str, when: str
 ) -> None:
     run = configured(verified())
     numbers(run, 5)
@@ -309,20 +311,20 @@ def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
     run.drain()
     run.unlogged("UPDATE number SET v = 'silent' WHERE id = 1")
     with monkeypatch.context() as patch:
-        step = getattr(Meta, name)
+        step = getattr(owner, name)
 
         def killed(*arguments: Any, **named: Any) -> None:
             if when == "after":
                 step(*arguments, **named)
             raise KeyboardInterrupt
 
-        patch.setattr(Meta, name, killed)
+        patch.setattr(owner, name, killed)
         with pytest.raises(KeyboardInterrupt):
             queried(run)
     queried(run)
     queried(run)
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-        assert meta.decided_copied("shop") == ()
+        assert meta.copied.decided("shop") == ()
     assert claimed(run) == [3]
     assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
     assert manifests.verify(run.line.store, "shop", deep=True) == []

@@ -23,6 +23,10 @@ from cdc_core.connections import answers
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract.extractor import recover
 from cdc_core.meta import Meta
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.copied_batches import CopiedBatches
+from cdc_core.meta.positions import SourcePositions
+from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
 from cdc_core.model.schema import TableSchema
 from cdc_core.results import values
@@ -189,11 +193,11 @@ class Killed(BaseException):
 
 STEPS = [
     (copier.ChunkFile, "finish"),
-    (Meta, "begin_copy"),
-    (Meta, "chunk_read"),
-    (Meta, "decide_copied"),
+    (TableCopies, "begin"),
+    (TableCopies, "chunk_read"),
+    (CopiedBatches, "decide"),
     (manifests, "commit"),
-    (Meta, "record_copied"),
+    (Batches, "record_copied"),
 ]
 
 
@@ -243,7 +247,7 @@ def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
     numbers = [chunk.number for manifest in line.chain for chunk in manifest.chunks]
     assert len(numbers) == len(set(numbers))
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        assert (meta.chunks("shop"), meta.copies("shop"), meta.decided_copied("shop")) == ((), (), ())
+        assert (meta.copies.chunks("shop"), meta.copies.find("shop"), meta.copied.decided("shop")) == ((), (), ())
 
 
 def changed(line: Line, *statements: str) -> Staged:
@@ -434,19 +438,19 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     line.drain()
     assert manifests.verify(line.store, "shop", deep=True) == []
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        known = [one.batch_id for one in meta.batches("shop")]
+        known = [one.batch_id for one in meta.batches.find("shop")]
         assert known == [one.batch_id for one in line.chain]
     (line.folder / "meta.db").unlink()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        lease = meta.leases.acquire("shop", "me", 60)
         lease, added = meta.rebuild(lease, line.chain)
         assert added == len(known)
-        assert [one.batch_id for one in meta.batches("shop")] == known
-        lease_of_copies = meta.acquire_lease("snapshot:shop", "shop", "me", 60)
+        assert [one.batch_id for one in meta.batches.find("shop")] == known
+        lease_of_copies = meta.leases.acquire("snapshot:shop", "me", 60)
         last = max(chunk.number for one in line.chain for chunk in one.chunks)
-        assert meta.next_chunk(lease_of_copies, "shop") == last + 1
-        meta.release_lease(lease_of_copies)
-        meta.release_lease(lease)
+        assert meta.copies.next_chunk(lease_of_copies, "shop") == last + 1
+        meta.leases.release(lease_of_copies)
+        meta.leases.release(lease)
     line.drain()
     read(line, ["number"])
     line.drain()
@@ -460,7 +464,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         copier_lease(opened(line.pipeline, meta), "shop") as lease,
     ):
-        meta.drop_copy(lease, "shop", f"{line.origin.name}.pair")
+        meta.copies.drop(lease, "shop", f"{line.origin.name}.pair")
     assert {parse_copied(one.path) is not None for one in swept(line)} == {True}
     assert swept(line) == ()
     assert manifests.verify(line.store, "shop", deep=True) == []
@@ -534,21 +538,21 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 20)
-    checkpoint = Meta.checkpoint
+    checkpoint = SourcePositions.checkpoint
     ahead_us = 3_600_000_000
 
-    def ahead(self: Meta, source: str) -> Any:
+    def ahead(self: SourcePositions, source: str) -> Any:
         found = checkpoint(self, source)
         return found and replace(found, watermark_us=found.watermark_us + ahead_us)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Meta, "checkpoint", ahead)
+        patch.setattr(SourcePositions, "checkpoint", ahead)
         read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
     stage(line)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        now = meta.checkpoint("shop")
+        now = meta.positions.checkpoint("shop")
     assert now is not None
     with pytest.raises(Refused):  # the copied rows carry a later time: without them the table would be nearly empty
         table_state(line.store, line.chain, "number", as_of=AsOf(time_us=now.watermark_us))
@@ -577,10 +581,10 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
         with pytest.raises(Refused):
             in_stage(line, table)
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(DataAtRisk) as lost:
-            manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches("shop")])
+            manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches.find("shop")])
         assert lost.value.code == "stage.damaged"
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            known = [one.manifest for one in meta.batches("shop")]
+            known = [one.manifest for one in meta.batches.find("shop")]
         (found,) = manifests.verify(line.store, "shop", known=known)
         assert (found.code, found.path) == ("stage.damaged", manifest.path)
         line.store.put(manifest.path, data)
@@ -596,14 +600,14 @@ def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_
     for _ in range(2):
         line.drain()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        known = meta.checkpoint("shop")
+        known = meta.positions.checkpoint("shop")
         assert known is not None
         assert line.chain[-1].copied
         assert line.chain[-1].end.position == known.position
         assert line.chain[-1].end.watermark_us < known.watermark_us
-        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        lease = meta.leases.acquire("shop", "me", 60)
         assert recover(meta, line.store, lease) == known
-        meta.release_lease(lease)
+        meta.leases.release(lease)
 
 
 def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line: Callable[..., Line]) -> None:
@@ -690,7 +694,7 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
         assert not read(line, ["heap"])
         time.sleep(0.3)  # changes between the claim and the place of its batch
         line.drain()
-        decide = Meta.decide_copied
+        decide = CopiedBatches.decide
         late: list[str] = []
 
         def first_too_late(self: Meta, *arguments: Any, **named: Any) -> None:
@@ -700,7 +704,7 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
                 line.drain()
             decide(self, *arguments, **named)
 
-        monkeypatch.setattr(Meta, "decide_copied", first_too_late)
+        monkeypatch.setattr(CopiedBatches, "decide", first_too_late)
         with pytest.raises(RetryLater) as moved:
             stage(line)
         assert moved.value.code == "lease.lost"
@@ -724,8 +728,8 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
     assert manifests.verify(line.store, "shop", deep=True) == []
     (line.folder / "meta.db").unlink()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        lease = meta.acquire_lease("shop", "shop", "me", 60)
-        meta.release_lease(meta.rebuild(lease, line.chain)[0])
+        lease = meta.leases.acquire("shop", "me", 60)
+        meta.leases.release(meta.rebuild(lease, line.chain)[0])
     line.drain()
     assert in_stage(line, "heap") == at_source(line, "heap")
 
@@ -808,7 +812,7 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     assert len(set(threads)) == 3
     monkeypatch.setattr(copier._Reader, "_read", before)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        first = {one.chunk.number for one in meta.chunks("shop")}
+        first = {one.chunk.number for one in meta.copies.chunks("shop")}
     read(line, ["number"])
     line.drain()
     stage(line)
@@ -847,8 +851,8 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
         def then_paused(self: Any, *arguments: Any) -> bool:
             calls[0] += 1
             if calls[0] == 3:
-                meta.pause_copies("shop", "an operator")
-                meta.pause_copies("shop", "another one")
+                meta.copies.pause("shop", "an operator")
+                meta.copies.pause("shop", "another one")
                 paused[0] = calls[0]  # the other reader may have ended chunks meanwhile
             return done(self, *arguments)
 
@@ -859,8 +863,8 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
             assert refused.value.code == "snapshot.paused"
             assert "an operator" in refused.value.what
         assert 3 <= paused[0] <= calls[0] <= paused[0] + 1  # each of two readers ended the chunk that it was at
-        assert meta.resume_copies("shop")
-        assert not meta.resume_copies("shop")
+        assert meta.copies.resume("shop")
+        assert not meta.copies.resume("shop")
     read(line, ["number"])
     line.drain()
     stage(line)
@@ -1199,7 +1203,7 @@ def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_i
         read(line)
     line.drain()
     with monkeypatch.context() as killed:
-        killed.setattr(Meta, "record_copied", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr(Batches, "record_copied", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             stage(line)
     assert line.chain[-1].copied

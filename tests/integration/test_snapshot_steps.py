@@ -13,6 +13,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
 from cdc_core.extract.sources import extract_if_free
 from cdc_core.meta import CopyState, Lease, Meta
+from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.rebuild import rebuild as rebuild_source
 from cdc_core.snapshot import copier, keys, pace, steps
@@ -78,7 +79,7 @@ def extracted(line: Line) -> bool:
 
 def states(line: Line) -> dict[str, CopyState]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-        (source,) = meta.status("shop").sources
+        (source,) = meta.status.find().sources
     return {one.table.partition(".")[2]: one.state for one in source.copies}
 
 
@@ -157,14 +158,14 @@ def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
     """Between two tasks of the snapshot DAG, or between a copy that was stopped and the next one."""
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
     if read_first == "a part":
-        kept = Meta.chunk_read
+        kept = TableCopies.chunk_read
 
         def killed(meta: Meta, *arguments: Any) -> bool:
             kept(meta, *arguments)
             raise RetryLater("Killed.", code="test.killed", remedy="again")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Meta, "chunk_read", killed)
+            patched.setattr(TableCopies, "chunk_read", killed)
             with pytest.raises(RetryLater, match="Killed"):
                 read(line, "t")
     else:
@@ -190,7 +191,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
 ) -> None:
     def failures() -> list[tuple[str, str, str]]:
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            return [(one.task, one.subject, one.code) for one in meta.status("shop").failures]
+            return [(one.task, one.subject, one.code) for one in meta.status.find().failures]
 
     def broken(*_: object, **__: object) -> None:
         raise ConnectionLost("Lost.", where="shop", remedy="wait")
@@ -209,12 +210,12 @@ def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 7")
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
-        meta.holding("shop", "shop", "another extractor", 60),
+        meta.leases.held("shop", "another extractor", 60),
     ):
-        before = meta.checkpoint("shop")
+        before = meta.positions.checkpoint("shop")
         assert extracted(line) is False
-        assert meta.checkpoint("shop") == before
-        assert meta.failures("shop") == ()
+        assert meta.positions.checkpoint("shop") == before
+        assert meta.failures.find() == ()
     assert extracted(line) is True
     assert stage(line).tables == (f"{line.origin.name}.t",)
     assert line.ids("t") == list(range(1, 101))

@@ -344,7 +344,7 @@ def test_what_a_server_shows_of_a_table_is_in_its_log_by_then(origin: Origin) ->
         for one in (altering, *inserting):
             one.result()
     logged = {b"c0": begin}
-    for stretch in origin.stream(origin.end())._statements_after(begin):
+    for stretch in origin.stream(origin.end())._glance.statements_after(begin):
         for event in stretch.events:
             if (found := re.search(rb"CHANGE c\d+ (c\d+)", event.body)) is not None:
                 logged[found[1]] = Position(0, event.file, event.start + event.header.length)

@@ -21,10 +21,7 @@ from cdc_core.model.block import Block
 from tests.integration.source_origin import Origin, fresh_name
 
 CORPUS = Path(__file__).with_name("statements.yaml")
-CODES = {
-    "dml": "source.unlogged_change", "unlogged": "source.unlogged_change", "unknown": "source.unlogged_change",
-    "versioned": "source.unsupported_table",
-}  # fmt: skip
+CODES = {"unlogged": "source.unlogged_change", "versioned": "source.unsupported_table"}
 NUMBERS = count(1000)
 
 SETUP = (

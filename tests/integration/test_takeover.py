@@ -25,18 +25,19 @@ EXTRACTOR = """
 import os, signal, sys, threading, time
 from cdc_core.cli.app import main
 from cdc_core.extract import extractor
-from cdc_core.meta import Meta
+from cdc_core.meta.batches import Batches
+from cdc_core.meta.leases import Leases
 from cdc_core.ring import Ring
 from cdc_core.stage import files
 
 # Who is stopped inside a transaction of SQLite locks out all others for as long: not while the lease is renewed.
-quiet, renew_lease = threading.Lock(), Meta.renew_lease
+quiet, renew_lease = threading.Lock(), Leases.renew
 
 def renew(*args, **rest):
     with quiet:
         return renew_lease(*args, **rest)
 
-Meta.renew_lease = renew
+Leases.renew = renew
 
 def stop():
     with quiet:
@@ -60,8 +61,8 @@ STEPS = {
     "between two parts": (files.FileOutput, "publish", True),
     "before the manifest": (files.FileStore, "put_if_absent", False),
     "manifest put": (files.FileStore, "put_if_absent", True),
-    "before meta": (Meta, "commit_batch", False),
-    "meta recorded": (Meta, "commit_batch", True),
+    "before meta": (Batches, "commit", False),
+    "meta recorded": (Batches, "commit", True),
     "acknowledged": (Ring, "ack", True),
 }
 step = sys.argv.pop(1)
@@ -139,7 +140,7 @@ class Line:
     def recorded(self) -> bool:
         """Whether meta has the whole chain."""
         with Meta.open(self.url, "shop") as meta:
-            stored = meta.checkpoint("shop")
+            stored = meta.positions.checkpoint("shop")
         return stored is not None and stored.position == list(manifests.chain(self.store, "shop"))[-1].end.position
 
     def assert_one_chain(self) -> None:
@@ -148,10 +149,10 @@ class Line:
         rows = [row for batch in chain for part in batch.parts if part.table == "a" for row in range(part.rows)]
         assert len(rows) == self.inserted, "a change is staged twice, or not at all"
         with Meta.open(self.url, "shop") as meta:
-            stored = meta.checkpoint("shop")
+            stored = meta.positions.checkpoint("shop")
             assert stored is not None
             assert stored.position == chain[-1].end.position
-            assert [batch.batch_id for batch in meta.batches("shop")] == [batch.batch_id for batch in chain]
+            assert [batch.batch_id for batch in meta.batches.find("shop")] == [batch.batch_id for batch in chain]
 
 
 def wait_for(condition: object) -> None:
@@ -202,7 +203,7 @@ def test_of_several_that_follow_one_reads_and_when_it_is_killed_another_takes_ov
     with line.extractor("--follow") as one, line.extractor("--follow") as two:
         line.wait_until_staged()
         with Meta.open(line.url, "shop") as meta:
-            holder = meta.status("shop").sources[0].holder
+            holder = meta.status.find().sources[0].holder
         first, second = (one, two) if holder.endswith(f":{one.pid}") else (two, one)
         first.kill()
         line.insert(5)

@@ -116,11 +116,11 @@ targets:
 """)
     raised = fence.raise_fences
     with Meta.open(f"sqlite:///{tmp_path}/meta.db", "shop") as meta:
-        meta.note_layouts("copy", {"shop.other": ONE_TABLE})
+        meta.layouts.note("copy", {"shop.other": ONE_TABLE})
 
         def first_write_meanwhile(*arguments: Any) -> None:
             if not rows(table):
-                meta.note_layouts("copy", {"shop.t": ONE_TABLE})  # as a run does before its write
+                meta.layouts.note("copy", {"shop.t": ONE_TABLE})  # as a run does before its write
                 put(table, 1)
             raised(*arguments)
 

@@ -97,7 +97,7 @@ class Verified:
 
     def consumed(self) -> None:
         with Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta:
-            meta.seed("copy", list(meta.batches("shop")))
+            meta.records.seed("copy", list(meta.batches.find("shop")))
 
     def target(self, *statements: str) -> None:
         connected = closing(self.line.origin.sql.connect(self.place, autocommit=True))
@@ -505,7 +505,7 @@ class Applier:
         """All that is staged now; the target is between two states for a while."""
         line = self.run.line
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
-            batches = list(meta.batches("shop"))
+            batches = list(meta.batches.find("shop"))
             chain = [one for one in line.chain if one.batch_id in {row.batch_id for row in batches}]
             rows = table_state(line.store, chain, self.table).to_pylist()
             connected = closing(line.origin.sql.connect(self.run.place, autocommit=True))
@@ -516,7 +516,7 @@ class Applier:
                     cursor.execute(f"DELETE FROM {self.table} WHERE id = {gone}")
                 for row in chance.sample(rows, len(rows)):
                     cursor.execute(f"REPLACE INTO {self.table} VALUES (%s, %s, %s)", (row["id"], row["v"], row["at"]))
-            meta.seed("copy", batches)
+            meta.records.seed("copy", batches)
 
 
 def under_load(passes: int) -> Iterator[int]:

@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.meta.verifications import Verifications
 from cdc_core.operations.open_pipeline import Progress
 from cdc_core.operations.status import verification_documents
 from cdc_core.snapshot import pace
@@ -67,7 +68,7 @@ def begun(run: Verified, **options: Any) -> Iterator[tuple[Job, list[str]]]:
 
 def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
     with begun(run, **options) as (job, _), monkeypatch.context() as patched:
-        keep, left = Meta.keep_progress, [ranges]
+        keep, left = Verifications.keep_progress, [ranges]
 
         def kept(self: Meta, *given: Any) -> None:
             keep(self, *given)
@@ -75,7 +76,7 @@ def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **
             if not left[0]:
                 raise Killed
 
-        patched.setattr(Meta, "keep_progress", kept)
+        patched.setattr(Verifications, "keep_progress", kept)
         with pytest.raises(Killed):
             verify(job)
 
@@ -134,7 +135,7 @@ def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
         whole.source, whole.target, {"target": 4}, {"target": 2},
     )  # fmt: skip
     with Meta.open(shop.line.pipeline.meta.url, shop.line.pipeline.pipeline) as meta:
-        known = meta.verification("shop", "copy")
+        known = meta.verifications.find("copy")
     assert known is not None
     assert (known.progress, known.evidence["ordered"]["differences"]) == ("", 2)
 
@@ -203,11 +204,11 @@ def test_what_was_verified_at_another_server_is_verified_again(
 def test_a_verifier_that_has_lost_its_lease_moves_nothing(shop: Verified) -> None:
     with begun(shop) as (job, _):
         assert job.lease is not None
-        job.meta.release_lease(job.lease)
+        job.meta.leases.release(job.lease)
         with verifier_lease(job.opened, "copy"), pytest.raises(RetryLater) as caught:
             verify(job)
         assert caught.value.code == "lease.lost"
-        assert job.meta.verification("shop", "copy") is None
+        assert job.meta.verifications.find("copy") is None
 
 
 @FIRST_MYSQL
@@ -232,7 +233,7 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
         found = verify(replace(job, opened=replace(job.opened, progress=Eased())), ["number"])
         assert found.results[0].equal
         assert waits
-        job.meta.pause_copies("shop", "me")
+        job.meta.copies.pause("shop", "me")
         with pytest.raises(RetryLater) as caught:
             verify(replace(job, restart=True), ["number"])
         assert caught.value.code == "snapshot.paused"
@@ -444,7 +445,7 @@ def test_what_a_verification_has_found_counts_until_another_has_compared_those_r
         found = [(one["table"], finding["key"]["id"]) for one in document["tables"] for finding in one["findings"]]
         assert len(paths) == len(set(paths))
         with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
-            (status,) = meta.status("shop", ["copy"]).verifications
+            (status,) = meta.status.find(["copy"]).verifications
             newest = verification_documents(status, meta.now_us())[0]
         return sorted(set(found)), newest["differing"], newest["verdict"]
 

@@ -161,7 +161,7 @@ from cdc_core.meta import Meta
 leaving.leave_on_signals()
 leaving.GRACE_S = 0.2
 with Meta.open(sys.argv[1], "shop") as meta:
-    meta.acquire_lease("shop", "shop", "me", 600.0)
+    meta.leases.acquire("shop", "me", 600.0)
     print("waits", flush=True)
     try:
         threading.Event().wait()
@@ -178,22 +178,22 @@ def test_a_process_that_does_not_unwind_ends_and_gives_its_leases_back(tmp_path:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
         with pytest.raises(RetryLater, match="is being extracted"):
-            meta.acquire_lease("shop", "shop", "other", 60.0)
+            meta.leases.acquire("shop", "other", 60.0)
         process.terminate()
         assert process.wait() == 143
-        meta.acquire_lease("shop", "shop", "other", 60.0)
+        meta.leases.acquire("shop", "other", 60.0)
 
 
 def test_a_lease_that_a_signal_has_left_behind_is_given_back_when_meta_is_closed(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/meta.db"
     with Meta.open(url, "shop") as meta:
-        meta.acquire_lease("shop", "shop", "me", 600.0)
-        meta.acquire_lease("other", "shop", "me", 600.0)
+        meta.leases.acquire("shop", "me", 600.0)
+        meta.leases.acquire("other", "me", 600.0)
         with pytest.raises(RetryLater):
-            meta.acquire_lease("shop", "shop", "me", 600.0)
+            meta.leases.acquire("shop", "me", 600.0)
     with Meta.open(url, "shop") as meta:
-        meta.acquire_lease("shop", "shop", "you", 60.0)
-        meta.acquire_lease("other", "shop", "you", 60.0)
+        meta.leases.acquire("shop", "you", 60.0)
+        meta.leases.acquire("other", "you", 60.0)
 
 
 def test_a_lease_that_a_signal_interrupts_as_it_is_taken_is_given_back_too(
@@ -210,17 +210,17 @@ def test_a_lease_that_a_signal_interrupts_as_it_is_taken_is_given_back_too(
 
         monkeypatch.setattr(meta._database, "write", interrupted)
         with pytest.raises(SystemExit):
-            meta.acquire_lease("shop", "shop", "me", 600.0)
+            meta.leases.acquire("shop", "me", 600.0)
     with Meta.open(url, "shop") as meta:
-        meta.acquire_lease("shop", "shop", "you", 60.0)
+        meta.leases.acquire("shop", "you", 60.0)
 
 
 def test_a_lease_that_another_has_taken_stays_with_it_also_where_the_holders_have_one_name(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/meta.db"
     with Meta.open(url, "shop") as other:
         with Meta.open(url, "shop") as meta:
-            lost = meta.acquire_lease("shop", "shop", "host:1", 0.0)
-            taken = other.acquire_lease("shop", "shop", "host:1", 60.0)
+            lost = meta.leases.acquire("shop", "host:1", 0.0)
+            taken = other.leases.acquire("shop", "host:1", 60.0)
             with pytest.raises(RetryLater, match="is lost"):
-                meta.release_lease(lost)
-        other.renew_lease(taken, 60.0)
+                meta.leases.release(lost)
+        other.leases.renew(taken, 60.0)

@@ -1,1 +1,1 @@
-"""Numbered migrations of the meta database. Each is written out in full: it must not change when tables.py does."""
+"""Numbered migrations of the meta database. Each is written out in full: meta_schema.py may change, it must not."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import context
 
+from cdc_core.meta.meta_schema import metadata
 from cdc_core.meta.migrate import VERSION_TABLE
-from cdc_core.meta.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=metadata, version_table=VERSION_TABLE

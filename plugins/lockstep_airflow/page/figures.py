@@ -80,7 +80,7 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
 
     def read(parsed: config.Pipeline) -> dict[str, Any]:
         with _meta(parsed) as meta:
-            found = meta.account(run_id)
+            found = meta.overviews.account(run_id)
         if found is None or found.run.pipeline != pipeline:
             return {"run": None, "runs": [], "problems": []}
         document = account_document(found, parsed.stage)
@@ -147,8 +147,8 @@ def _meta(pipeline: config.Pipeline) -> Meta:
 def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     with _meta(pipeline) as meta:
         targets = [target.name for target in pipeline.scheduled_targets]
-        seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
-        switched = meta.latest_cutover(pipeline.pipeline)
+        seen = meta.overviews.find(targets, pipeline.windows)
+        switched = meta.cutovers.latest(pipeline.pipeline)
         moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover)
     known = {one.source for one in seen.status.sources}
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])

@@ -71,19 +71,19 @@ class Line:
             lease = self._lease(one.source)
             starts.put(self.store, one.source, one.begin, pipeline="line")
             self.store.put(one.path, one.to_bytes())
-            self.meta.commit_batch(lease, one)
+            self.meta.batches.commit(lease, one)
         if until_us is not None:
-            last = self.meta.checkpoint(manifests[-1].source)
+            last = self.meta.positions.checkpoint(manifests[-1].source)
             assert last is not None
-            self.meta.advance_watermark(self._lease(manifests[-1].source), _reached(last, until_us))
+            self.meta.positions.advance_watermark(self._lease(manifests[-1].source), _reached(last, until_us))
 
     def idle(self, source: str, until_us: int) -> None:
         """A source that has logged nothing at all."""
-        self.meta.advance_watermark(self._lease(source), checkpoint(0, until_us))
+        self.meta.positions.advance_watermark(self._lease(source), checkpoint(0, until_us))
 
     def _lease(self, source: str) -> Lease:
         if source not in self.leases:
-            self.leases[source] = self.meta.acquire_lease(source, self.pipeline.pipeline, "test", 600)
+            self.leases[source] = self.meta.leases.acquire(source, "test", 600)
         return self.leases[source]
 
     def plan(self, run_id: str, window: tuple[int, int] | None = None, **options: Any) -> RunPlan:

@@ -29,7 +29,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def states(line: Line) -> set[RecordState]:
-    return {record.state for record in line.meta.records("t", IDS)}
+    return {record.state for record in line.meta.records.find("t", IDS)}
 
 
 def refused(line: Line, **altered: object) -> LockstepError:
@@ -38,7 +38,7 @@ def refused(line: Line, **altered: object) -> LockstepError:
     line.apply(run, **altered)
     error = refusal(lambda: line.commit(run))
     assert states(line) == {RecordState.APPLIED}
-    assert line.meta.ledger("r") == ()
+    assert line.meta.ledgers.find("r") == ()
     return error
 
 
@@ -59,13 +59,13 @@ def test_a_commit_run_twice_changes_nothing_even_when_the_runs_files_are_gone(li
     run = line.plan("r", WINDOW)
     line.apply(run)
     first = line.commit(run)
-    before = line.meta.records("t", IDS), line.meta.ledger("r"), line.meta.run("r")
+    before = line.meta.records.find("t", IDS), line.meta.ledgers.find("r"), line.meta.runs.find("r")
     for found in list(line.store.list(f"{run.root}/")):
         line.store.delete(found.path)
     second = line.commit(run)
     assert (second.moved, second.tables) == (0, first.tables)
     assert (first.again, second.again) == (False, True)
-    assert (line.meta.records("t", IDS), line.meta.ledger("r"), line.meta.run("r")) == before
+    assert (line.meta.records.find("t", IDS), line.meta.ledgers.find("r"), line.meta.runs.find("r")) == before
 
 
 def test_a_ledger_that_does_not_add_up_moves_nothing(line: Line) -> None:
@@ -123,7 +123,7 @@ def test_a_commit_before_the_write_has_finished_is_refused(line: Line) -> None:
 
 
 def taken_states(line: Line) -> set[tuple[str, str]]:
-    return {(record.state.value, record.run_id) for record in line.meta.records("t", IDS)}
+    return {(record.state.value, record.run_id) for record in line.meta.records.find("t", IDS)}
 
 
 def test_records_that_were_not_applied_are_not_committed(line: Line) -> None:
@@ -136,7 +136,7 @@ def test_records_that_were_not_applied_are_not_committed(line: Line) -> None:
         _back_to_staged(fresh)
         error = refusal(lambda: fresh.commit(run))
         assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
-        assert fresh.meta.ledger("r") == ()
+        assert fresh.meta.ledgers.find("r") == ()
 
 
 def _back_to_staged(line: Line) -> None:
@@ -161,11 +161,11 @@ def test_a_plan_that_takes_the_place_of_this_one_while_it_is_committed_is_not_ta
     with monkeypatch.context() as patched:
         patched.setattr(lost_writes, "find", cleared)
         assert refusal(lambda: narrow.commit(run)).code == "run.clear_task"
-    assert line.meta.ledger("r") == ()
+    assert line.meta.ledgers.find("r") == ()
     again = line.plan("r", WINDOW)
     line.apply(again)
     line.commit(again)
-    assert {row.entry.table for row in line.meta.ledger("r")} == {"shop.orders", "shop.items"}
+    assert {row.entry.table for row in line.meta.ledgers.find("r")} == {"shop.orders", "shop.items"}
 
 
 def test_another_pipelines_run_is_refused(line: Line, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_target_commits_on_its_own(line: Line) -> None:
     assert both.commit(run, "t").moved == 4
     assert refusal(lambda: both.commit(run, "u")).code == "quality.failed"
     assert states(both) == {RecordState.COMMITTED}
-    assert {record.state for record in both.meta.records("u", IDS)} == {RecordState.APPLIED}
-    known = both.meta.run("r")
+    assert {record.state for record in both.meta.records.find("u", IDS)} == {RecordState.APPLIED}
+    known = both.meta.runs.find("r")
     assert known is not None
     assert known.state.value == "PLANNED"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import lockstep
 from cdc_core.apply import replay, retention
 from cdc_core.apply.compaction import By, Compacted, compact
 from cdc_core.apply.replay import Selection
-from cdc_core.apply.turn import Turn
+from cdc_core.apply.turn import turn_of
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, severity
+from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.run import files_to_read
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compaction, manifest
 from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.layout import compaction_path, originals_removed_path
@@ -304,9 +307,12 @@ def test_two_compactions_at_once_take_turns(staged: Staged, monkeypatch: pytest.
 def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
     staged.line.done("all")
     before = staged.seen()
-    monkeypatch.setattr("cdc_core.apply.turn._LEASE_S", -1.0)  # it ends as soon as it is taken
-    for name in ("renew", "__exit__"):
-        monkeypatch.setattr(Turn, name, lambda *_: None)
+
+    def expired(opened: OpenPipeline) -> nullcontext[Lease]:
+        return nullcontext(opened.meta.leases.acquire(turn_of(opened.pipeline), "we", -1.0))
+
+    monkeypatch.setattr("cdc_core.apply.compaction.turn_at", expired)
+    monkeypatch.setattr("cdc_core.apply.compaction.require_turn", lambda *_: None)
     together = threading.Barrier(2, timeout=60)
     putting = staged.line.store.put_if_absent
 
@@ -469,7 +475,7 @@ def test_meta_is_rebuilt_from_manifests_whose_parts_are_gone(staged: Staged, tmp
     fresh = Line.open(tmp_path / "fresh")
     fresh = Line(fresh.pipeline, fresh.meta, staged.line.store, {})
     with fresh.meta:
-        lease = fresh.meta.acquire_lease("shop", "line", "me", 60)
+        lease = fresh.meta.leases.acquire("shop", "me", 60)
         fresh.meta.rebuild(lease, manifest.chain(staged.line.store, "shop"), None)
         made = fresh.plan("again")
         assert len(made.target("t").batches) == len(staged.batches)

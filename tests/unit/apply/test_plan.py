@@ -79,7 +79,7 @@ def test_the_plan_is_on_the_stage_and_its_records_are_the_runs(line: Line) -> No
     run = line.plan("manual__2026-11-21T04:00:00+00:00", airflow_run_id="manual__2026-11-21T04:00:00+00:00")
     assert plan.load(line.meta, line.store, run.run_id) == run
     assert ":" not in run.path
-    (record,) = line.meta.records("t", IDS)
+    (record,) = line.meta.records.find("t", IDS)
     assert (record.state, record.run_id, record.table, record.rows) == (
         RecordState.STAGED,
         run.run_id,
@@ -97,7 +97,7 @@ def test_a_window_that_a_source_has_not_staged_to_its_end_waits(line: Line) -> N
     line.stage(B[0])
     error = refusal(lambda: line.plan("r", WINDOW))
     assert (severity(type(error)), error.code, error.where) == (RetryLater, "stage.behind", "shop")
-    assert line.meta.run("r") is None
+    assert line.meta.runs.find("r") is None
     line.stage(B[1], until_us=WINDOW[1] - 1)
     assert refusal(lambda: line.plan("r", WINDOW)).code == "stage.behind"
     line.stage(B[2], until_us=WINDOW[1])
@@ -117,7 +117,7 @@ def test_a_source_that_is_staged_up_to_a_time_which_metas_clock_is_far_from_is_n
         return
     error = refusal(lambda: line.plan("r", WINDOW))
     assert (severity(type(error)), error.code, "not at all yet" in error.what) == (RetryLater, "stage.behind", True)
-    assert line.meta.run("r") is None
+    assert line.meta.runs.find("r") is None
     monkeypatch.setattr(type(line.meta), "now_us", lambda _: WINDOW[1])
     assert taken(line.plan("r", WINDOW)) == IDS[:1]
 
@@ -154,7 +154,7 @@ def test_a_hole_in_the_positions_is_refused_and_claims_nothing(line: Line, tmp_p
         error = refusal(lambda: line.plan("r"))
         assert (severity(type(error)), error.code, error.where) == (DataAtRisk, "meta.gap", "shop")
         assert IDS[hole - 1] in error.what
-        assert line.meta.records("t", IDS) == ()
+        assert line.meta.records.find("t", IDS) == ()
         with sqlite3.connect(tmp_path / "meta.db") as connection:
             connection.execute(f"INSERT INTO batch VALUES ({','.join('?' * len(saved))})", saved)
     assert taken(line.plan("r")) == IDS[:4]
@@ -184,9 +184,9 @@ def test_planned_again_a_run_gets_the_same_plan_whatever_was_staged_since(line: 
 def test_a_failed_run_planned_again_is_planned(line: Line) -> None:
     line.stage(B[0])
     first = line.plan("r")
-    line.meta.record_failure("r", "the target was away")
+    line.meta.runs.record_failure("r", "the target was away")
     assert line.plan("r") == first
-    known = line.meta.run("r")
+    known = line.meta.runs.find("r")
     assert known is not None
     assert (known.state.value, known.last_error) == ("PLANNED", None)
 
@@ -203,7 +203,7 @@ def test_a_committed_run_planned_again_has_nothing_to_do(line: Line) -> None:
     again = line.plan("r", WINDOW)
     assert (taken(again), again.target("t").skipped) == ((), IDS[:1])
     assert line.commit(again).moved == 0
-    assert [record.state for record in line.meta.records("t", IDS)] == [RecordState.COMMITTED]
+    assert [record.state for record in line.meta.records.find("t", IDS)] == [RecordState.COMMITTED]
 
 
 def test_batches_staged_after_a_runs_commit_belong_to_a_later_run(line: Line) -> None:
@@ -236,7 +236,7 @@ def test_a_run_takes_over_what_a_dead_run_has_claimed(line: Line) -> None:
     line.apply(heir)
     line.commit(heir)
     assert line.commit(dead).moved == 0  # done by the other run: its ledger is closed, no record moves
-    assert {record.run_id for record in line.meta.records("t", IDS)} == {"heir"}
+    assert {record.run_id for record in line.meta.records.find("t", IDS)} == {"heir"}
 
 
 def test_a_run_has_nothing_left_to_do_while_others_have_all_of_its_batches(line: Line) -> None:
@@ -276,7 +276,7 @@ def test_a_commit_between_the_look_and_the_claim_makes_plan_look_again(
     line.stage(B[0], B[1])
     rival = line.plan("rival")
     line.apply(rival)
-    real = line.meta.plan_view
+    real = line.meta.plans.find
 
     def late(*arguments: object) -> object:
         seen = real(*arguments)  # type: ignore[arg-type]
@@ -284,7 +284,7 @@ def test_a_commit_between_the_look_and_the_claim_makes_plan_look_again(
         line.commit(rival)
         return seen
 
-    monkeypatch.setattr(line.meta, "plan_view", late)
+    monkeypatch.setattr(line.meta.plans, "find", late)
     assert taken(line.plan("r")) == ()
 
 
@@ -306,14 +306,14 @@ def test_a_table_that_the_target_does_not_take_is_recorded_and_not_merged(line: 
     line.stage(manifest(0, tables={"shop.orders": 3, "shop.items": 2}), manifest(1, tables={"shop.items": 2}))
     run = line.plan("r")
     assert [table.table for table in run.merge_set("0").tables] == ["shop.orders"]
-    assert [(record.table, record.taken) for record in line.meta.records("t", IDS)] == [
+    assert [(record.table, record.taken) for record in line.meta.records.find("t", IDS)] == [
         ("shop.items", False),
         ("shop.orders", True),
         ("shop.items", False),
     ]
     line.apply(run)
     line.commit(run)
-    assert {record.state for record in line.meta.records("t", IDS)} == {RecordState.COMMITTED}
+    assert {record.state for record in line.meta.records.find("t", IDS)} == {RecordState.COMMITTED}
 
 
 def test_a_table_that_the_rules_take_in_later_is_named_until_what_was_left_out_is_replayed(
@@ -361,7 +361,7 @@ def test_a_table_that_was_copied_since_lacks_nothing_that_was_left_out_before(
 def test_a_batch_without_rows_is_consumed_too(line: Line) -> None:
     line.stage(manifest(0, tables={}))
     run = line.plan("r")
-    assert [(record.table, record.state) for record in line.meta.records("t", IDS)] == [("", RecordState.STAGED)]
+    assert [(record.table, record.state) for record in line.meta.records.find("t", IDS)] == [("", RecordState.STAGED)]
     assert line.commit(run).moved == 1
     assert taken(line.plan("next")) == ()
 
@@ -372,7 +372,7 @@ def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
     assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
     assert "shop.orders" in error.what
     assert "targets.t.tables.shop.orders.key" in error.remedy
-    assert line.meta.records("t", IDS) == ()
+    assert line.meta.records.find("t", IDS) == ()
     mended = line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}})
     assert mended.plan("r").merge_set("0").tables[0].key == ("id",)
 
@@ -519,7 +519,7 @@ def test_no_row_may_be_set_aside_where_changes_do_not_have_all_of_their_values(l
     line.stage(manifest(1, absent_rows=2))
     error = refusal(lambda: line.plan("part"))
     assert (error.code, error.where) == ("config.table_rule", "targets.t.tables.shop.orders.on_row_error")
-    assert line.meta.run("part") is None
+    assert line.meta.runs.find("part") is None
     assert taken(line.with_targets({"name": "t"}).plan("part")) == IDS[:2]
 
 
@@ -606,7 +606,7 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
         == "target.layout"
     )
     assert sharded(line, key="ID").plan("r"), "columns' names have no case"
-    line.meta.accept_layouts("t", {"shop.orders": after.pipeline.target("t").tables["*"].layout})
+    line.meta.layouts.accept("t", {"shop.orders": after.pipeline.target("t").tables["*"].layout})
     after.plan("r")
     assert refusal(lambda: before.plan("r")).code == "target.layout"
 

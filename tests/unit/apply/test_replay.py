@@ -44,7 +44,7 @@ def taken(run: RunPlan) -> tuple[str, ...]:
 
 
 def records(line: Line, target: str) -> set[tuple[RecordState, str]]:
-    return {(record.state, record.run_id) for record in line.meta.records(target, IDS)}
+    return {(record.state, record.run_id) for record in line.meta.records.find(target, IDS)}
 
 
 def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> None:
@@ -57,15 +57,15 @@ def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> 
     done = line.commit(run)
     assert (done.moved, done.again, line.commit(run).again) == (0, False, True)
     assert records(line, "t") == before
-    known = line.meta.run("r")
+    known = line.meta.runs.find("r")
     assert known is not None
     assert known.state is RunState.COMMITTED
-    assert {row.entry.table for row in line.meta.ledger("r")} == {"shop.orders", "shop.items"}
+    assert {row.entry.table for row in line.meta.ledgers.find("r")} == {"shop.orders", "shop.items"}
     assert line.plan("second").target("t").batches == IDS[2:]  # the line goes on where it was
 
 
 def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line) -> None:
-    batches = {one.batch_id: one for one in line.meta.batches("shop")}
+    batches = {one.batch_id: one for one in line.meta.batches.find("shop")}
     here, earlier = (batches[one] for one in (IDS[3], IDS[2]))
     copied = replace(here, end=here.begin, batch_id=f"{here.batch_id}+000000000001")
     found = Selection("t", first={"shop": here.begin.seq})
@@ -94,8 +94,8 @@ def test_deletes_of_a_repair_are_replayed_without_what_came_before_them(line: Li
 
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
     plan(line, "r")
-    line.meta.record_failure("r", "spark died", target="t")
-    known = line.meta.run("r")
+    line.meta.runs.record_failure("r", "spark died", target="t")
+    known = line.meta.runs.find("r")
     assert known is not None
     assert (known.state, known.last_error) == (RunState.FAILED, "spark died")
     assert taken(plan(line, "r")) == IDS
@@ -145,7 +145,7 @@ def test_a_window_that_is_not_staged_to_its_end_waits_and_an_empty_one_is_refuse
     error = refusal(lambda: plan(line, "r", start_us=START_US, end_us=START_US + 3 * HOUR_US + 1))
     assert (severity(type(error)), error.code) == (RetryLater, "stage.behind")
     assert refusal(lambda: plan(line, "r", start_us=2, end_us=2)).code == "usage.argument"
-    assert line.meta.run("r") is None
+    assert line.meta.runs.find("r") is None
 
 
 def test_a_gap_among_the_chosen_batches_is_refused(line: Line, tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_o
             True,
             True,
         )
-        assert line.meta.run("part") is None
+        assert line.meta.runs.find("part") is None
     assert ids[1] in refusal(lambda: plan(line, "part", batches=frozenset(ids[3:]))).what
     assert taken(plan(line, "whole", "new")) == IDS + ids
     assert taken(plan(line, "items", "new", first={"shop": more[0].begin.position.seq}, tables=("shop.items",)))

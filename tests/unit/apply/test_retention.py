@@ -17,7 +17,7 @@ from cdc_core.apply.retention import Purged, require_unpurged
 from cdc_core.check.targets import writer_of
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, RecordState
-from cdc_core.meta.copies import copier_of
+from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.run import WriteCounts
 from cdc_core.rebuild import rebuild as rebuild_source
@@ -57,7 +57,7 @@ def files(line: Line) -> set[str]:
 
 
 def states(line: Line, target: str = "t") -> dict[str, RecordState]:
-    return {record.batch_id: record.state for record in line.meta.records(target, IDS)}
+    return {record.batch_id: record.state for record in line.meta.records.find(target, IDS)}
 
 
 def test_old_committed_batches_go_with_their_files_and_the_newest_stays(line: Line) -> None:
@@ -112,17 +112,17 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
     line: Line, monkeypatch: pytest.MonkeyPatch, recorded: bool
 ) -> None:
     line.done("first")
-    moving, claimed = line.meta.purge, read_at(2, 5)
+    moving, claimed = line.meta.records.purge, read_at(2, 5)
 
     def meanwhile(*args: Any, **options: Any) -> int:
-        copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
-        line.meta.decide_copied(copier, claimed, ())
+        copier = line.meta.leases.acquire(copier_of("shop"), "me", 60)
+        line.meta.copied.decide(copier, claimed, ())
         if recorded:
-            line.meta.record_copied(copier, claimed)
+            line.meta.batches.record_copied(copier, claimed)
         return moving(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(line.meta, "purge", meanwhile)
+        patch.setattr(line.meta.records, "purge", meanwhile)
         error = refusal(lambda: purge(line))
     assert (severity(type(error)), error.code) == (RetryLater, "lease.lost")
     assert (staged(line), horizon.read(line.store, "shop")) == (list(IDS), None)
@@ -131,10 +131,10 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
 def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_looked_up(line: Line) -> None:
     line.done("first")
     purge(line, B[3].window_end_us)
-    copier = line.meta.acquire_lease(copier_of("shop"), "line", "me", 60)
-    error = refusal(lambda: line.meta.decide_copied(copier, read_at(3, 5), ()))
-    assert (severity(type(error)), error.code, line.meta.decided_copied("shop")) == (RetryLater, "lease.lost", ())
-    line.meta.decide_copied(copier, read_at(4, 5), ())
+    copier = line.meta.leases.acquire(copier_of("shop"), "me", 60)
+    error = refusal(lambda: line.meta.copied.decide(copier, read_at(3, 5), ()))
+    assert (severity(type(error)), error.code, line.meta.copied.decided("shop")) == (RetryLater, "lease.lost", ())
+    line.meta.copied.decide(copier, read_at(4, 5), ())
 
 
 def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
@@ -193,8 +193,12 @@ def test_killed_at_any_step_it_shows_all_or_the_horizon_and_the_next_purge_ends_
     with monkeypatch.context() as patch:
         for name in ("put", "delete"):
             patch.setattr(line.store, name, counted(getattr(line.store, name)))
-        for name in ("purge", "forget_batches", "forget_runs"):
-            patch.setattr(line.meta, name, counted(getattr(line.meta, name)))
+        for repository, name in (
+            (line.meta.records, "purge"),
+            (line.meta.batches, "forget"),
+            (line.meta.runs, "forget"),
+        ):
+            patch.setattr(repository, name, counted(getattr(repository, name)))
         with pytest.raises(Killed):
             # records, horizon, rows, part and manifest of five batches, files of the run, its row
             purge(line, forget_us=NEVER)
@@ -205,26 +209,26 @@ def test_killed_at_any_step_it_shows_all_or_the_horizon_and_the_next_purge_ends_
     purge(line, forget_us=NEVER)
     assert files(line) == {B[5].path, B[5].parts[0].path}
     assert states(line) == {IDS[5]: RecordState.COMMITTED}
-    assert line.meta.run("first") is None
+    assert line.meta.runs.find("first") is None
 
 
 def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.done("first")
     inner: list[LockstepError] = []
-    moving = line.meta.purge
+    moving = line.meta.records.purge
 
     def meanwhile(*args: Any, **options: Any) -> int:
         inner.append(refusal(lambda: purge(line)))
         return moving(*args, **options)
 
-    monkeypatch.setattr(line.meta, "purge", meanwhile)
+    monkeypatch.setattr(line.meta.records, "purge", meanwhile)
     purge(line)
     assert [(severity(type(error)), error.code) for error in inner] == [(RetryLater, "lease.held")]
 
 
 def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.done("first")
-    line.meta.release_lease(line.leases["shop"])
+    line.meta.leases.release(line.leases["shop"])
     inner: list[str] = []
     known = line.meta.rebuild
 
@@ -247,7 +251,7 @@ def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
     """Else the next try of a DAG's extractor would end it, again and again."""
     line = Line.open(tmp_path, limits={"lease_s": 5})
     line.stage(*B)
-    line.meta.release_lease(line.leases["shop"])
+    line.meta.leases.release(line.leases["shop"])
 
     def expires_us() -> int:
         with sqlite3.connect(tmp_path / "meta.db") as connection:
@@ -275,7 +279,7 @@ def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> No
     error = refusal(lambda: later.plan("second"))
     assert (error.code, error.where) == ("plan.purged", "targets.new")
     assert str(B[5].begin.position) in error.what
-    assert line.meta.run("second") is None
+    assert line.meta.runs.find("second") is None
     assert (
         refusal(lambda: retention.seeded(opened(later.pipeline, line.meta, store=line.store), "x")).code
         == "usage.unknown_name"
@@ -293,7 +297,7 @@ def test_after_a_rebuild_of_meta_too_a_target_that_never_took_it_is_refused(line
     fresh = Line.open(tmp_path / "fresh").with_targets({"name": "t"}, {"name": "new"})
     fresh = Line(fresh.pipeline, fresh.meta, line.store, {})
     with fresh.meta:
-        lease = fresh.meta.acquire_lease("shop", "line", "me", 60)
+        lease = fresh.meta.leases.acquire("shop", "me", 60)
         fresh.meta.rebuild(lease, chain(line.store, "shop"))
         assert fresh.plan("a", targets=["t"]).target("t").batches == (IDS[5],)
         assert refusal(lambda: fresh.plan("b", targets=["new"])).code == "plan.purged"
@@ -324,7 +328,7 @@ def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> 
     done = purge(line)
     assert done.runs == ("old: first",)
     assert {info.path.split("/")[1] for info in line.store.list("runs/")} == {"open"}
-    assert line.meta.ledger("old: first") != ()
+    assert line.meta.ledgers.find("old: first") != ()
     assert purge(line).runs == ()
 
 
@@ -335,9 +339,9 @@ def test_a_run_stays_as_long_as_its_target_lacks_rows_that_it_set_aside(line: Li
     line.commit(run)
     done = purge(line, forget_us=NEVER)
     assert (done.sources[0].batches, done.runs, done.forgotten_runs) == (5, (), 0)
-    assert [one.run_id for one in line.meta.set_aside("t")] == ["first"]
+    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["first"]
     assert line.store.stat(run.path) is not None
-    line.meta.settle("t", run_id="first")
+    line.meta.ledgers.settle("t", run_id="first")
     done = purge(line, forget_us=NEVER)
     assert (done.runs, done.forgotten_runs) == (("first",), 1)
 
@@ -368,7 +372,7 @@ def test_a_table_that_the_target_left_out_is_not_its_own_because_it_was_purged(l
 
 
 def known(line: Line) -> list[str]:
-    return [batch.batch_id for batch in line.meta.batches("shop")]
+    return [batch.batch_id for batch in line.meta.batches.find("shop")]
 
 
 def test_rows_of_purged_batches_and_old_runs_leave_meta_at_their_own_age(line: Line) -> None:
@@ -401,10 +405,10 @@ def test_runs_and_ledgers_go_with_their_age_and_open_runs_stay(line: Line) -> No
     line.done("old")
     replay.plan(opened_line(line), Selection("t"), run_id="open")
     assert purge(line, forget_us=NEVER, dry_run=True).forgotten_runs == 1
-    assert line.meta.ledger("old") != ()
+    assert line.meta.ledgers.find("old") != ()
     assert purge(line, forget_us=NEVER).forgotten_runs == 1
-    assert (line.meta.run("old"), line.meta.ledger("old")) == (None, ())
-    assert line.meta.run("open") is not None
+    assert (line.meta.runs.find("old"), line.meta.ledgers.find("old")) == (None, ())
+    assert line.meta.runs.find("open") is not None
     assert line.plan("old").target("t").batches == ()
 
 
@@ -438,7 +442,7 @@ def test_a_pipeline_without_targets_purges_by_age_alone(tmp_path: Path) -> None:
 def test_status_counts_what_is_staged_still(line: Line) -> None:
     line.done("first")
     purge(line)
-    (source,) = line.meta.status("line", ["t"]).sources
+    (source,) = line.meta.status.find(["t"]).sources
     assert (source.batches, source.rows) == (1, 10)
 
 
@@ -476,7 +480,7 @@ def test_a_sweep_removes_plans_that_nothing_needs_any_more_and_no_others(line: L
 
 
 def test_a_sweep_leaves_plans_of_other_pipelines_and_files_that_are_no_plans(line: Line) -> None:
-    other = line.plan("other").to_bytes().replace(b'"pipeline": "line"', b'"pipeline": "another"')
+    other = line.plan("other").to_bytes().replace(b'"pipeline":"line"', b'"pipeline":"another"')
     line.store.put("runs/other/0/plan.json", other)
     line.store.put("runs/note/1/plan.json", b"[]")
     line.store.put("runs/lost/2/merged/x.parquet", b"x")

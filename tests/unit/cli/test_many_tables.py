@@ -51,7 +51,7 @@ def test_status_counts_the_batches_of_a_failed_run_among_those_that_wait(
     line = Line.open(tmp_path)
     line.stage(manifest(0, tables={"shop.orders": 7}))
     line.plan("failed")
-    line.meta.record_failure("failed", "it broke")
+    line.meta.runs.record_failure("failed", "it broke")
     line.stage(manifest(1, tables={"shop.orders": 5}))
     line.meta.close()
     path = tmp_path / "line.yaml"

@@ -31,7 +31,7 @@ def test_a_table_that_was_left_out_stops_a_cutover_if_the_pipeline_takes_it(
 ) -> None:
     left_out = TableCoverage(How.LEFT_OUT, 1, 0, "binlog.000001:4")
     line.stage(manifest(0))
-    line.meta.keep_coverage(line.leases["shop"], {"shop.orders": left_out}, NO_SURVEY)
+    line.meta.coverages.keep(line.leases["shop"], {"shop.orders": left_out}, NO_SURVEY)
     pipeline = parse(
         rf"""
 pipeline: line

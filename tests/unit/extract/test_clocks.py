@@ -83,14 +83,16 @@ def test_whatever_the_clocks_do_windows_do_not_go_back_and_none_is_complete_befo
                 world.commit(much)
             elif what == "again":  # the process ends, and another reads on from what is durable
                 house.stager.abort()
-                stored = house.meta.checkpoint("shop") or Checkpoint(Position(0, "binlog.000001", 4), watermark_us=NOON)
+                stored = house.meta.positions.checkpoint("shop") or Checkpoint(
+                    Position(0, "binlog.000001", 4), watermark_us=NOON
+                )
                 world.read = (stored.position.offset - 4) // ENTRY_BYTES
                 house.stager = house.new_stager(stored)
             else:
                 until_us = world.real_us + much
                 if world.drain(until_us):
                     assert until_us <= world.now_us + CLOCK_TOLERANCE_US
-            stored = house.meta.checkpoint("shop")
+            stored = house.meta.positions.checkpoint("shop")
             if stored is not None:
                 assert stored.watermark_us <= world.highest_us
         world.server_off = world.meta_off = 0
@@ -98,13 +100,13 @@ def test_whatever_the_clocks_do_windows_do_not_go_back_and_none_is_complete_befo
         world.commit()
         assert world.drain(world.real_us)
         assert world.read == len(world.log)
-        assert house.meta.checkpoint("shop").watermark_us == world.real_us
+        assert house.meta.positions.checkpoint("shop").watermark_us == world.real_us
         batches = house.batches
         assert sum(batch.rows for batch in batches) == len(world.log)
         assert all(one.window_start_us <= other.window_start_us for one, other in pairwise(batches))
         assert all(batch.window_start_us <= world.highest_us for batch in batches)
         last = batches[-1]
-        if house.meta.checkpoint("shop").floor_us <= world.real_us:
+        if house.meta.positions.checkpoint("shop").floor_us <= world.real_us:
             assert last.window_start_us == house.pipeline.windows.containing(world.real_us)[0]
         else:
             assert any("windows do not go back" in note for note in last.notes)

@@ -57,11 +57,11 @@ class House:
         )
         self.store = open_store(self.pipeline.stage.uri)
         self.meta = Meta.open(self.pipeline.meta.url, self.pipeline.pipeline)
-        self.lease = self.meta.acquire_lease("shop", "shop", holder, ttl_s=60)
+        self.lease = self.meta.leases.acquire("shop", holder, ttl_s=60)
         begun = starts.put(self.store, "shop", Checkpoint(START, watermark_us=NOON), pipeline="line")
         self.acknowledged: list[AckPoint] = []
         self.directory = directory
-        self.stager = self.new_stager(self.meta.checkpoint("shop") or begun)
+        self.stager = self.new_stager(self.meta.positions.checkpoint("shop") or begun)
 
     def new_stager(self, start: Checkpoint) -> Stager:
         return Stager(
@@ -93,7 +93,7 @@ def house(tmp_path):
 
 def test_nothing_is_recorded_or_acknowledged_before_the_batch_is_committed(house):
     house.stager.add(block([Made([row(1)], ts=NOON)], START), now_us=LATER)
-    assert house.meta.checkpoint("shop") is None
+    assert house.meta.positions.checkpoint("shop") is None
     assert house.acknowledged == []
     assert house.batches == []
 
@@ -103,7 +103,7 @@ def test_a_committed_batch_has_files_manifest_and_position_and_is_acknowledged_l
     manifest = house.stager.commit()
     assert [batch.batch_id for batch in house.batches] == [manifest.batch_id]
     assert manifest.rows == 2
-    assert house.meta.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + 7)
+    assert house.meta.positions.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + 7)
     assert house.acknowledged == [AckPoint("binlog.000001", at(1).offset, NOON + 7)]
 
 
@@ -150,7 +150,7 @@ def test_a_batch_without_rows_still_stands_in_the_chain_when_the_position_moved(
     house.stager.add(block([Made(kind=UNCAPTURED)], START), now_us=LATER)
     manifest = house.stager.commit(watermark_us=NOON + MINUTE)
     assert manifest.parts == ()
-    assert house.meta.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + MINUTE)
+    assert house.meta.positions.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + MINUTE)
 
 
 def test_a_batch_without_rows_belongs_to_the_window_that_its_end_completes(house):
@@ -164,13 +164,13 @@ def test_the_checkpoint_keeps_the_gtids_that_were_passed(house):
         block([Made([row(1)], ts=NOON, gtid="0-1-7"), Made([row(2)], ts=NOON, gtid="0-1-8")], START), now_us=LATER
     )
     house.stager.commit()
-    assert house.meta.checkpoint("shop").gtid_set == "0-1-8"
+    assert house.meta.positions.checkpoint("shop").gtid_set == "0-1-8"
 
 
 def test_where_the_position_did_not_move_only_the_watermark_does(house):
     assert house.stager.commit(watermark_us=NOON + MINUTE) is None
     assert house.batches == []
-    assert house.meta.checkpoint("shop") == Checkpoint(START, watermark_us=NOON + MINUTE)
+    assert house.meta.positions.checkpoint("shop") == Checkpoint(START, watermark_us=NOON + MINUTE)
 
 
 def test_what_comes_after_a_watermark_never_joins_a_window_before_it(house):
@@ -228,7 +228,7 @@ def test_inside_a_transaction_release_frees_the_ring_and_commits_nothing(house):
     house.stager.release()
     assert house.acknowledged == [AckPoint("binlog.000001", at(1).offset, NOON)]
     assert house.batches == []
-    assert house.meta.checkpoint("shop") is None
+    assert house.meta.positions.checkpoint("shop") is None
 
 
 def test_release_at_a_transaction_end_commits(house):
@@ -246,7 +246,7 @@ def test_abort_leaves_no_file_of_what_was_not_committed(house):
 def test_who_finds_the_batchs_place_taken_stops_and_leaves_no_file(tmp_path):
     with closing(House(tmp_path)) as slow:
         slow.stager.add(block([Made([row(1)], ts=NOON)], START), now_us=LATER)
-        slow.meta.release_lease(slow.lease)
+        slow.meta.leases.release(slow.lease)
         with closing(House(tmp_path, holder="b")) as fast:
             fast.stager.add(block([Made([row(1)], ts=NOON), Made([row(2)], ts=NOON)], START), now_us=LATER)
             fast.stager.commit()
@@ -256,18 +256,18 @@ def test_who_finds_the_batchs_place_taken_stops_and_leaves_no_file(tmp_path):
         (batch,) = slow.batches
         assert batch.rows == 2
         assert slow.files() == [part.path for part in batch.parts]
-        assert slow.meta.checkpoint("shop").position == at(2)
+        assert slow.meta.positions.checkpoint("shop").position == at(2)
 
 
 def test_who_lost_the_lease_moves_nothing_in_meta_even_if_its_manifest_is_first(tmp_path):
     with closing(House(tmp_path)) as old:
         old.stager.add(block([Made([row(1)], ts=NOON)], START), now_us=LATER)
-        old.meta.release_lease(old.lease)
+        old.meta.leases.release(old.lease)
         with closing(House(tmp_path, holder="b")) as new:
             with pytest.raises(RetryLater) as caught:
                 old.stager.commit()
             assert caught.value.code == "lease.lost"
-            assert new.meta.checkpoint("shop") is None
+            assert new.meta.positions.checkpoint("shop") is None
             assert [batch.rows for batch in new.batches] == [1]
 
 
@@ -283,7 +283,7 @@ def test_what_could_not_be_kept_of_the_log_ahead_ends_only_who_has_lost_the_leas
     with monkeypatch.context() as patch:
         patch.setattr(house.meta._database, "write", refused)
         extractor._keep_ahead("what was found")
-    house.meta.release_lease(house.lease)
+    house.meta.leases.release(house.lease)
     with pytest.raises(RetryLater) as lost:
         extractor._keep_ahead("what was found")
     assert lost.value.code == "lease.lost"

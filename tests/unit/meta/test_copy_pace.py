@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_core.meta.copy_pace import ROW_COST_BYTES, Moment, Rate, from_text, noted, rate_of, to_text
+from cdc_core.meta.copy_pace import ROW_COST_BYTES, Moment, Rate, noted, rate_of
 
 SECOND = 1_000_000
 
@@ -28,11 +28,9 @@ def test_however_often_chunks_are_read_few_moments_are_kept() -> None:
         assert moments[-1] == after(number / 1000, number)
     assert len(moments) < 20
     assert rate_of(moments, 100 * SECOND) == Rate(1000, 100_000)
-    assert from_text(to_text(moments)) == moments
 
 
 def test_a_copy_that_has_just_begun_or_does_not_go_on_has_no_rate() -> None:
-    assert from_text(None) == ()
     assert rate_of((), SECOND) is None
     assert rate_of((after(0, 0),), SECOND) is None
     assert rate_of((after(0, 0), after(1, 0)), SECOND) is None

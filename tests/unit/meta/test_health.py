@@ -35,7 +35,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
 
 
 def seen(line: Line, now_us: int = START_US + HOUR_US) -> list[tuple[str, str]]:
-    status = replace(line.meta.status("line", ["t"]), now_us=now_us)
+    status = replace(line.meta.status.find(["t"]), now_us=now_us)
     return [(one.level.value, one.code or one.subject) for one in problems(status, HOURLY, ["shop"], ["t"])]
 
 
@@ -45,27 +45,27 @@ def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.log_lost")
 
 def test_a_source_that_was_never_extracted_is_said_and_its_failure_before_that(line: Line) -> None:
     assert seen(line) == [("late", "source shop")]
-    line.meta.failed("line", "extract", "shop", error())
+    line.meta.failures.keep("extract", "shop", error())
     assert seen(line) == [("failed", "source.log_lost"), ("late", "source shop")]
 
 
 def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_watermark_moves(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    line.meta.failed("line", "extract", "shop", error(RetryLater, "connection.unreachable"))
-    line.meta.failed("line", "extract", "shop", error())
-    line.meta.failed("line", "extract", "shop", error())
-    (one,) = line.meta.status("line").failures
+    line.meta.failures.keep("extract", "shop", error(RetryLater, "connection.unreachable"))
+    line.meta.failures.keep("extract", "shop", error())
+    line.meta.failures.keep("extract", "shop", error())
+    (one,) = line.meta.status.find().failures
     assert (one.code, one.what, one.where, one.remedy, one.exit_class, one.times) == (
         "source.log_lost", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
     )  # fmt: skip
     assert one.first_us <= one.failed_us
-    line.meta.failed("other", "extract", "shop", error())
+    line.meta.of("other").failures.keep("extract", "shop", error())
     assert seen(line) == [("failed", "source.log_lost")]
-    reached = line.meta.checkpoint("shop")
+    reached = line.meta.positions.checkpoint("shop")
     assert reached is not None
-    line.meta.advance_watermark(line.leases["shop"], reached)
+    line.meta.positions.advance_watermark(line.leases["shop"], reached)
     assert seen(line) == []
-    line.meta.failed("line", "extract", "shop", error())
+    line.meta.failures.keep("extract", "shop", error())
     line.stage(manifest(1, window=1))
     assert ("failed", "source.log_lost") not in seen(line)
 
@@ -73,19 +73,19 @@ def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_wat
 def test_the_worst_class_comes_first(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     for number, kind in enumerate((RetryLater, UsageError, Refused, DataAtRisk, InternalError)):
-        line.meta.failed("line", "plan", str(number), error(kind, f"x.{number}"))
+        line.meta.failures.keep("plan", str(number), error(kind, f"x.{number}"))
     assert [code for _, code in seen(line)] == ["x.3", "x.4", "x.2", "x.1", "x.0"]
 
 
 def test_a_failed_run_and_a_failed_plan_are_said_until_one_succeeds(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    line.meta.failed("line", "plan", "", error(Refused, "plan.purged"))
+    line.meta.failures.keep("plan", "", error(Refused, "plan.purged"))
     assert seen(line) == [("failed", "plan.purged")]
     run = line.plan("first")
     assert seen(line) == []
-    line.meta.record_failure("first", "it broke")
+    line.meta.runs.record_failure("first", "it broke")
     assert seen(line) == [("failed", "run first")]
-    line.meta.failed("line", "run", "first", error(Refused, "target.grants"))
+    line.meta.failures.keep("run", "first", error(Refused, "target.grants"))
     assert seen(line) == [("failed", "target.grants")]
     line.apply(run)
     line.commit(run)
@@ -95,8 +95,8 @@ def test_a_failed_run_and_a_failed_plan_are_said_until_one_succeeds(line: Line) 
 def test_a_failed_run_whose_batches_another_has_committed_is_over(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     line.plan("first")
-    line.meta.record_failure("first", "it broke")
-    line.meta.failed("line", "run", "first", error(Refused, "target.grants"))
+    line.meta.runs.record_failure("first", "it broke")
+    line.meta.failures.keep("run", "first", error(Refused, "target.grants"))
     line.done("second")
     assert seen(line) == []
 
@@ -105,7 +105,7 @@ def test_a_failed_run_is_said_as_long_as_it_has_batches_whatever_other_runs_comm
     """Of other targets, of earlier windows, or of nothing at all."""
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     run = line.plan("first")
-    line.meta.record_failure("first", "it broke")
+    line.meta.runs.record_failure("first", "it broke")
     line.done("a backfill", (START_US - HOUR_US, START_US))
     assert seen(line) == [("failed", "run first")]
     line.apply(run)
@@ -117,8 +117,8 @@ def test_an_error_of_a_run_whose_batches_another_has_committed_keeps_no_way_back
     """Each run has a name of its own: nothing clears the error of one that failed."""
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     line.plan("first")
-    line.meta.record_failure("first", "it broke")
-    line.meta.failed("line", "run", "first", error(RetryLater, "connection.unreachable"))
+    line.meta.runs.record_failure("first", "it broke")
+    line.meta.failures.keep("run", "first", error(RetryLater, "connection.unreachable"))
     cutover = Cutover("c1", "there", "line", "WATCH")
     assert "last error: It broke." in way_back_document(line.meta, cutover, "24h")["said"]
     line.done("second")
@@ -135,7 +135,7 @@ def test_a_source_and_a_target_are_late_by_the_intervals_that_have_ended(line: L
 
 def test_tables_that_are_partial_are_noted_last(line: Line) -> None:
     line.stage(*covered([manifest(0)], how=How.EXISTING, rows=60_000), until_us=START_US + HOUR_US)
-    status = line.meta.status("line")
+    status = line.meta.status.find()
     (found,) = problems(status, HOURLY, ["shop"], [])[-1:]
     assert (found.level, found.exit_code) == (Level.NOTED, 0)
     assert "Rows of shop.orders" in found.what
@@ -146,48 +146,48 @@ def test_tables_that_are_partial_are_noted_last(line: Line) -> None:
 
 def test_a_pause_of_copies_is_said_with_the_tables_and_the_purges_that_wait_for_its_end(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    line.meta.pause_copies("shop", "somebody")
+    line.meta.copies.pause("shop", "somebody")
 
     def said() -> Problem:
-        return next(one for one in problems(line.meta.status("line"), HOURLY, ["shop"], []) if "paused" in one.what)
+        return next(one for one in problems(line.meta.status.find(), HOURLY, ["shop"], []) if "paused" in one.what)
 
     nothing_waits = said()
     assert (nothing_waits.level, nothing_waits.exit_code) == (Level.NOTED, 0)
     assert "by somebody" in nothing_waits.what
-    line.meta.keep_coverage(line.leases["shop"], {"shop.due": TableCoverage(How.EXISTING, 1, 0, "", 7)}, NO_SURVEY)
+    line.meta.coverages.keep(line.leases["shop"], {"shop.due": TableCoverage(How.EXISTING, 1, 0, "", 7)}, NO_SURVEY)
     due = said()
     assert (due.level, due.exit_code) == (Level.PAUSED, RetryLater.exit_code)
     assert "Waiting to be copied: 1 table." in due.what
     assert "Purges" not in due.what
-    copier = line.meta.acquire_lease(copier_of("shop"), "line", "the copier", 60)
-    line.meta.begin_copy(copier, TableCopy("shop", TableSchema("shop", "big", ()), ("9",)))
+    copier = line.meta.leases.acquire(copier_of("shop"), "the copier", 60)
+    line.meta.copies.begin(copier, TableCopy("shop", TableSchema("shop", "big", ()), ("9",)))
     begun = said()
     assert "Waiting to be copied: 2 tables. Purges take nothing that was staged after" in begun.what
     assert "lockstep snapshot line --resume" in begun.remedy
-    line.meta.failed("line", "extract", "shop", error())
+    line.meta.failures.keep("extract", "shop", error())
     assert [level for level, _ in seen(line)][:2] == ["failed", "paused"]
-    line.meta.resume_copies("shop")
-    assert not any("paused" in one.what for one in problems(line.meta.status("line"), HOURLY, ["shop"], []))
+    line.meta.copies.resume("shop")
+    assert not any("paused" in one.what for one in problems(line.meta.status.find(), HOURLY, ["shop"], []))
 
 
 def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    line.meta.record_retention(line.leases["shop"], 7200)
-    status = line.meta.status("line")
+    line.meta.leases.record_retention(line.leases["shop"], 7200)
+    status = line.meta.status.find()
     left = retention_left_s(status.sources[0], status.now_us)
     assert left is not None
     assert left < 0  # the made batches are years old
-    assert any("may be purged already" in one.what for one in problems(line.meta.status("line"), HOURLY, ["shop"], []))
+    assert any("may be purged already" in one.what for one in problems(line.meta.status.find(), HOURLY, ["shop"], []))
 
 
 def test_a_watermark_that_was_withdrawn_is_a_lag_that_nobody_knows(line: Line) -> None:
     """Not one of 56 years, for which logs count as purged."""
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    stored = line.meta.checkpoint("shop")
+    stored = line.meta.positions.checkpoint("shop")
     assert stored is not None
-    line.meta.advance_watermark(line.leases["shop"], stored.distrusted())
-    line.meta.record_retention(line.leases["shop"], 7200)
-    status = line.meta.status("line")
+    line.meta.positions.advance_watermark(line.leases["shop"], stored.distrusted())
+    line.meta.leases.record_retention(line.leases["shop"], 7200)
+    status = line.meta.status.find()
     (source,) = status.sources
     assert (source.lag_us, status_document(status, [])["sources"][0]["lag_s"]) == (None, None)
     left = retention_left_s(source, status.now_us)
@@ -220,30 +220,30 @@ def test_lateness_counts_the_intervals_that_ended_after_what_is_complete(
 def test_rows_that_a_verification_found_to_differ_are_said_until_they_are_repaired_or_found_equal(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     line.done("first")
-    lease = line.meta.acquire_lease("verify:t", "line", "a test", 60)
+    lease = line.meta.leases.acquire("verify:t", "a test", 60)
 
     def ended(mode: str, hour: int, differing: dict[str, int], differences: int = 0) -> None:
         summary = {"ended": f"2026-11-20T{hour:02}:00:00+00:00", "differing": differing, "differences": differences}
-        line.meta.finish_verification(lease, "line", "t", mode, summary)
+        line.meta.verifications.finish(lease, "t", mode, summary)
 
     def said() -> list[str]:
-        status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+        status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
         return [one.what for one in problems(status, HOURLY, ["shop"], ["t"])]
 
     ended("ordered", 1, {"orders": 3, "items": 1}, 4)
     assert said() == ["4 rows of items, orders differ from the source."]
-    status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+    status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
     assert [(one.level, one.exit_code) for one in problems(status, HOURLY, ["shop"], ["t"])] == [(Level.FAILED, 4)]
     assert problems(status, HOURLY, ["shop"], ["another"]) == ()
     ended("random", 2, {"orders": 3, "items": 1})  # it has seen none of them
     assert said() == ["4 rows of items, orders differ from the source."]
-    line.meta.forget_differences(lease, "line", "t", {"orders": 2, "items": 1})
+    line.meta.verifications.forget_differences(lease, "t", {"orders": 2, "items": 1})
     assert said() == ["1 row of orders differs from the source."]
     ended("ordered", 3, {})
     assert said() == []
     ended("count", 4, {}, 5)
     assert said() == ["5 rows differ from the source."]
-    line.meta.forget_differences(lease, "line", "t", {"orders": 5})  # it is not known which rows these are
+    line.meta.verifications.forget_differences(lease, "t", {"orders": 5})  # it is not known which rows these are
     assert said() == ["5 rows differ from the source."]
     ended("ordered", 5, {})
     assert said() == []
@@ -262,26 +262,26 @@ def test_rows_that_a_target_rejected_are_said_first_until_they_were_taken_or_fou
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     first = rejecting(line, "first", 2)
     assert seen(line) == [("failed", "target.row_error")]
-    status = replace(line.meta.status("line", ["t"]), now_us=START_US + HOUR_US)
+    status = replace(line.meta.status.find(["t"]), now_us=START_US + HOUR_US)
     (one,) = problems(status, HOURLY, ["shop"], ["t"])
     assert (one.exit_code, one.where, "--requeue first" in one.remedy) == (4, "first", True)
     assert "2 rows of shop.orders" in one.what
     line.stage(manifest(1), until_us=START_US + HOUR_US)
     rejecting(line, "second", 1)
-    assert [one.where for one in problems(line.meta.status("line"), HOURLY, ["shop"], []) if one.code] == [
+    assert [one.where for one in problems(line.meta.status.find(), HOURLY, ["shop"], []) if one.code] == [
         "first", "second"
     ]  # fmt: skip
 
     # A replay of the first run's batches says itself what is lacking of them.
     repeated = replace(first, run_id="again", replay=True)
     line.store.put(repeated.path, repeated.to_bytes())
-    line.meta.claim(PlannedRun("again", "line", None, repeated.path, repeated.digest, replays=True), ())
+    line.meta.runs.claim(PlannedRun("again", "line", None, repeated.path, repeated.digest, replays=True), ())
     line.apply(repeated)
     line.commit(repeated)
-    assert [one.run_id for one in line.meta.set_aside("t")] == ["second"]
-    line.meta.settle("t", before_us=1)
-    assert [one.run_id for one in line.meta.set_aside("t")] == ["second"]
-    line.meta.settle("t", before_us=line.meta.now_us() + 1)
+    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["second"]
+    line.meta.ledgers.settle("t", before_us=1)
+    assert [one.run_id for one in line.meta.ledgers.set_aside("t")] == ["second"]
+    line.meta.ledgers.settle("t", before_us=line.meta.now_us() + 1)
     assert seen(line) == []
 
 
@@ -300,7 +300,7 @@ def test_copied_rows_that_wait_for_a_run_are_noted_until_one_has_taken_them(line
 
 def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything_since_then(line: Line) -> None:
     def notes() -> tuple[str, ...]:
-        return line.meta.status("line", ["t"]).sources[0].notes
+        return line.meta.status.find(["t"]).sources[0].notes
 
     line.stage(manifest(0, notes=("a table was dropped",)), until_us=START_US + HOUR_US)
     assert notes() == ("a table was dropped",)
@@ -319,8 +319,8 @@ def test_a_note_ends_when_all_targets_have_its_batch_and_no_table_lacks_anything
 def test_rows_that_differ_come_before_errors_that_may_pass(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
     line.done("first")
-    lease = line.meta.acquire_lease("verify:t", "line", "a test", 60)
+    lease = line.meta.leases.acquire("verify:t", "a test", 60)
     summary = {"ended": "2026-11-20T01:00:00+00:00", "differing": {"orders": 3}, "differences": 3}
-    line.meta.finish_verification(lease, "line", "t", "ordered", summary)
-    line.meta.failed("line", "plan", "", error(RetryLater, "connection.unreachable"))
+    line.meta.verifications.finish(lease, "t", "ordered", summary)
+    line.meta.failures.keep("plan", "", error(RetryLater, "connection.unreachable"))
     assert seen(line) == [("failed", "verify.differs"), ("failed", "connection.unreachable")]

@@ -15,8 +15,8 @@ from tests.opened import opened_line
 from tests.unit.apply.made_line import Line
 
 ASKED: dict[str, Callable[[Line], Any]] = {
-    "status": lambda line: line.meta.status("line", ["t"]),
-    "overview": lambda line: line.meta.overview("line", ["t"], line.pipeline.windows),
+    "status": lambda line: line.meta.status.find(["t"]),
+    "overview": lambda line: line.meta.overviews.find(["t"], line.pipeline.windows),
     "plan": lambda line: line.plan("next"),
     "run": lambda line: line.done("all"),
     "purge": lambda line: purge(opened_line(line), cutoff_us=2**60, forget_us=2**60),

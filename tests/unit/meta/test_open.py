@@ -33,7 +33,7 @@ def url_of(path: Path) -> str:
 def test_a_new_file_gets_its_directory_and_its_tables(tmp_path: Path) -> None:
     path = tmp_path / "new" / "meta.db"
     with Meta.open(url_of(path), "line") as meta:
-        assert meta.checkpoint("shop") is None
+        assert meta.positions.checkpoint("shop") is None
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("SELECT version_num FROM lockstep_version").fetchone() == (migrate.head(),)
@@ -43,7 +43,7 @@ def _open_at_once(path: Path, barrier: Any, answers: Any) -> None:
     barrier.wait()
     try:
         with Meta.open(url_of(path), "line") as meta:
-            answers.put(repr(meta.checkpoint("shop")))
+            answers.put(repr(meta.positions.checkpoint("shop")))
     except LockstepError as error:
         answers.put(error.code)
 
@@ -85,7 +85,7 @@ def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opene
 
     monkeypatch.setattr(migrate, "current", between)
     with Meta.open(url_of(path), "line") as meta:
-        assert meta.checkpoint("shop") is None
+        assert meta.positions.checkpoint("shop") is None
 
 
 def test_the_first_command_makes_the_tables_beside_those_of_others(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
 def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(url_of(path), "line", busy_timeout_s=0.1) as meta:
-        lease = meta.acquire_lease("shop", "line", "one", 60)
+        lease = meta.leases.acquire("shop", "one", 60)
         script = (
             "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE');"
             "print('held', flush=True); sys.stdin.read()"
@@ -167,7 +167,7 @@ def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> 
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
-            error = refusal(lambda: meta.commit_batch(lease, manifest(0)))
+            error = refusal(lambda: meta.batches.commit(lease, manifest(0)))
             assert error.code == "meta.busy"
             assert f"process {holder.pid} (" in error.what
             holder.communicate()
@@ -176,30 +176,30 @@ def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> 
 def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(url_of(path), "line", busy_timeout_s=0.1) as meta:
-        lease = meta.acquire_lease("shop", "line", "one", 60)
+        lease = meta.leases.acquire("shop", "one", 60)
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
-        error = refusal(lambda: meta.commit_batch(lease, manifest(0)))
+        error = refusal(lambda: meta.batches.commit(lease, manifest(0)))
         assert (severity(type(error)), error.code) == (RetryLater, "meta.busy")
         assert "Another process" in error.what, "it is this one, by another connection"
-        assert meta.checkpoint("shop") is None  # who reads is not held up
+        assert meta.positions.checkpoint("shop") is None  # who reads is not held up
         blocker.execute("ROLLBACK")
         blocker.close()
-        meta.commit_batch(lease, manifest(0))
+        meta.batches.commit(lease, manifest(0))
 
 
 def test_a_full_disk_makes_the_commit_of_a_batch_retry_later_and_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     many = manifest(0, tables={f"shop.t{number}": 1 for number in range(300)})
     with Meta.open(url_of(path), "line") as meta:
-        lease = meta.acquire_lease("shop", "line", "one", 60)
+        lease = meta.leases.acquire("shop", "one", 60)
         full = _with_page_limit(meta)
-        error = refusal(lambda: meta.commit_batch(lease, many))
+        error = refusal(lambda: meta.batches.commit(lease, many))
         assert (severity(type(error)), error.code) == (RetryLater, "disk.error")
         full()
-        assert meta.checkpoint("shop") is None
-        assert meta.batches("shop") == ()
-        meta.commit_batch(lease, many)
+        assert meta.positions.checkpoint("shop") is None
+        assert meta.batches.find("shop") == ()
+        meta.batches.commit(lease, many)
 
 
 def _with_page_limit(meta: Meta) -> Callable[[], None]:
@@ -224,17 +224,17 @@ def _with_page_limit(meta: Meta) -> Callable[[], None]:
 def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) -> None:
     """Airflow forks its tasks."""
     with Meta.open(url_of(tmp_path / "meta.db"), "line") as meta:
-        meta.acquire_lease("shop", "line", "parent", 60)
+        meta.leases.acquire("shop", "parent", 60)
         child = os.fork()
         if child == 0:
             try:
                 inherited = [one for one in _open_files() if one.startswith(str(tmp_path))]
-                meta.acquire_lease("other", "line", "child", 60)
+                meta.leases.acquire("other", "child", 60)
                 os._exit(3 if inherited else 0)
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
-        meta.acquire_lease("third", "line", "parent", 60)
+        meta.leases.acquire("third", "parent", 60)
 
 
 def _open_files() -> Iterator[str]:
@@ -247,7 +247,7 @@ def test_a_connection_stays_open_between_transactions_and_none_after_the_end(tmp
     """The last one to close a file writes its log into it, which takes longer than most transactions."""
     log = tmp_path / "meta.db-wal"
     with Meta.open(url_of(tmp_path / "meta.db"), "line") as meta:
-        meta.acquire_lease("shop", "line", "one", 60)
+        meta.leases.acquire("shop", "one", 60)
         assert log.exists()
     assert not log.exists()
     assert not [one for one in _open_files() if one.startswith(str(tmp_path))]
@@ -259,27 +259,27 @@ def test_an_opening_in_the_same_process_leaves_the_locks_of_a_connection_that_is
     path = tmp_path / "meta.db"
     log = tmp_path / "meta.db-wal"
     with Meta.open(url_of(path), "line") as meta:
-        meta.checkpoint("shop")
+        meta.positions.checkpoint("shop")
         with Meta.open(url_of(path), "line"):
             pass
         before = log.stat().st_ino
         visit = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT 1 FROM lease'); c.close()"
         subprocess.run([sys.executable, "-c", visit, str(path)], check=True)
         assert log.stat().st_ino == before
-        meta.checkpoint("shop")
+        meta.positions.checkpoint("shop")
 
 
 def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(url_of(path), "line") as meta:
-        meta.acquire_lease("shop", "line", "one", 60)
+        meta.leases.acquire("shop", "one", 60)
         saved = tmp_path / "saved.db"
         with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(saved)) as new:
             old.backup(new)
         for name in ("meta.db", "meta.db-wal", "meta.db-shm"):
             (tmp_path / name).unlink()
         saved.rename(path)
-        meta.acquire_lease("other", "line", "one", 60)
+        meta.leases.acquire("other", "one", 60)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT COUNT(*) FROM lease").fetchone() == (2,)
 

@@ -8,7 +8,7 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta, Overview
-from cdc_core.meta.overview import BATCHES, WINDOWS
+from cdc_core.meta.overviews import BATCHES, WINDOWS
 from cdc_core.windows import Windows
 from tests.made_batches import HOUR_US, START_US, manifest
 from tests.unit.apply.made_line import WINDOW, Line
@@ -20,7 +20,7 @@ def line(tmp_path: Path) -> Line:
 
 
 def seen(line: Line, schedule: str = "0 * * * *") -> Overview:
-    return line.meta.overview("line", ["t"], Windows(schedule))
+    return line.meta.overviews.find(["t"], Windows(schedule))
 
 
 def test_before_anything_is_staged_there_is_nothing_to_plot(line: Line) -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from cdc_core.errors import InternalError
-from cdc_core.meta.states import RECORD_MOVES, RUN_MOVES, RecordState, RunState, before, run_may_move
+from cdc_core.meta.run_states import RECORD_MOVES, RUN_MOVES, RecordState, RunState, before, run_may_move
 
 
 def test_a_record_goes_forward_one_step_at_a_time_and_ends_purged() -> None:

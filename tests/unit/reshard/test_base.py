@@ -85,7 +85,7 @@ def test_what_is_purged_after_the_command_has_looked_does_not_count_as_applied(l
     known = horizon.read(line.store, "shop")
     assert known is not None
     assert known.targets == ("t",)
-    assert line.meta.records("wide", [manifest(0).batch_id]) == ()
+    assert line.meta.records.find("wide", [manifest(0).batch_id]) == ()
 
 
 def test_a_purge_of_what_a_target_has_taken_does_not_end_its_filling(line: Line) -> None:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType, Header
 from cdc_core.model.block import Block
+from cdc_core.model.coverage import ANY_TABLE
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.effects import Effect
 from cdc_core.source.spill import SpillableChanges
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import Statement
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
@@ -22,9 +23,11 @@ STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
 SECOND = 1_700_000_000
 
 
-def named_only(statement: Statement, databases: frozenset[str] | None, after: Position) -> Effect:
+def named_only(statement: Statement, databases: frozenset[str] | None, after: Position) -> Reach:
     """What a statement may change where there are neither views nor triggers, routines and foreign keys."""
-    return Effect(unknown="it does not say" if statement.tables is None else "")
+    if statement.tables is None:
+        return Reach((ANY_TABLE,), "it does not say")
+    return Reach(tuple(".".join(name) for name in statement.tables if name[0] != "other"))
 
 
 @dataclass
@@ -36,7 +39,7 @@ class Log:
     on_truncate: str = "unlogged"
     on_unreadable: str = "stop"
     block_bytes: int = 1 << 20
-    effects: Callable[[Statement, frozenset[str] | None, Position], Effect] = named_only
+    reach: Callable[[Statement, frozenset[str] | None, Position], Reach] = named_only
     accept: tuple[tuple[str, int], ...] = ()
     prepared: Callable[[], Mapping[str, SpillableChanges]] | None = dict
     file: str = "binlog.000001"
@@ -49,13 +52,13 @@ class Log:
         self.assembler = TransactionAssembler(
             "made",
             Position(0, self.file, self.offset),
-            TableRegistry(lambda database, table: database != "other", self._known, may_unite=lambda *_: False),
+            TableRegistry(lambda database, table: database != "other", self._known),
             CapturePolicy(
                 on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
                 on_truncate=self.on_truncate,  # type: ignore[arg-type]
                 on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
             ),
-            effects=self.effects,
+            reach=self.reach,
             accepted=AcceptedPlaces("made", 0, self.accept),
             prepared=self.prepared,
             block_bytes=self.block_bytes,

@@ -10,10 +10,10 @@ from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Cascades
-from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.foreign_keys import ForeignKey
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.statements import classify
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
@@ -83,12 +83,12 @@ def test_a_key_that_ends_while_it_is_followed_needs_no_copy() -> None:
 def read(wire: MadeWire, *, logged: bool = False) -> tuple[list[tuple[str, Happened]], int]:
     """What the blocks of a log say, and how often the fast path took some; a key leads from db.u to db.t, and tables
     that cannot be read are isolated."""
-    tables = TableRegistry(lambda *_: True, lambda *_: None, may_unite=lambda *_: False)
+    tables = TableRegistry(lambda *_: True, lambda *_: None)
     key = ForeignKey(("db", "u"), "k", ("c0",), ("db", "t"), ("c0",), "CASCADE", "RESTRICT")
     cascades = Cascades(lambda *_: True, lambda: (key,), lambda: START, lambda: 0, lambda: None)
     cascades.open(logged=logged, lower_case=False)
     assembler = TransactionAssembler(
-        "src", START, tables, CapturePolicy("record", on_unreadable="isolate"), effects=lambda *_: Effect(),
+        "src", START, tables, CapturePolicy("record", on_unreadable="isolate"), reach=lambda *_: Reach(),
         prepared=dict, block_bytes=1 << 20, cascades=cascades,
     )  # fmt: skip
     framer = EventFramer(START, "src")

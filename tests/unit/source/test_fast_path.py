@@ -19,9 +19,9 @@ from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source import fast_path
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.fast_path import FastPath
+from cdc_core.source.statement_reach import Reach
 from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 from tests.unit.binlog.reading import raw_events
@@ -44,9 +44,9 @@ class Reading:
     """Reads bytes with the fast path or without it."""
 
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
-        tables = TableRegistry(lambda database, table: database != "other", lambda *_: None, may_unite=lambda *_: False)
+        tables = TableRegistry(lambda database, table: database != "other", lambda *_: None)
         self.assembler = TransactionAssembler(
-            "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), effects=lambda *_: Effect(),
+            "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), reach=lambda *_: Reach(),
             prepared=lambda _: None, block_bytes=block_bytes,
         )  # fmt: skip
         self.framer = EventFramer(start, "src") if fast else ByHand(start, "src")

@@ -16,8 +16,8 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, Undo
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source.block_builder import ISOLATED, NOT_INCLUDED
-from cdc_core.source.effects import Effect
 from cdc_core.source.spill import SpillableChanges
+from cdc_core.source.statement_reach import Reach
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
@@ -176,7 +176,7 @@ def test_an_xa_transaction_that_is_rolled_back_leaves_nothing() -> None:
     log.prepare(b"x")
     log.gtid(XA_COMPLETED, b"x")
     log.query(f"XA ROLLBACK {XID}")
-    assert log.assembler.prepared == {}
+    assert log.assembler.prepared.changes == {}
     assert log.ids() == []
 
 
@@ -420,8 +420,8 @@ def test_many_small_prepared_transactions_do_not_fill_the_memory() -> None:
         log.gtid(XA_PREPARED, b"%d" % number)
         log.rows(*range(10))
         log.prepare(b"%d" % number)
-    assert sum(pile.memory_bytes for pile in log.assembler.prepared.values()) < 2000
-    assert len(log.assembler.prepared) == 40
+    assert sum(pile.memory_bytes for pile in log.assembler.prepared.changes.values()) < 2000
+    assert len(log.assembler.prepared.changes) == 40
 
 
 def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
@@ -440,7 +440,7 @@ def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
     log.gtid(XA_COMPLETED, b"z")
     log.query("XA COMMIT X'7a',X'',1")
     assert log.ids() == []
-    assert {xid: len(pile) for xid, pile in log.assembler.prepared.items()} == {XID: 1}
+    assert {xid: len(pile) for xid, pile in log.assembler.prepared.changes.items()} == {XID: 1}
 
 
 def test_where_there_is_no_room_for_what_must_wait_the_task_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,7 +539,7 @@ def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_
     log.commit()
     (block,) = log.blocks()
     assert (kinds([block]), block.left_out) == ([EntryKind.UNCAPTURED], {"statement on a table not included": 1})
-    log = Log(effects=lambda *_: Effect((("db", "t"),)))
+    log = Log(reach=lambda *_: Reach(("db.t",)))
     log.gtid()
     refused("source.unlogged_change", log, lambda: log.query("UPDATE other.x SET a = 1"))
 

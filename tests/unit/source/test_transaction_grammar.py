@@ -75,7 +75,7 @@ def test_only_an_xa_transaction_is_prepared() -> None:
     log.rows(1, 2, 3, 4)
     log.rows(5)
     refused(log, lambda: log.prepare(b"x"))
-    assert log.assembler.prepared == {}
+    assert log.assembler.prepared.changes == {}
 
 
 def test_an_xa_commit_does_not_take_the_place_of_rows() -> None:

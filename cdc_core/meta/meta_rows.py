@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from cdc_core.meta.states import RecordState, RunState
+from cdc_core.meta.run_states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
-
-if TYPE_CHECKING:
-    from cdc_core.meta.cutovers import Cutover
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +357,31 @@ class Verification:
     progress: str
     evidence: Mapping[str, Mapping[str, Any]]
     updated_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cutover:
+    """pipeline: whose sources the application leaves. way_back: the pipeline in the other direction. steps: the states
+    that it went through, each with the time, µs UTC. details: what its steps have to know of each other, JSON."""
+
+    cutover_id: str
+    pipeline: str
+    way_back: str
+    state: str
+    steps: tuple[tuple[str, int], ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    created_us: int = 0
+    updated_us: int = 0
+
+    @property
+    def switched(self) -> bool:
+        """Whether it has led the application to the new tables; another one may have led it back since."""
+        return self.state in ("SWITCHED", "WATCH", "COMPLETE")
+
+    def at_us(self, state: str) -> int | None:
+        """When it last came to a state."""
+        return next((at for name, at in reversed(self.steps) if name == state), None)
 
 
 @dataclass(frozen=True, slots=True)

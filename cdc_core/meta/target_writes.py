@@ -1,0 +1,109 @@
+"""What a target must still have: for each of its tables, the last transaction that a closed ledger counts.
+
+A ledger is closed here, in another database than its rows. A target that fails over to a replica that lagged, or that
+is restored from a backup, may lack transactions that ledgers count: the tasks compare these rows with the target.
+Keeps true: an entry is replaced only by a later transaction, or where `renewed` says that the target was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from cdc_core.meta.ledgers import Counts, Spans
+from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, LastWrites, Renewal, Renewals
+from cdc_core.meta.meta_schema import apply_ledger as _ledger
+from cdc_core.meta.meta_schema import last_write as _last
+from cdc_core.meta.repository import Repository, reads, writes
+from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.run import WriteCounts
+
+_Shards = dict[str, LastWrite]
+
+
+class TargetWrites(Repository):
+    @reads
+    def last(self, target: str) -> LastWrites:
+        """What the target must have: the last transactions that closed ledgers count."""
+        query = select(_last).where(_last.c.target == target).order_by(_last.c.table_name)
+        return {row.table_name: parsed(_Shards, row.shards) for row in self.execute(query)}
+
+    @reads
+    def closed(self, target: str, table: str) -> tuple[ClosedWrite, ...]:
+        """What closed ledgers say of one table, in the order of their closing; those that meta still has."""
+        query = (
+            select(_ledger.c.run_id, _ledger.c.shards, _ledger.c.spans)
+            .where(_ledger.c.target == target, _ledger.c.table_name == table)
+            .order_by(_ledger.c.closed_us, _ledger.c.run_id)
+        )
+        found = []
+        for run_id, shards, spans in self.execute(query):
+            counts = parsed(Counts, shards)
+            numbers = {one.shard: one.number for one in counts if one.number}
+            rows = {one.shard: one.written for one in counts}
+            found.append(ClosedWrite(run_id, numbers, rows, parsed(Spans, spans)))
+        return tuple(found)
+
+    def keep(
+        self,
+        target: str,
+        run_id: str,
+        counts: Iterable[WriteCounts],
+        *,
+        lost: Mapping[str, Collection[str]],
+        renewed: Renewals,
+    ) -> None:
+        """A ledger that is closed now counts these transactions.
+
+        lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries to write
+        instead of those that were looked for, where these still are.
+        """
+        mine: dict[str, dict[str, LastWrite]] = {}
+        for one in counts:
+            if one.number:
+                mine.setdefault(one.table, {})[one.shard] = LastWrite(run_id, one.number)
+        for table in sorted({*mine, *renewed}):
+            known = self._entries(target, table)
+            entries = dict(known)
+            for shard, write in mine.get(table, {}).items():
+                stays = shard in entries and entries[shard].number > write.number
+                if not stays and shard not in lost.get(table, ()):
+                    entries[shard] = write
+            self._store(target, table, _renewed(entries, known, renewed.get(table, {})))
+
+    @writes
+    def accept(self, target: str, shown: Renewals) -> None:
+        """The target need have nothing of these tables' shards but what it shows, if nothing was written since."""
+        for table in sorted(shown):
+            known = self._entries(target, table)
+            self._store(target, table, _renewed(known, known, shown[table]))
+
+    def _entries(self, target: str, table: str) -> dict[str, LastWrite]:
+        """The entries of a table, locked until the transaction ends."""
+        chosen = select(_last.c.shards).where(_last.c.target == target, _last.c.table_name == table).with_for_update()
+        known = self.execute(chosen).scalar_one_or_none()
+        if known is None:
+            with suppress(IntegrityError), self.connection.begin_nested():  # another run may insert it at this moment
+                self.execute(insert(_last).values(target=target, table_name=table, shards="{}", updated_us=0))
+            known = self.execute(chosen).scalar_one()
+        return parsed(_Shards, known)
+
+    def _store(self, target: str, table: str, entries: Mapping[str, LastWrite]) -> None:
+        text = text_of(dict(sorted(entries.items())), _Shards)
+        self.execute(
+            update(_last)
+            .where(_last.c.target == target, _last.c.table_name == table)
+            .values(shards=text, updated_us=self.now_us())
+        )
+
+
+def _renewed(
+    entries: Mapping[str, LastWrite], known: Mapping[str, LastWrite], by: Mapping[str, Renewal]
+) -> dict[str, LastWrite]:
+    """known: the entries so far. What another process has written since the shard was looked at stays."""
+    due = {shard: one.last for shard, one in by.items() if known.get(shard) == one.due}
+    kept = {shard: one for shard, one in entries.items() if shard not in due}
+    return kept | {shard: one for shard, one in due.items() if one is not None}
