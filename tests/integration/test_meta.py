@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, UniqueConstraint, create_engine, inspect, make_url, text
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, severity
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import (
     Claim,
     LastWrite,
@@ -572,7 +572,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
 def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
     claim(meta, "a", [])
     error = refusal(lambda: meta.runs.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
-    assert (severity(type(error)), error.code) == (Refused, "usage.argument")
+    assert (severity(type(error)), error.code) == (UsageError, "usage.argument")
 
 
 def test_a_failure_is_kept_and_moves_no_state(meta: Meta) -> None:
@@ -873,7 +873,7 @@ def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
     found = {}
     for one in (wrong_login, wrong_port, no_database):
         error = refusal(lambda one=one: opened(one.render_as_string(hide_password=False)))
-        found[error.code] = type(error)
+        found[error.code] = severity(type(error))
         for shown in (str(error), repr(error), error.where, "".join(traceback.format_exception(error))):
             assert secret not in shown
             assert str(url.password) not in shown
