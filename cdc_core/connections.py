@@ -76,14 +76,14 @@ class Server:
 
 
 def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
-    """The server behind `env:VAR` or `airflow:CONN_ID`. Raises UsageError (connection.unset, connection.url)."""
+    """The server behind `env:VAR` or `airflow:CONN_ID`. Raises UsageError (config.unset, connection.url)."""
     variable = variable_of(reference)
     url = (os.environ if environ is None else environ).get(variable)
     if not url:
         raise UsageError(
             f"The environment variable {variable} is not set.",
             where=reference,
-            code="connection.unset",
+            code="config.unset",
             remedy=f"export {variable}=mysql://user:password@host:3306 (percent-encode special characters)",
         )
     return parse_url(url, where=reference)
@@ -92,7 +92,7 @@ def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
 def parse_url(url: str, *, where: str) -> Server:
     """A server from `mysql://user:password@host:port[/][?ssl_mode=...]`. Errors never show the URL itself.
 
-    Raises UsageError (connection.url, connection.option, connection.tls_options). The path, a database's name in other
+    Raises UsageError (connection.url). The path, a database's name in other
     tools, is ignored.
     """
     try:
@@ -137,7 +137,7 @@ def _without_port(url: str) -> SplitResult:
 
 
 def parse_options(given: Iterable[tuple[str, str]], *, host: str, where: str) -> tuple[tls.Tls, Mapping[str, float]]:
-    """TLS and time-outs of a connection. Raises UsageError (connection.option, connection.tls_options)."""
+    """TLS and time-outs of a connection. Raises UsageError (connection.url)."""
     options: dict[str, Any] = {}
     for name, text in given:
         if name in options:
@@ -170,7 +170,7 @@ def _wrong_option(name: str, where: str) -> UsageError:
     return UsageError(
         f"The connection's URL has the option {name!r}, which is unknown, given twice, or has an invalid value.",
         where=where,
-        code="connection.option",
+        code="connection.url",
         remedy=f"use only these, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
         f"{', '.join(f'{switch}=true|false' for switch in tls.SWITCHES)}, {', '.join(TIMEOUTS)} (seconds)",
     )

@@ -1,15 +1,16 @@
-"""Every error that Lockstep raises on purpose: one class per way to recover.
+"""Every error that Lockstep raises on purpose: one class per way to recover, one code per remedy.
 
-The message of an error says what happened, where, and what to do next. `code` is a stable dotted name
-(`source.purged`) that `docs/errors.md` explains; `exit_code` is what the command line returns. Airflow's tasks
-retry `RetryLater` and nothing else (lockstep_airflow/failures.py).
+The message says what happened, where, and what to do next. `code` is a stable dotted name (`stage.partial`) that
+`docs/errors.md` explains. The five classes below decide the exit code, and `retriable` decides whether Airflow retries
+the task: it retries every RetryLater except RolledBack, and nothing else. Subclasses exist where a caller recovers by
+itself: it catches the type, and never compares codes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class LockstepError(Exception):
@@ -24,18 +25,26 @@ class LockstepError(Exception):
     exit_code: ClassVar[int] = 70
     exit_class: ClassVar[str] = "internal"
     retriable: ClassVar[bool] = False
+    own_code: ClassVar[str] = ""
+    """The code of errors that are raised without one."""
 
-    def __init__(self, what: str, *, code: str, remedy: str, where: str = "") -> None:
+    def __init__(self, what: str, *, remedy: str, code: str = "", where: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
         self.remedy = remedy
-        self.code = code
+        self.code = code or self.own_code
+        if not self.code:
+            raise TypeError(f"{type(self).__name__} needs a code")
         self.parts: tuple[LockstepError, ...] = ()
 
     def __str__(self) -> str:
         place = f" [at {self.where}]" if self.where else ""
         return f"{self.what}{place} What to do: {self.remedy} ({self.code})"
+
+    def with_text(self, *, what: str = "", remedy: str = "") -> Self:
+        """The same error with another sentence or remedy."""
+        return type(self)(what or self.what, where=self.where, code=self.code, remedy=remedy or self.remedy)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.remedy, self.code, self.parts)
@@ -82,17 +91,189 @@ class RetryLater(LockstepError):
 class InternalError(LockstepError):
     """Lockstep broke one of its own rules: a defect in Lockstep. Exit 70."""
 
+    own_code = "internal.defect"
 
-def defect(
-    what: str, *, code: str, where: str = "", first: str = "", attach: str = "the log of the task"
-) -> InternalError:
+
+def defect(what: str, *, where: str = "", first: str = "", attach: str = "the log of the task") -> InternalError:
     """The error for a broken rule of Lockstep's own.
 
     first: what is safe anyway, or what to try before. attach: what a report needs for the cause to be found.
     """
     report = f"report this as a defect in Lockstep, with {attach}"
-    return InternalError(what, where=where, code=code, remedy=f"{first}; {report}" if first else report)
+    return InternalError(what, where=where, remedy=f"{first}; {report}" if first else report)
 
+
+class TooManyBytes(UsageError):
+    """One column of a block has more bytes than an Arrow array takes."""
+
+    own_code = "config.invalid"
+
+
+class AnotherProcess(RetryLater):
+    """Another process does the same work. Nothing has failed."""
+
+
+class LeaseHeld(AnotherProcess):
+    """The work has not begun: wait for the other process."""
+
+    own_code = "lease.held"
+
+
+class LeaseLost(AnotherProcess):
+    """The other process took over while this one worked. This one must stop."""
+
+    own_code = "lease.lost"
+
+
+class Overtaken(LeaseLost):
+    """The record that was to be changed has changed meanwhile, perhaps by this process without its knowing."""
+
+
+class Paused(RetryLater):
+    """Somebody has paused the reading of tables. Nothing has failed."""
+
+    own_code = "snapshot.paused"
+
+
+class BatchesTaken(RetryLater):
+    """Another run committed batches while this one was planned: plan again."""
+
+    own_code = "run.taken_over"
+
+
+class ConnectionLost(RetryLater):
+    """The network or a restarting server ended a connection: reconnect."""
+
+    own_code = "connection.unreachable"
+
+
+class OtherServer(RetryLater):
+    """Another server of the source answers than the one that was read last: the extractor must move there first."""
+
+    own_code = "source.other_server"
+
+
+class UndoneAfterParts(RetryLater):
+    """A transaction was rolled back in the log after parts of it were read: read it again and leave it out."""
+
+    own_code = "source.undone_after_parts"
+
+
+class TableUnready(RetryLater):
+    """One table cannot be read now. The others can."""
+
+
+class DefinitionChanged(TableUnready):
+    """The table was altered after its definition was read: read the definition again."""
+
+    own_code = "table.redefined"
+
+
+class TargetBusy(RetryLater):
+    """Another session has the lock of a table of the target."""
+
+    own_code = "target.busy"
+
+
+class TargetAltered(RetryLater):
+    """A table or database of the target was altered or dropped under a job."""
+
+    own_code = "target.busy"
+
+
+class NotCaughtUp(RetryLater):
+    """A cutover's runs do not catch up with the application. Further attempts would not, either."""
+
+    own_code = "cutover.too_slow"
+
+
+class RolledBack(RetryLater):
+    """All attempts of a cutover were rolled back. Only a person begins another."""
+
+    own_code = "cutover.rolled_back"
+    retriable = False
+
+
+class TableRefused(Refused):
+    """One table cannot be captured or copied. The others can."""
+
+
+class NeverCaptured(TableRefused):
+    """The log can never give the rows of such a table."""
+
+    own_code = "source.unsupported_table"
+
+
+class PlanOutdated(Refused):
+    """Another version of Lockstep wrote the plan of a run."""
+
+    own_code = "run.clear_task"
+
+
+class ExistingRows(Refused):
+    """A table of the target has rows that this stage has not written."""
+
+    own_code = "target.existing"
+
+
+class TargetFenced(Refused):
+    """A fence keeps Lockstep out of a table of the target."""
+
+    own_code = "target.fenced"
+
+
+class TableMissing(Refused):
+    """A table of the target does not exist: `on_missing_table: create` makes it."""
+
+    own_code = "target.table"
+
+
+class ColumnsMissing(Refused):
+    """A table of the target lacks columns or their key: `on_new_column: add` may add them."""
+
+    own_code = "target.definition"
+
+
+class DamagedBytes(DataAtRisk):
+    """The bytes of the log are malformed. Reading them once more distinguishes damage in transit from a damaged log."""
+
+    own_code = "source.log_damaged"
+
+
+class NoEventHere(DataAtRisk):
+    """No event begins at the position."""
+
+    own_code = "source.bad_position"
+
+
+class ServerChanged(DataAtRisk):
+    """The position belongs to another server. Where the source lists several, attaching again finds a position here."""
+
+    own_code = "source.other_log"
+
+
+class FilesLost(DataAtRisk):
+    """Files of the stage are missing or shorter than listed. A purge may have removed them."""
+
+    own_code = "stage.damaged"
+
+
+class ValuesAbsent(DataAtRisk):
+    """A change lacks values that neither the target nor the files of a run have."""
+
+    own_code = "target.absent_values"
+
+
+RESYNC = (
+    "set tables.on_unreadable: resync, which leaves the table out from here on and has it copied again "
+    "(on_unreadable: isolate only leaves it out)"
+)
+"""The remedy where the log lacks something of one table for ever."""
+GIVE_UP = (
+    "give up what cannot be read: `lockstep extract PIPELINE --source NAME --abandon FILE:OFFSET`, with the position "
+    "up to which it was read, continues at the end of the log and has every table copied again"
+)
+"""The remedy where the log of a source cannot be read any more."""
 
 SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
 """Worst first: the class of several errors together."""
@@ -100,8 +281,18 @@ SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused,
 
 def worst(errors: Sequence[LockstepError]) -> LockstepError:
     """The first of the gravest class."""
-    ranked = {kind: place for place, kind in enumerate(SEVERITY)}
-    return min(errors, key=lambda error: ranked.get(type(error), 1))
+    return min(errors, key=lambda error: SEVERITY.index(severity(type(error))))
+
+
+def severity(kind: type[LockstepError]) -> type[LockstepError]:
+    """The one of the five classes that an error's class belongs to."""
+    return next((one for one in SEVERITY if issubclass(kind, one)), InternalError)
+
+
+def _kinds(kind: type[LockstepError] = LockstepError) -> dict[str, type[LockstepError]]:
+    """Every class of errors by its name."""
+    below = [known for child in kind.__subclasses__() for known in _kinds(child).values()]
+    return {known.__name__: known for known in (kind, *below)}
 
 
 def parts_of(error: LockstepError) -> tuple[LockstepError, ...]:
@@ -120,7 +311,7 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
         f"({number}) {one.what.rstrip('.')}" + (f" [at {one.where}]" if one.where and one.where not in one.what else "")
         for number, one in enumerate(parts, 1)
     )
-    made = type(grave)(
+    made = severity(type(grave))(
         f"{len(parts)} problems: {what}.",
         code=grave.code if len({one.code for one in parts}) == 1 else "target.several",
         remedy="; ".join(f"({number}) {one.remedy} ({one.code})" for number, one in enumerate(parts, 1)),
@@ -137,7 +328,8 @@ def of_all(errors: Sequence[BaseException]) -> BaseException:
 
 def _fields(error: LockstepError) -> dict[str, Any]:
     return {
-        "kind": next((kind.__name__ for kind in SEVERITY if isinstance(error, kind)), InternalError.__name__),
+        "kind": severity(type(error)).__name__,
+        "type": type(error).__name__,
         "what": error.what,
         "where": error.where,
         "remedy": error.remedy,
@@ -148,7 +340,8 @@ def _fields(error: LockstepError) -> dict[str, Any]:
 
 def _from_fields(fields: Mapping[str, Any]) -> LockstepError:
     """Raises KeyError or TypeError for fields that `_fields` did not produce."""
-    kind = {one.__name__: one for one in SEVERITY}[fields["kind"]]
+    kinds = _kinds()
+    kind = kinds.get(str(fields["type"]), kinds[fields["kind"]])  # its own package may not be imported here
     parts = tuple(_from_fields(part) for part in fields["parts"])
     what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
     return _rebuild(kind, what, where, remedy, code, parts)
@@ -169,8 +362,8 @@ def to_document(error: LockstepError) -> dict[str, Any]:
 
 def from_document(fields: Mapping[str, Any]) -> LockstepError:
     """The error of a command, from what its JSON document has of it. Raises KeyError for anything else."""
-    kind = {one.exit_class: one for one in SEVERITY}[fields["class"]]
     what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
+    kind = {kind.exit_class: kind for kind in SEVERITY}[fields["class"]]
     return _rebuild(kind, what, where, remedy, code, ())
 
 

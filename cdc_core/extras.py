@@ -31,13 +31,13 @@ _MODULES = {
 
 
 def require(*extras: str, by: str) -> None:
-    """by: what needs them, in words for people. Raises UsageError (install.missing_extra)."""
+    """by: what needs them, in words for people. Raises UsageError (install.missing)."""
     missing = [extra for extra in extras if importlib.util.find_spec(_MODULES[extra]) is None]
     if missing:
         modules = " and ".join(_MODULES[extra] for extra in missing)
         raise UsageError(
             f"{by} needs {modules}, which {'is' if len(missing) == 1 else 'are'} not installed in this Python.",
             where=by,
-            code="install.missing_extra",
+            code="install.missing",
             remedy=f"pip install 'lockstep[{','.join(missing)}]'",
         )

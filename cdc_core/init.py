@@ -85,7 +85,7 @@ def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
 def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     """The pipeline of the wishes.
 
-    Raises UsageError for impossible wishes, Refused (source.log_off, source.missing_grant, source.binlog_format), and
+    Raises UsageError for impossible wishes, Refused (connection.setting, connection.grant), and
     what connecting raises.
     """
     _require_references(wishes)
@@ -146,32 +146,32 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
 
 
 def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
-    """Refuses patterns that match nothing but resemble a table. Raises UsageError (init.include)."""
+    """Refuses patterns that match nothing but resemble a table. Raises UsageError (usage.argument)."""
     for pattern in include:
         if near := question(pattern, names):
             raise UsageError(
                 f"No table matches '{pattern}'. {near}.",
                 where="--include",
-                code="init.include",
+                code="usage.argument",
                 remedy="correct the pattern; for tables that do not exist yet, add it to the file afterwards",
             )
 
 
 def _require_references(wishes: Wishes) -> None:
-    """Runs first, so that a password given here goes no further. Raises UsageError (init.reference)."""
+    """Runs first, so that a password given here goes no further. Raises UsageError (usage.argument)."""
     for option, value in (("--source", wishes.source), *(("--target", target) for target in wishes.targets)):
         if not REFERENCE.match(value):
             raise UsageError(
                 f"{option} takes a reference to a URL, never the URL itself: env:VARIABLE or airflow:CONNECTION_ID.",
                 where=option,
-                code="init.reference",
+                code="usage.argument",
                 remedy="export SHOP=mysql://user:password@host:3306, then give env:SHOP",
             )
     if wishes.start not in ("latest", "earliest"):
         raise UsageError(
             f"--start {wishes.start!r} is neither latest nor earliest.",
             where="--start",
-            code="init.start",
+            code="usage.argument",
             remedy="use one of the two; you can add positions, times and GTID sets to the file afterwards",
         )
 
@@ -184,7 +184,7 @@ def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
             raise UsageError(
                 f"'{pattern}' is not a regular expression: {error}.",
                 where="--include, --exclude",
-                code="init.pattern",
+                code="usage.argument",
                 remedy=r"write for example 'shop\..*', in single quotes for the shell",
             ) from None
     return patterns

@@ -39,7 +39,7 @@ from pymysql.constants import CLIENT, CR
 from pymysql.err import MySQLError, OperationalError
 from pymysql.protocol import LoadLocalPacketWrapper, MysqlPacket
 
-from cdc_core.errors import Refused, RetryLater, UsageError, defect
+from cdc_core.errors import OtherServer, Refused, UsageError, defect
 from cdc_core.tls import Tls, context, is_loopback
 
 LOGIN_FACTOR = 3
@@ -82,9 +82,9 @@ class SafeConnection(pymysql.Connection):
                          is past by then.
     identity:            the only server that it may lead to, whenever it connects (server_identity); "" for any.
     options:             PyMySQL's; none of ssl_*.
-    Raises, besides PyMySQL's errors: UsageError (connection.tls) for TLS files that cannot be used; Refused
-    (connection.tls_missing, connection.tls_refused, connection.password_withheld, connection.login_method,
-    connection.file_request), RetryLater (source.other_server), also later and whenever it connects again.
+    Raises, besides PyMySQL's errors: UsageError (connection.url) for TLS files that cannot be used; Refused
+    (connection.unproven, connection.login_method, connection.answer), RetryLater (source.other_server), also later and
+    whenever it connects again.
     """
 
     # Private to PyMySQL, and so not in its stubs.
@@ -120,7 +120,7 @@ class SafeConnection(pymysql.Connection):
             raise UsageError(
                 f"TLS cannot be set up: {getattr(error, 'strerror', None) or error}.",
                 where=where,
-                code="connection.tls",
+                code="connection.url",
                 remedy="check the files that ssl_ca, ssl_cert and ssl_key of the connection's URL name: they must be "
                 "readable PEM files, and ssl_key_password must be the key's",
             ) from None
@@ -155,10 +155,9 @@ class SafeConnection(pymysql.Connection):
             self._incoming.deadline_s = None
         if self.identity and (found := self.server_identity()) != self.identity:
             self._force_close()
-            raise RetryLater(
+            raise OtherServer(
                 f"The address led to the server {self.identity} before, and now the server {found} answers.",
                 where=self._where,
-                code="source.other_server",
                 remedy="run the command again: after a failover it continues at the new server. What it has read but "
                 "not recorded does not count",
             )
@@ -195,7 +194,7 @@ class SafeConnection(pymysql.Connection):
             raise Refused(
                 f"The server does not offer TLS, which ssl_mode={self._tls.mode.value} requires.",
                 where=self._where,
-                code="connection.tls_missing",
+                code="connection.unproven",
                 remedy="enable TLS on the server (ssl_cert, ssl_key); if it has TLS, something in between removes it: "
                 "find out what. Nothing was sent",
             )
@@ -267,7 +266,7 @@ class SafeConnection(pymysql.Connection):
         return Refused(
             f"{what.rstrip('.')}.",
             where=self._where,
-            code="connection.tls_refused",
+            code="connection.unproven",
             remedy="check that ssl_ca is the authority that signed the server's certificate, that the certificate "
             "names the host as the connection does, and that it has not expired; if all this is right, another "
             "machine answers for the server. The password was not sent",
@@ -332,7 +331,7 @@ class SafeConnection(pymysql.Connection):
         return Refused(
             f"The server asks for the password itself ({plugin}), but has not proven its identity.",
             where=self._where,
-            code="connection.password_withheld",
+            code="connection.unproven",
             remedy="let TLS prove it: ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem. MySQL asks for the password at an "
             "account's first login after a restart (caching_sha2_password). With ssl_mode=REQUIRED any server gets "
             "it. The password was not sent",
@@ -369,14 +368,14 @@ class SafeConnection(pymysql.Connection):
             self._offered = None
 
     def hand_over(self, name: str) -> None:
-        """Checks the server's LOCAL INFILE request. Raises Refused (connection.file_request) unless we offered it."""
+        """Checks the server's LOCAL INFILE request. Raises Refused (connection.answer) unless we offered it."""
         offered, self._offered = self._offered, None
         if name != offered:
             self._force_close()
             raise Refused(
                 f"The server asks for the file {name[:200]!r} of this machine, which Lockstep has not offered.",
                 where=self._where,
-                code="connection.file_request",
+                code="connection.answer",
                 remedy="find out what answers at this address: a server never does this by mistake. Nothing was sent",
             )
 
@@ -428,7 +427,6 @@ class SafeConnection(pymysql.Connection):
             raise defect(
                 "A statement was sent while the answer to another was being read; the connection is closed.",
                 where=self._where,
-                code="connection.unread_answer",
             )
         self._incoming.received = 0
         if self._statement_timeout_s is not None:

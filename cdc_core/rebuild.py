@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc_core.apply.turn import require_turn, turn_at
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld
 from cdc_core.model.position import Position
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.snapshot.copier import copier_lease
@@ -18,16 +18,15 @@ def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
     Nobody adds to the chain meanwhile, or removes from it: what meta is told after
     the chain was read would be replaced by what the chain said then.
 
-    Raises RetryLater (meta.lease_held, snapshot.running, meta.lease_lost), and what reading the chain and Meta.rebuild
+    Raises RetryLater (lease.held, lease.lost), and what reading the chain and Meta.rebuild
     raise.
     """
     meta, store = opened.meta, opened.store
     starts.require_own(store, source, opened.name)
     lease_s = opened.pipeline.limits.lease_s
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"The source {source!r} is being extracted.",
         where=source,
-        code="meta.lease_held",
         remedy=f"wait until it ends or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     with (

@@ -15,7 +15,7 @@ from enum import Enum
 
 import pymysql
 
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import ConnectionLost, LockstepError, Refused
 
 _SHOWN = 500
 
@@ -112,28 +112,25 @@ def explained(
     where: str,
     who: str = "The server",
     said: str = "",
-    passing: str = "connection.unreachable",
-    unknown: str = "connection.statement",
 ) -> LockstepError:
-    """The error for its class alone. said: the server's message as it may be shown. passing: the code for errors that
-    pass; unknown: the code for numbers that the table lacks."""
+    """The error for its class alone. said: the server's message as it may be shown."""
     number, kind = number_of(error), kind_of(error)
     said = said or said_by(error)
     if kind in RETRIED:
         how = "cannot be reached" if kind is Kind.GONE else "cannot do it now"
         lasts = _REMEDIES.get(number, "check that the server runs, its log and load, and that host and port are right")
         remedy = f"nothing is lost, and the next attempt may succeed; if this lasts, {lasts}"
-        return RetryLater(f"{who} {how}: {said}.", where=where, code=passing, remedy=remedy)
+        return ConnectionLost(f"{who} {how}: {said}.", where=where, remedy=remedy)
     if kind in (Kind.LOGIN, Kind.DENIED):
         own = "check user, password, the host the account may connect from, and its privileges"
         remedy = _REMEDIES.get(number, own)
         return Refused(f"{who} refused the account: {said}.", where=where, code="connection.denied", remedy=remedy)
     if kind is Kind.STATE:
-        return Refused(f"{who} refuses: {said}.", where=where, code="connection.state", remedy=_REMEDIES[number])
+        return Refused(f"{who} refuses: {said}.", where=where, code="connection.statement", remedy=_REMEDIES[number])
     return Refused(
         f"{who} refused a statement: {said}.",
         where=where,
-        code=unknown,
+        code="connection.statement",
         remedy="the server's message says what it refuses; if nothing at the server explains it, check that it is a "
         "MySQL or MariaDB that Lockstep supports, and report the message with the server's version",
     )

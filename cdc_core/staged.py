@@ -76,8 +76,8 @@ def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = 
     With a pipeline file the stage is compared with the meta database, so that lost manifests are noticed at its end
     too, and of copied rows; a stage that is opened by its directory or URI alone is checked up to its last manifest.
     s3_endpoint, s3_region: for a URI; a pipeline file has its own.
-    Raises UsageError (stage.open, and what is wrong with a pipeline file), Refused (stage.empty), DataAtRisk (stage.gap
-    and others, for a stage that is not whole).
+    Raises UsageError (usage.argument, and what is wrong with a pipeline file), Refused (source.not_extracted),
+    DataAtRisk (stage.chain and others, for a stage that is not whole).
     """
     text = str(stage)
     if text.endswith((".yaml", ".yml")):
@@ -90,7 +90,7 @@ def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = 
     raise UsageError(
         f"{text!r} is not a pipeline file, a directory or a URI.",
         where="lockstep.open",
-        code="stage.open",
+        code="usage.argument",
         remedy="give the path of a pipeline file (.yaml), the directory of a stage, or a URI such as s3://lake/shop",
     )
 
@@ -118,7 +118,7 @@ def read_chains(
     knows of.
 
     pipeline: None where there is no meta. note: called if meta did not answer.
-    Raises DataAtRisk (stage.gap, stage.missing and others), Refused (stage.other_pipeline).
+    Raises DataAtRisk (stage.chain, stage.damaged and others), Refused (stage.other_pipeline).
     """
     if pipeline is not None:
         for name in sources:
@@ -213,7 +213,7 @@ class Stage:
     def __getitem__(self, name: str) -> Table:
         """A table by its name, as `tables` has it, or by the last part of the name where only one table has it.
 
-        Raises Refused (stage.empty, stage.no_table), UsageError (stage.ambiguous_table).
+        Raises Refused (source.not_extracted, usage.unknown_name), UsageError (usage.unknown_name).
         """
         tables = self.tables()
         if not tables:
@@ -227,14 +227,14 @@ class Stage:
             raise UsageError(
                 f"{len(alike)} tables are named {name!r}: {', '.join(alike)}.",
                 where=self.uri,
-                code="stage.ambiguous_table",
+                code="usage.unknown_name",
                 remedy=f"give the whole name, for example {alike[0]!r}",
             )
         near = difflib.get_close_matches(name, [*tables, *(one.rpartition(".")[2] for one in tables)], n=1)
-        raise Refused(
+        raise UsageError(
             f"Nothing is staged for the table {name!r}.",
             where=self.uri,
-            code="stage.no_table",
+            code="usage.unknown_name",
             remedy=(f"did you mean {near[0]!r}? " if near else "") + f"staged are: {', '.join(tables)}",
         )
 
@@ -256,7 +256,7 @@ class Stage:
         return json.dumps({name: [str(chain[-1].end.position), ids[name]] for name, chain in chains.items()})
 
     def _since(self, moment: Moment | None) -> AsOf | None:
-        """As _moment, and accepts a bookmark. Raises Refused (stage.purged) if a purge has gone past it."""
+        """As _moment, and accepts a bookmark. Raises Refused (stage.partial) if a purge has gone past it."""
         if not isinstance(moment, str) or not moment.startswith("{"):
             return self._moment(moment)
         try:
@@ -271,7 +271,7 @@ class Stage:
                 raise Refused(
                     "Changes that came since the bookmark were purged.",
                     where=f"{name}: {end}",
-                    code="stage.purged",
+                    code="stage.partial",
                     remedy="read the state (`now()`), and continue with a new bookmark",
                 )
         return AsOf(read=read)
@@ -284,7 +284,7 @@ class Stage:
         return read_chains(self._store, pipeline, names, log.warning)
 
     def _moment(self, moment: Moment | None) -> AsOf | None:
-        """Raises UsageError (stage.moment, stage.as_of_sources), Refused (stage.as_of) where it is not staged yet."""
+        """Raises UsageError (usage.argument), Refused (stage.as_of) where it is not staged yet."""
         if moment is None:
             return None
         found = as_of(moment)
@@ -320,8 +320,8 @@ class Table:
 
         key:     columns that identify a row; by default the table's own key. Without any, whole rows are matched.
         partial: accept that rows are missing; `missing` says which.
-        Reading raises Refused (stage.partial, stage.purged, stage.key, stage.schema_conflict), DataAtRisk
-        (stage.missing).
+        Reading raises Refused (stage.partial, stage.key, stage.schema_conflict), DataAtRisk
+        (stage.damaged).
         """
         return self._state(None, key, partial)
 
@@ -330,8 +330,8 @@ class Table:
 
         A time takes the changes that were committed at or before it, but none of a window that begins at it or later; a
         position those of transactions before it.
-        Raises UsageError (stage.moment, stage.as_of_sources), Refused (stage.as_of) where that is not staged yet.
-        Reading raises Refused (stage.as_of_before) too, where everything staged came later.
+        Raises UsageError (usage.argument), Refused (stage.as_of) where that is not staged yet.
+        Reading raises Refused (stage.as_of) too, where everything staged came later.
         """
         return self._state(self._stage._moment(moment), key, partial)
 
@@ -359,7 +359,7 @@ class Table:
             raise UsageError(
                 "Changes by key always begin with the history, and only they accept a key.",
                 where=name,
-                code="stage.changes",
+                code="usage.argument",
                 remedy="leave out `since`, and give `key` together with by_key=True",
             )
         if by_key:
@@ -449,7 +449,7 @@ class Rows:
     def to_pandas(self, **options: Any) -> pd.DataFrame:
         """All rows as a DataFrame of Arrow types, which are exact; `options` are those of `pyarrow.Table.to_pandas`.
 
-        Raises UsageError (install.missing_extra) where pandas is not installed.
+        Raises UsageError (install.missing) where pandas is not installed.
         """
         require("pandas", by="to_pandas")
         import pandas as pd
@@ -457,7 +457,7 @@ class Rows:
         return self.to_arrow().to_pandas(**{"types_mapper": pd.ArrowDtype, **options})
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a Polars DataFrame. Raises UsageError (install.missing_extra) where Polars is not installed."""
+        """All rows as a Polars DataFrame. Raises UsageError (install.missing) where Polars is not installed."""
         require("polars", by="to_polars")
         import polars as pl
 
@@ -476,13 +476,13 @@ class Rows:
         """Writes the rows to one Parquet file (CSV if its name ends with .csv), batch by batch. Returns the number of
         rows. The file appears whole or not at all.
 
-        Raises RetryLater (stage.unwritable).
+        Raises RetryLater (disk.error).
         """
         return reader.write_file(self.schema, self.batches(), Path(path))
 
 
 def as_of(moment: Moment) -> AsOf:
-    """A moment as the reader takes it. Raises UsageError (stage.moment)."""
+    """A moment as the reader takes it. Raises UsageError (usage.argument)."""
     if isinstance(moment, str):
         position: Position | None = parse_position(moment)
         if position is not None:
@@ -498,7 +498,7 @@ def as_of(moment: Moment) -> AsOf:
 def _no_moment(moment: object) -> UsageError:
     return UsageError(
         f"{str(moment)!r} is not a time with a zone, and not a position.",
-        code="stage.moment",
+        code="usage.argument",
         remedy="give a datetime with tzinfo, text such as '2026-11-21T04:00:00Z', or a position such as "
         "'binlog.000042:1234'",
     )
@@ -508,7 +508,7 @@ def _empty(uri: str) -> Refused:
     return Refused(
         "Nothing is staged here.",
         where=uri,
-        code="stage.empty",
+        code="source.not_extracted",
         remedy="run `lockstep extract` first; or check that the path is that of the stage (`stage.uri` in the pipeline "
         "file)",
     )

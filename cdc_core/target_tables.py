@@ -19,7 +19,16 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.check.targets import identity, require_any_target
 from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, combined, parts_of
+from cdc_core.errors import (
+    ColumnsMissing,
+    DataAtRisk,
+    ExistingRows,
+    LockstepError,
+    RetryLater,
+    TableMissing,
+    combined,
+    parts_of,
+)
 from cdc_core.meta import Meta
 from cdc_core.model.run import MergeTable, RunPlan, TargetRun
 from cdc_core.model.schema import Column, DefinedSince, TableSchema
@@ -32,7 +41,7 @@ from cdc_core.source.survey import find_tables
 from cdc_core.target.create import Literals
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Origin
-from cdc_core.target.make import MADE_BY_POLICY, Actions, MadeTable, Wanted, make_tables, missing_tables
+from cdc_core.target.make import Actions, MadeTable, Wanted, make_tables, missing_tables
 from cdc_core.target.sharding import shard_tables
 
 log = logging.getLogger(__name__)
@@ -249,20 +258,19 @@ def make_ready(
 ) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
-    error: what require_target has found. Raises DataAtRisk (target.moved), what make_tables raises, and the errors of
+    error: what require_target has found. Raises DataAtRisk (target.layout), what make_tables raises, and the errors of
     tables that cannot be made.
     """
     target = opened.pipeline.target(name)
-    found = {part.code for part in parts_of(error)}
-    codes = found & MADE_BY_POLICY
-    if "target.existing" in found:  # nothing is changed before somebody has said what is there
+    found = parts_of(error)
+    if any(isinstance(part, ExistingRows) for part in found):  # nothing is changed before a person has decided on them
         return False
     tables = [
         one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
     ]
     add = frozenset(one.table for one in tables if (rule := target.table(one.table)) and rule.on_new_column == "add")
-    creates = target.on_missing_table == "create" and "target.table" in codes
-    if not creates and not (add and codes - {"target.table"}):
+    creates = target.on_missing_table == "create" and any(isinstance(part, TableMissing) for part in found)
+    if not creates and not (add and any(isinstance(part, ColumnsMissing) for part in found)):
         return False
     if creates and not plan.replay:
         _require_unmoved(opened.meta, target, [one.table for one in tables], opened.environ)
@@ -355,7 +363,7 @@ def _made(target: Target, wanted: Mapping[str, Wanted], actions: Actions, enviro
 
 
 def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], environ: Mapping[str, str] | None) -> None:
-    """Raises DataAtRisk (target.moved) where tables are missing under names that the rows were never written to.
+    """Raises DataAtRisk (target.layout) where tables are missing under names that the rows were never written to.
 
     Those that were written to and are missing now may be made: the run then finds that their writes are lost.
     """
@@ -365,12 +373,12 @@ def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], enviro
         new = [name for name in names if name not in shards]
         if shards and new:
             raise DataAtRisk(
-                f"{new[0]} does not exist on the target, and the rows of {logical!r} were written to "
-                f"{min(shards)} so far: a new table would have the new changes alone.",
+                f"{new[0]} does not exist on the target, and the rows of {logical!r} are in {min(shards)}: a new "
+                "table would get only the new changes.",
                 where=new[0],
-                code="target.moved",
-                remedy="restore the former names in the target's rules; or rename the table on the target; or give "
-                "the target a new name, so that everything staged is applied to it",
+                code="target.layout",
+                remedy="restore the former names in the target's rules, rename the table on the target, or give the "
+                "target a new name, so that everything staged is applied to it",
             )
 
 

@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_of(options: Mapping[str, str | bool], *, host: str, where: str) -> Tls:
-    """The meaning of MODE, TEXTS and SWITCHES. Raises UsageError (connection.tls_options)."""
+    """The meaning of MODE, TEXTS and SWITCHES. Raises UsageError (connection.url)."""
     text = {name: str(options.get(name, "")) for name in TEXTS}
     mode = _mode(options, host, where)
     named = [name for name in TEXTS if name in options]
@@ -117,7 +117,7 @@ def _contradiction(why: str, where: str) -> UsageError:
     return UsageError(
         f"The connection's TLS options contradict each other: {why}.",
         where=where,
-        code="connection.tls_options",
+        code="connection.url",
         remedy="write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem, or another of DISABLED, PREFERRED, REQUIRED, "
         "VERIFY_CA, VERIFY_IDENTITY, and leave out options that do not go with it (docs/security.md)",
     )

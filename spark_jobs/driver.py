@@ -75,7 +75,7 @@ class Driver:
     def submit(self, job: SparkJob) -> None:
         """Runs a job to its end.
 
-        Raises the error that ended it: its own, or RetryLater (run.spark_ended) for one of Spark's.
+        Raises the error that ended it: its own, or RetryLater (spark.ended) for one of Spark's.
         """
         from spark_jobs.job import Job
 
@@ -174,7 +174,7 @@ class Driver:
             meant = RetryLater(
                 f"Spark has ended the job {name}: {said[:400]}",
                 where=str(self._output or "the task's log, above"),
-                code="run.spark_ended",
+                code="spark.ended",
                 remedy="look there for lack of memory, Java errors, a missing jar or cluster problems; then run it "
                 "again: no change is applied twice",
             )

@@ -43,7 +43,7 @@ def disk_full(error: OSError) -> RetryLater:
     return RetryLater(
         f"A worker of the job cannot write its temporary files: {error.strerror}.",
         where=f"{socket.gethostname()} {tempfile.gettempdir()}",
-        code="spark.disk_full",
+        code="disk.error",
         remedy="free space there, or set TMPDIR of the workers to a larger disk, then run the task again: a write "
         "needs space for the rows of its shards as text",
     )

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, ValuesAbsent
 from cdc_core.model.merged import (
     BORN,
     CLASS,
@@ -263,7 +263,7 @@ def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
         again = [
             table
             for table in tables
-            if table.table in failed and failed[table.table].code == "target.absent_values" and end_writes(job, table)
+            if table.table in failed and isinstance(failed[table.table], ValuesAbsent) and end_writes(job, table)
         ]
         more, still = _filtered(job, again)
         left = {name: error for name, error in failed.items() if name not in more} | still

@@ -15,7 +15,7 @@ from cdc_core.apply.layouts import require_planned
 from cdc_core.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.errors import FilesLost, LockstepError
 from cdc_core.model.run import (
     FilterCounts,
     MergeCounts,
@@ -35,7 +35,6 @@ from spark_jobs.failures import found
 from spark_jobs.session import parallelism
 
 log = logging.getLogger(__name__)
-_OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Job:
     def reading_staged(self) -> Iterator[None]:
         """Around work that reads the set's staged files.
 
-        Raises Refused (plan.purged), DataAtRisk (stage.missing, stage.damaged) in place of the error in which the work
+        Raises Refused (plan.purged), DataAtRisk (stage.damaged) in place of the error in which the work
         ends because files were removed or cut off meanwhile. A purge may remove those of a replay, whose batches every
         target has committed.
         """
@@ -114,7 +113,7 @@ class Job:
             yield
         except Exception as error:
             ours = error if isinstance(error, LockstepError) else found(error)
-            if ours is not None and ours.code not in _OF_LOST_FILES:
+            if ours is not None and not isinstance(ours, FilesLost):
                 raise
             files = [file for table in self.merge_set.tables for file in table.files]
             require_unpurged(self.store, [file.batch_id for file in files])
@@ -126,7 +125,7 @@ class Job:
 
     def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
         """Those of several tables. Each database of the target is asked once for all of them. writing: as in
-        TableUse. Raises Refused (plan.layout, plan.absent_values)."""
+        TableUse. Raises Refused (run.clear_task, config.table_rule)."""
         require_planned(self.target, self.plan)
         for table in tables if writing else ():
             require_none_set_aside(self.target, table)
@@ -151,11 +150,11 @@ class Job:
         return keys_apart(self.pipeline, table.table, table.key, table.shared_keys, self.schemas(table))
 
     def merged_files(self, table: MergeTable) -> list[str]:
-        """The merged files that count. Raises DataAtRisk (stage.missing)."""
+        """The merged files that count. Raises DataAtRisk (stage.damaged)."""
         return self._counted(self.merged(table.table), self.merge_counts.get(table.table))
 
     def filtered_files(self, table: MergeTable) -> list[str]:
-        """The files to write. Raises DataAtRisk (stage.missing)."""
+        """The files to write. Raises DataAtRisk (stage.damaged)."""
         return self._counted(self.filtered(table.table), self._filter_counts.get(table.table))
 
     @cached_property
@@ -173,10 +172,9 @@ class Job:
         """Each table has some files, if only an empty one."""
         if counts is not None and counts.files:
             return [f"{folder}/{name}" for name in counts.files]
-        raise DataAtRisk(
+        raise FilesLost(
             "The counts of an earlier task of the run name no files.",
             where=self.store.location(folder),
-            code="stage.missing",
             remedy="clear the run from its plan task on",
         )
 

@@ -84,7 +84,7 @@ class _Merged:
 def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     """Writes the winners of the tables; their counts.
 
-    Raises the first error of a table: DataAtRisk (spark.rows_differ, spark.absent_values), Refused (spark.truncate).
+    Raises the first error of a table: DataAtRisk (stage.damaged, target.absent_values), Refused (config.table_rule).
     """
     given = [_table(job, table) for table in tables]
     root = job.plan.merged_folder(job.merge_set.name)
@@ -244,7 +244,7 @@ def _written(files: StepFiles, table: _Table, rows: pa.Table) -> Iterator[str]:
 def merge(job: Job) -> None:
     """Merges a set; writes counts.json last, and only then does the set count as merged.
 
-    Raises DataAtRisk (stage.missing, stage.damaged) for a file that is not as it was staged; Refused (plan.purged) for
+    Raises DataAtRisk (stage.damaged) for a file that is not as it was staged; Refused (plan.purged) for
     files that were purged, also while they were read.
     """
     require_unpurged(job.store, [file.batch_id for table in job.merge_set.tables for file in table.files])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, FilesLost
 from cdc_core.history.history import Counts
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Truncate, TruncateRule
@@ -78,23 +78,22 @@ def checked(
 ) -> MergeCounts:
     """The counts of a merged table. truncates: versions of those that count. files: as in MergeCounts.
 
-    Raises DataAtRisk (spark.absent_values, spark.rows_differ).
+    Raises DataAtRisk (target.absent_values, stage.damaged).
     """
     if counts.lost:
         raise DataAtRisk(
             f"{counts.lost} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
             "the log did not carry all of their values.",
             where=run_id,
-            code="spark.absent_values",
+            code="target.absent_values",
             remedy="make the table's primary key, which the log always carries, the target's key; or SET GLOBAL "
             "binlog_row_image = FULL on the source, copy the whole table to the target, and begin with the batches "
             "after these changes",
         )
     if counts.changes != table.rows:
-        raise DataAtRisk(
+        raise FilesLost(
             f"The files of {table.table} have {counts.changes} rows; their manifests say {table.rows}.",
             where=run_id,
-            code="spark.rows_differ",
             remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
         )
     removing = tuple(sorted(truncates)) if table.key else ()

@@ -98,7 +98,7 @@ def _not_shared(host: str, uri: str) -> Refused:
     return Refused(
         f"The driver and an executor do not see the same stage: one does not find what the other wrote to {uri}.",
         where=host,
-        code="spark.stage_not_shared",
+        code="spark.setup",
         remedy="use a stage in a bucket, or a directory that all machines of the cluster mount at the same path",
     )
 
@@ -109,7 +109,7 @@ def _meant(error: Exception) -> LockstepError:
     raised = [line for line in lines if _RAISED.match(line)]
     return found(error) or Refused(
         f"Spark's executors cannot do a job of Lockstep: {(raised or lines or [type(error).__name__])[-1][:400]}",
-        code="spark.executor",
+        code="spark.setup",
         remedy="install what they lack, or set spark.pyspark.python to a Python with the driver's minor version and "
         "the packages (docs/spark.md, 'What executors need')",
     )

@@ -38,7 +38,7 @@ _HADOOP = "spark.hadoop."
 def open_session(name: str, master: str, conf: Mapping[str, str], output: Path | None = None) -> SparkSession:
     """A session with our settings. output: the file for what its JVM prints; None: it prints where this process does.
 
-    Raises Refused (spark.remote_setting), RetryLater (spark.endpoint).
+    Raises Refused (spark.setup), RetryLater (spark.endpoint).
     """
     if is_remote(master):
         return _remote_session(master, conf)
@@ -132,7 +132,7 @@ def _remote_session(endpoint: str, conf: Mapping[str, str]) -> SparkSession:
             raise Refused(
                 f"A session of Spark Connect does not take the setting {key}.",
                 where="spark.conf",
-                code="spark.remote_setting",
+                code="spark.setup",
                 remedy="give it to the Connect server when it starts, and remove it from the pipeline's spark.conf",
             ) from error
     made.addArtifacts(str(code_archive()), pyfile=True)

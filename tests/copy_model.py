@@ -36,7 +36,7 @@ from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import parse
 from cdc_core.connections import Server
-from cdc_core.errors import RetryLater
+from cdc_core.errors import ConnectionLost, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import Lease, Meta
 from cdc_core.meta.batches import Batches
@@ -250,7 +250,7 @@ class Reader:
             self._session.require()
             rows = self._session.select(f"SELECT {', '.join(names)} {tail}")
         except pymysql.err.OperationalError as error:
-            code = "results.definition_changed" if error.args[0] == 1412 else "source.connection_lost"
+            code = "table.redefined" if error.args[0] == 1412 else "connection.unreachable"
             raise RetryLater(str(error), where="", code=code, remedy="") from None
         fields = [*[staged_schema(self._schema).field(name) for name in names], _LITERAL_FIELD]
         for at in range(0, len(rows), 2):
@@ -258,7 +258,7 @@ class Reader:
             yield pa.RecordBatch.from_pylist(some, schema=pa.schema(fields))
             world.move()
             if self._session._server.dead:
-                raise RetryLater("lost", where="", code="source.connection_lost", remedy="")
+                raise ConnectionLost("lost", where="", remedy="")
 
 
 @dataclass

@@ -16,7 +16,7 @@ from typing import Any
 from cdc_core.apply import ledger, left_out, lost_writes
 from cdc_core.apply.plan import require_registered
 from cdc_core.apply.set_aside import forget_replaced
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, FilesLost, Refused, UsageError
 from cdc_core.meta import LedgerRow, Meta, Renewals
 from cdc_core.meta.task_failures import GATES
 from cdc_core.model.run import (
@@ -80,7 +80,7 @@ def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
 def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     """Marks the target's records as applied, after the write task has written every table and shard; how many moved.
 
-    Raises Refused (meta.not_planned, commit.plan_differs).
+    Raises Refused (run.clear_task).
     """
     _require_same_plan(meta, plan)
     claimed = plan.claimed(target)
@@ -97,15 +97,14 @@ def commit(
     """Close the ledger and move the target's records APPLIED -> COMMITTED, in one transaction.
 
     environ: as in connections.resolve; the target is asked whether it still has what it was given.
-    Raises DataAtRisk (ledger.unbalanced, commit.quality_failed, commit.unreadable, target.lost_writes), Refused
-    (commit.quality_missing, commit.counts_missing, commit.plan_differs, commit.wrong_pipeline, meta.not_applied,
-    meta.not_planned), RetryLater (meta.taken_over), and what lost_writes.find raises.
+    Raises DataAtRisk (run.unbalanced, quality.failed, run.clear_task, target.lost_writes), Refused
+    (run.clear_task, usage.argument), RetryLater (run.taken_over), and what lost_writes.find raises.
     """
     if opened.name != plan.pipeline:
-        raise Refused(
+        raise UsageError(
             f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {opened.name!r}.",
             where=plan.path,
-            code="commit.wrong_pipeline",
+            code="usage.argument",
             remedy="name the pipeline that the run was planned for",
         )
     _require_same_plan(opened.meta, plan)
@@ -183,9 +182,9 @@ def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
     paths = [path for path in found if path.endswith(".json")]
     if not paths or quality_report(plan.quality_folder(target)) not in found:
         raise Refused(
-            f"Target {target!r} has no quality results, or not all of them: their report is missing.",
+            f"The report of the quality results of target {target!r} is missing.",
             where=folder,
-            code="commit.quality_missing",
+            code="run.clear_task",
             remedy="clear the run from its quality task on",
         )
     failed = [path for path in paths if not _succeeded(store, path)]
@@ -193,7 +192,7 @@ def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
         raise DataAtRisk(
             f"Quality failed for target {target!r}: {', '.join(path.removeprefix(folder) for path in failed)}.",
             where=folder,
-            code="commit.quality_failed",
+            code="quality.failed",
             remedy="no batch was marked as consumed. Read these results, which name each expectation that failed; fix "
             "the target or the suite; then clear the run from its write task on",
         )
@@ -210,24 +209,22 @@ def _succeeded(store: ObjectStore, path: str) -> bool:
 def _counts(store: ObjectStore, task: str, path: str, kind: type[Counts]) -> list[Counts]:
     try:
         return counts_from_bytes(store.get(path), kind)
-    except LockstepError as error:
-        if error.code != "stage.missing":
-            raise
+    except FilesLost:
         raise Refused(
             f"The {task} task left no counts.",
             where=path,
-            code="commit.counts_missing",
+            code="run.clear_task",
             remedy=f"clear the run from its {task} task on",
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise _unreadable(path, error, task) from None
 
 
-def _unreadable(path: str, error: Exception, task: str) -> DataAtRisk:
-    return DataAtRisk(
+def _unreadable(path: str, error: Exception, task: str) -> Refused:
+    return Refused(
         f"The result of the {task} task cannot be read: {type(error).__name__}: {error}.",
         where=path,
-        code="commit.unreadable",
+        code="run.clear_task",
         remedy=f"no batch was marked as consumed; clear the run from its {task} task on",
     )
 

@@ -118,8 +118,8 @@ def compact(
     """Compacts the closed ranges that are not compacted yet.
 
     older_than_us: removes the parts of ranges that were compacted this long ago; None: no part.
-    Raises RetryLater (meta.lease_held: a purge, sweep or compaction; meta.lease_lost), DataAtRisk
-    (stage.compacted_differs, stage.damaged), and what the stage raises.
+    Raises RetryLater (lease.held: a purge, sweep or compaction; lease.lost), DataAtRisk
+    (stage.damaged), and what the stage raises.
     """
     names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
     work = _Work(

@@ -20,15 +20,15 @@ def planned_layouts(plan: RunPlan) -> dict[str, Mapping[str, str]]:
 
 
 def require_planned(target: Target, plan: RunPlan) -> None:
-    """Raises Refused (plan.layout) where the rules of a target are not those that the run was planned by."""
+    """Raises Refused (run.clear_task) where the rules of a target are not those that the run was planned by."""
     for table, planned in sorted(plan.target(target.name).layouts.items()):
         rule = target.table(table)
         if rule is None or rule.layout != planned:
             raise Refused(
-                f"The run was planned for {table!r} as {planned}; the pipeline file now says "
-                f"{rule.layout if rule is not None else 'nothing of it'}.",
+                f"The run was planned for {table!r} as {planned}; the pipeline file now has "
+                f"{rule.layout if rule is not None else 'no rule for it'}.",
                 where=f"targets.{target.name}.tables.{table}.sharding",
-                code="plan.layout",
+                code="run.clear_task",
                 remedy="restore the pipeline file; or clear the run from its plan task on; without Airflow, start "
                 "another run, which takes its batches",
             )

@@ -27,7 +27,7 @@ def close(
 ) -> list[LedgerEntry]:
     """One entry per table of the target's merge set, in the plan's order.
 
-    Raises DataAtRisk (ledger.unbalanced) with every figure that does not fit.
+    Raises DataAtRisk (run.unbalanced) with every figure that does not fit.
     """
     tables = plan.merge_set(plan.target(target).merge_set).tables
     names = {table.table for table in tables}
@@ -57,7 +57,7 @@ def close(
         raise DataAtRisk(
             f"The ledger of run {plan.run_id!r} does not add up: {'; '.join(problems)}.",
             where=f"target {target}",
-            code="ledger.unbalanced",
+            code="run.unbalanced",
             remedy="no batch was marked as consumed. Clear the run from its merge task on; if the figures stay wrong, "
             f"keep {plan.root} and report the figures",
         )

@@ -19,7 +19,7 @@ from cdc_core.stage.objects import ObjectStore, find
 
 
 def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
-    """Raises Refused (plan.overlap)."""
+    """Raises Refused (stage.partial)."""
     keyless: dict[str, list[tuple[str, PlannedFile]]] = defaultdict(list)
     for one in plan.merge_sets:
         for table in one.tables:
@@ -47,13 +47,12 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
             for batch, logical in moved:
                 if leads.may_repeat(batch.begin):
                     raise Refused(
-                        f"The batch {batch.batch_id} may repeat changes of {logical!r} that were staged before "
-                        f"{bridge.end}, where reading continued on another server; the table has no key by which to "
-                        "find such repeats.",
+                        f"The batch {batch.batch_id} may repeat changes of {logical!r} from before {bridge.end}, "
+                        "where reading continued on another server. Without a key, such repeats cannot be found.",
                         where=plan.run_id,
-                        code="plan.overlap",
-                        remedy="copy the source tables that lead to it again (`lockstep snapshot PIPELINE TABLE`), and "
-                        "let a run take these batches together with the copy",
+                        code="stage.partial",
+                        remedy="copy its source tables again (`lockstep snapshot PIPELINE TABLE`), and let a run "
+                        "take these batches together with the copy",
                     )
 
 

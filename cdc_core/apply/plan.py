@@ -29,7 +29,7 @@ from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.retyped import before_new_key, before_retyping, retyped_table
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import BatchesTaken, DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
 from cdc_core.meta.run_register import require_plan
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
@@ -63,32 +63,32 @@ def plan(
     targets:   names; None for all of the pipeline's.
     most_rows: of the batches, the oldest ones that have so many rows together, and at least one; None takes all.
 
-    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
-    (plan.no_key, plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs),
-    UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target).
+    Raises RetryLater (stage.behind, run.taken_over), DataAtRisk (meta.gap, stage.damaged), Refused
+    (config.table_rule, stage.key, stage.partial, plan.purged, usage.argument),
+    UsageError (quality.suite, usage.argument, usage.unknown_name).
     """
     require_suites(opened.pipeline)
     chosen = _checked(opened.pipeline, window, run_id, targets)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _plan(opened, window, run_id, chosen, airflow_run_id, most_rows)
-        except RetryLater as error:
+        except BatchesTaken as error:
             # Another run committed between our read and our claim: read again.
-            if error.code != "meta.consumed" or attempt == _ATTEMPTS:
+            if attempt == _ATTEMPTS:
                 raise
             log.info("run %s: %s", run_id, error)
     raise AssertionError  # the loop returns or raises
 
 
 def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
-    """The plan that a run's tasks read: the last one that was registered. Raises Refused (meta.not_planned,
-    plan.version, commit.plan_differs), and what the stage raises."""
+    """The plan that a run's tasks read: the last one that was registered. Raises Refused (run.clear_task), and what the
+    stage raises."""
     known = meta.runs.find(run_id)
     if known is None:
         raise Refused(
             f"No plan of the run {run_id!r} was registered.",
             where=run_id,
-            code="meta.not_planned",
+            code="run.clear_task",
             remedy="clear the run from its plan task on",
         )
     made = RunPlan.from_bytes(store.get(known.plan_path))
@@ -97,17 +97,17 @@ def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
 
 
 def require_registered(known: RunRow | None, plan: RunPlan) -> None:
-    """known: what meta has of the plan's run. Raises Refused (commit.plan_differs)."""
+    """known: what meta has of the plan's run. Raises Refused (run.clear_task)."""
     require_plan(known, plan.run_id, plan.path, plan.digest)
 
 
 def check_run_id(run_id: str) -> None:
-    """Raises UsageError (plan.run_id)."""
+    """Raises UsageError (usage.argument)."""
     if not (0 < len(run_id) <= _RUN_ID_CHARS and run_id.isascii()):
         raise UsageError(
             f"A run id has 1 to {_RUN_ID_CHARS} ASCII characters, not {len(run_id)}.",
             where=run_id[:80],
-            code="plan.run_id",
+            code="usage.argument",
             remedy="give the run a shorter id",
         )
 
@@ -120,7 +120,7 @@ def _checked(
         raise UsageError(
             f"The window {from_us(window[0])} to {from_us(window[1])} is empty.",
             where=run_id,
-            code="plan.window",
+            code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
     known = {target.name: target for target in pipeline.scheduled_targets}
@@ -129,7 +129,7 @@ def _checked(
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r} that its runs write to.",
             where="targets",
-            code="plan.unknown_target",
+            code="usage.unknown_name",
             remedy=f"choose one of: {', '.join(known) or '(it has none)'}; a target for replays only is not among them",
         )
     return tuple(known.values()) if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
@@ -210,7 +210,7 @@ def _oldest(view: PlanView, ids: frozenset[str], most_rows: int) -> frozenset[st
 
 
 def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
-    """Raises RetryLater (plan.not_staged) unless each source is staged up to the end of the window (µs UTC), if any."""
+    """Raises RetryLater (stage.behind) unless each source is staged up to the end of the window (µs UTC), if any."""
     if window is None:
         return
     for source in sources:
@@ -223,7 +223,7 @@ def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, in
             raise RetryLater(
                 f"The window ends at {from_us(window[1]).isoformat()}; source {source!r} is staged {reached}.",
                 where=source,
-                code="plan.not_staged",
+                code="stage.behind",
                 remedy="wait until this window is extracted (the DAG's extract task), or run `lockstep extract`",
             )
 
@@ -242,7 +242,7 @@ def require_chain(view: PlanView, source: str, *, whole: bool = True) -> None:
                 f"The batch {batch_id} ends at {end}, but what follows it ({what}) begins at {begin}: the changes in "
                 "between would be lost.",
                 where=source,
-                code="plan.gap",
+                code="meta.gap",
                 remedy="nothing was planned. `lockstep stage ls` shows the chain of manifests. If the chain is whole, "
                 "`lockstep meta rebuild` restores meta from it; if a manifest is missing, restore it from a backup",
             )
@@ -316,7 +316,7 @@ def _merge_tables(
 ) -> tuple[MergeTable, ...]:
     """The tables that the target takes, by name; files in stream order within each source.
 
-    Raises Refused (plan.absent_values, plan.copied_shared_keys), and what key_of does.
+    Raises Refused (config.table_rule, snapshot.not_copyable), and what key_of does.
     """
     files: dict[str, list[PlannedFile]] = defaultdict(list)
     for batch in batches:
@@ -359,10 +359,10 @@ def _merge_table(
         source_table = schemas[file.schema_id].name
         if parse_copied(file.path) and pipeline.counts_newest(target.name, table, source_table):
             raise Refused(
-                f"Rows of several tables count as one row of {table!r}, for which the newest change counts, and the "
-                f"run has copied rows of {source_table}, of which nothing tells when they were changed.",
+                f"Rows of several tables count as one row of {table!r}, the newest change first, and Lockstep cannot "
+                f"know when the rows that were copied from {source_table} last changed.",
                 where=f"targets.{target.name}.tables.{table}.shared_keys",
-                code="plan.copied_shared_keys",
+                code="snapshot.not_copyable",
                 remedy="leave out shared_keys for the table: rows with the same key then stop the run",
             )
     return found
@@ -370,14 +370,14 @@ def _merge_table(
 
 def require_none_set_aside(target: Target, table: MergeTable) -> None:
     """The rules of the target, which may have changed since the run was planned, set no change aside on which a later
-    one depends. Raises Refused (plan.absent_values)."""
+    one depends. Raises Refused (config.table_rule)."""
     rule, lacking = target.table(table.table), rows_lacking_values(table)
     if lacking and rule is not None and rule.on_row_error == "quarantine":
         raise Refused(
-            f"{lacking} changes of {table.table!r} do not have all of their values: each depends on the one before "
-            "it, so none may be set aside.",
+            f"{lacking} changes of {table.table!r} lack values and depend on the changes before them, so none may be "
+            "set aside.",
             where=f"targets.{target.name}.tables.{table.table}.on_row_error",
-            code="plan.absent_values",
+            code="config.table_rule",
             remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
             "apply the batches from before that with on_row_error: stop",
         )
@@ -408,7 +408,7 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
     """What identifies a row of the logical table: the target's `key`, or the key of all its source tables; () if
     they have none and the target counts rows.
 
-    Raises Refused (plan.no_key, plan.key_column, plan.key_differs).
+    Raises Refused (config.table_rule, stage.key).
     """
     rule = target.table(table)
     configured = rule.key if rule is not None else None
@@ -423,7 +423,7 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
                 f"The key column {missing[0]!r} of {table!r} is not in its source table {schema.name}, which has "
                 f"{', '.join(sorted(names))}.",
                 where=where,
-                code="plan.key_column",
+                code="config.table_rule",
                 remedy="name columns that every source table of this logical table has",
             )
         if not key and (rule is None or rule.no_key == "stop"):
@@ -431,7 +431,7 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
                 f"The source table {schema.name} has no primary key and no unique key without nulls, so nothing "
                 f"identifies the rows of {table!r}.",
                 where=where,
-                code="plan.no_key",
+                code="config.table_rule",
                 remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or set "
                 f"no_key: rows next to it, which counts equal rows, or leave {table!r} out of the target's tables",
             )
@@ -441,7 +441,7 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
         raise Refused(
             f"The rows of {table!r} have different keys in this run: {shown}.",
             where=where,
-            code="plan.key_differs",
+            code="stage.key",
             remedy=f"set {where} to the columns that identify a row in all of them",
         )
     return next(iter(found))

@@ -35,7 +35,7 @@ from cdc_core.apply.plan import (
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import PlanOutdated, Refused, UsageError
 from cdc_core.meta import BatchRow, Meta, PlannedRun, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
@@ -94,7 +94,7 @@ class Selection:
 
 
 def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, int]:
-    """Positions, as `stage ls` names batches, by source. Raises UsageError (replay.position)."""
+    """Positions, as `stage ls` names batches, by source. Raises UsageError (usage.argument)."""
     found: dict[str, int] = {}
     known = [source.name for source in pipeline.sources]
     for name in names:
@@ -103,7 +103,7 @@ def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, in
             raise UsageError(
                 f"{name!r} is not a position of a source, or the source has two.",
                 where=where,
-                code="replay.position",
+                code="usage.argument",
                 remedy="give for each source at most one batch, as `lockstep stage ls` names it, such as "
                 f"{known[0]}/0000-0000042-0000015823",
             )
@@ -115,7 +115,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
     """What a run set aside because its target rejected it: the batches of the run, the tables with such rows.
 
     A newer change that was applied since wins, as in any replay.
-    Raises UsageError (replay.requeue) for a run without such rows, or with rows of several targets if none is given.
+    Raises UsageError (usage.argument) for a run without such rows, or with rows of several targets if none is given.
     """
     rows = [row.entry for row in meta.ledgers.find(run_id, target) if row.entry.quarantined]
     targets = sorted({entry.target for entry in rows})
@@ -126,7 +126,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
             if targets
             else f"No ledger of a run {run_id!r} has quarantined rows{of}.",
             where=run_id,
-            code="replay.requeue",
+            code="usage.argument",
             remedy="name one target (--target)"
             if targets
             else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
@@ -146,10 +146,9 @@ def plan(
     """Choose the batches, register the run, write plan.json; returns the plan.
 
     environ: as in connections.resolve; a target that has batches already is asked whether it has lost any of them.
-    Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
-    (plan.not_staged), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
-    (replay.absent_values, replay.no_key, plan.no_key, plan.key_column, plan.key_differs, plan.absent_values,
-    plan.overlap, plan.purged, meta.run_differs).
+    Raises UsageError (quality.suite, usage.argument, usage.unknown_name), RetryLater
+    (stage.behind), DataAtRisk (meta.gap, stage.damaged), Refused
+    (replay.from_first, config.table_rule, stage.key, stage.partial, plan.purged, usage.argument).
     """
     require_suites(opened.pipeline)
     check_run_id(run_id)
@@ -157,9 +156,8 @@ def plan(
     if known is not None and known.state is RunState.COMMITTED and opened.store.stat(known.plan_path) is not None:
         try:
             stored = load(opened.meta, opened.store, run_id)
-        except Refused as error:
-            if error.code != "plan.version":
-                raise
+        except PlanOutdated:
+            pass  # planned again
         else:
             if stored.target(selection.target).batches:
                 return stored
@@ -206,7 +204,7 @@ def chosen(opened: OpenPipeline, selection: Selection) -> PlanView:
         raise UsageError(
             f"The window {from_us(selection.start_us)} to {from_us(selection.end_us)} is empty.",
             where="replay",
-            code="plan.window",
+            code="usage.argument",
             remedy="give a start before the end, both in UTC",
         )
     chain = {source: tuple(filter(selection.takes, opened.meta.batches.find(source))) for source in sources}
@@ -238,7 +236,7 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {selection.target!r}.",
             where="targets",
-            code="plan.unknown_target",
+            code="usage.unknown_name",
             remedy=f"choose one of: {', '.join(known) or '(it has none)'}",
         )
     if not selection.tables:
@@ -249,7 +247,7 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
         raise UsageError(
             f"The target {target.name!r} does not have the table {missing[0]!r}.",
             where=f"targets.{target.name}.tables",
-            code="replay.table",
+            code="usage.unknown_name",
             remedy="give logical names of its tables, as `lockstep stage ls` shows them",
         )
     return target.model_copy(update={"tables": rules})
@@ -262,13 +260,13 @@ def _require_tables(made: RunPlan, selection: Selection) -> None:
         raise UsageError(
             f"The chosen batches contain no change of {unstaged[0]!r}.",
             where=made.run_id,
-            code="replay.table",
+            code="usage.unknown_name",
             remedy="look at `lockstep stage ls` for the names of the tables, or choose other batches",
         )
 
 
 def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> None:
-    """Raises Refused (replay.absent_values, replay.no_key)."""
+    """Raises Refused (replay.from_first)."""
     tables = {
         table.table: table
         for one in made.merge_sets
@@ -289,14 +287,14 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
         lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)
         if lacking:
             batch_id, table = lacking[0]
-            what, code = "do not have all of their values and depend on earlier changes", "replay.absent_values"
+            what = "do not have all of their values and depend on earlier changes"
             if not tables[table].key:
-                what, code = "have no key, so their batches must be applied once, and in order", "replay.no_key"
+                what = "have no key, so their batches must be applied once, and in order"
             raise Refused(
                 f"The changes of {table!r} {what}; the replay leaves out the batch {batch_id}, which {target!r} has "
                 "not committed.",
                 where=made.run_id,
-                code=code,
+                code="replay.from_first",
                 remedy="replay from the first batch on (without --from; no first_batches or begin in Airflow), or let "
                 "the target's runs apply the batches before these",
             )

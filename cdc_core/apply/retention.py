@@ -92,7 +92,7 @@ def purge(
 ) -> Purged:
     """Purge what is older than `cutoff_us` (µs UTC), and drop the rows of what is purged and older than `forget_us`.
 
-    Raises RetryLater (meta.lease_held: another purge), Refused (meta.not_committed), and what the stage raises.
+    Raises RetryLater (lease.held: another purge), Refused (stage.not_committed), and what the stage raises.
     """
     before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
@@ -125,7 +125,7 @@ def sweep(
 ) -> dict[str, Swept]:
     """Removes from the stage what killed attempts have left of each source.
 
-    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises: nothing is removed of a
+    Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises: nothing is removed of a
     source whose chain is broken.
     """
     names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
@@ -163,7 +163,7 @@ def sweep_plans(
 
     A plan over a batch that a target has not committed stays: its filtered files may be the only place of values that
     a killed write has to be completed with (spark_jobs/unfinished_writes.py).
-    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises.
+    Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises.
     """
     if dry_run:
         return _dead_plans(opened, older_than_s)
@@ -244,7 +244,7 @@ def seeded(
         raise UsageError(
             f"The pipeline {opened.name!r} has no target {target!r} that takes part in its runs.",
             where="--seeded",
-            code="plan.unknown_target",
+            code="usage.unknown_name",
             remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
         )
     with turn_at(opened) as turn:
@@ -389,7 +389,7 @@ def _saying(done: str) -> Iterator[None]:
         yield
     except LockstepError as error:
         remedy = f"{error.remedy.rstrip('.')}. {done[0].upper()}{done[1:]}; the next purge or sweep removes the others"
-        raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from error
+        raise error.with_text(remedy=remedy) from error
 
 
 def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:

@@ -164,7 +164,7 @@ def carry_out(opened: OpenPipeline, spark: Spark, plan: RunPlan) -> RunResult:
 
     The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
     others; the first error is raised when all have ended. Raises what the tasks raise; Refused (check.loop); RetryLater
-    (run.spark_ended) for an error of Spark.
+    (spark.ended) for an error of Spark.
     """
     run_id = plan.run_id
     require_no_loops(opened.pipeline, plan, opened.environ)

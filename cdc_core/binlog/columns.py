@@ -23,7 +23,7 @@ from cdc_core.binlog.json import JsonError, json_text
 from cdc_core.binlog.scan import Bytes, Ints, Longs
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import InternalError, Refused
+from cdc_core.errors import Refused, TooManyBytes
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
 from cdc_core.model.staged import LITERAL_TYPE, LiteralEntries
 
@@ -191,10 +191,9 @@ def _values_of(
 def _ends(sizes: npt.NDArray[np.integer]) -> Ints:
     total = int(sizes.sum(dtype=np.int64))
     if total > MAX_COLUMN_BYTES:
-        raise InternalError(
-            f"One column of a block has {total} bytes, but an Arrow array holds only {MAX_COLUMN_BYTES}.",
-            code="binlog.too_many_bytes",
-            remedy="lower limits.ring_mib, so that fewer rows are decoded at once",
+        raise TooManyBytes(
+            f"One column of a block has {total} bytes; an Arrow array holds {MAX_COLUMN_BYTES}.",
+            remedy="lower limits.ring_mib: fewer rows are then decoded at once",
         )
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
@@ -222,9 +221,9 @@ def _text(values: _Values) -> _Decoded:
 
 def charset_refused(column: Column, where: str) -> Refused:
     return Refused(
-        f"Column {column.name!r} has character set {column.type.charset!r}, which Lockstep does not convert exactly.",
+        f"Column {column.name!r} has character set {column.type.charset!r}, which Lockstep cannot convert exactly.",
         where=where,
-        code="binlog.charset",
+        code="source.unsupported_table",
         remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table (tables.exclude)",
     )
 

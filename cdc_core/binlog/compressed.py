@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from cdc_core.binlog.events import HEADER_SIZE, LONG, LUMP, Event, EventType, Header, Rest, parse_header
 from cdc_core.binlog.wire import WireCursor
-from cdc_core.errors import DataAtRisk
-from cdc_core.remedies import GIVE_UP
+from cdc_core.errors import GIVE_UP, DataAtRisk
 
 MAX_PLAIN_BYTES = 1 << 31
 """A MariaDB event that claims more is refused: max_allowed_packet is 1 GiB at most."""
@@ -57,7 +56,7 @@ def payload_events(event: Event) -> Iterator[Event]:
         raise DataAtRisk(
             f"{event.name} is compressed with codec {codec}, which Lockstep does not know.",
             where=event.where,
-            code="binlog.compression",
+            code="source.log_lost",
             remedy=f"SET GLOBAL binlog_transaction_compression = OFF on the source, and {GIVE_UP}",
         )
     zstd = codec == _COMPRESSION_ZSTD

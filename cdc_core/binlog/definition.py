@@ -14,7 +14,7 @@ from dataclasses import replace
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import Refused
+from cdc_core.errors import RESYNC, Refused, TableRefused
 from cdc_core.model.collations import own_name
 from cdc_core.model.schema import (
     GEOMETRY_BASES,
@@ -23,12 +23,8 @@ from cdc_core.model.schema import (
     ColumnType,
     TableSchema,
 )  # fmt: skip
-from cdc_core.remedies import RESYNC
 
-SCHEMA_REMEDY = (
-    "SET GLOBAL binlog_row_metadata = FULL on the source, so that the log itself names and types the columns, and "
-    f"{RESYNC}"
-)
+SCHEMA_REMEDY = f"SET GLOBAL binlog_row_metadata = FULL on the source, so that the log names its columns, and {RESYNC}"
 
 INTEGERS = {
     TypeCode.TINY: "tinyint", TypeCode.SHORT: "smallint", TypeCode.INT24: "mediumint", TypeCode.LONG: "int",
@@ -62,7 +58,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
 
     known:   the definition in INFORMATION_SCHEMA, as close to this position as available; None if unread.
     mariadb: the log is MariaDB's, whose temporals of the old codes may have a fraction that it does not log.
-    Raises Refused `binlog.schema_mismatch` when they contradict, `binlog.row_metadata` when they are not sufficient.
+    Raises Refused (source.incomplete_rows) when they contradict each other or do not suffice.
     """
     if table_map.names is None:
         return _checked(table_map, known, mariadb=mariadb)
@@ -77,8 +73,9 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
             found = None
         if found is None and mariadb and table_map.types[i] in _OLD_TEMPORAL:
             raise Refused(
-                f"The log has column {table_map.name}.{name} in an old temporal form without its fractional digits.",
-                code="binlog.row_metadata",
+                f"The log has column {table_map.name}.{name} in an old temporal form, which lacks its fractional "
+                "digits.",
+                code="source.incomplete_rows",
                 remedy=f"ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, and {RESYNC}",
             )
         kind = found.type if found is not None else _own(_logged_type(table_map, i), mariadb=mariadb)
@@ -102,10 +99,8 @@ def is_hidden(table_map: TableMap, i: int) -> bool:
 
 def _checked(table_map: TableMap, known: TableSchema | None, *, mariadb: bool) -> TableSchema:
     if known is None:
-        raise Refused(
-            f"The log does not name the columns of {table_map.name}, and the source no longer has the table.",
-            code="binlog.row_metadata",
-            remedy=SCHEMA_REMEDY + "; or exclude the table (tables.exclude)",
+        raise _incomplete(
+            f"The log does not name the columns of {table_map.name}, and the source no longer has the table."
         )
     own = len(known.columns)
     if own != table_map.columns and not (mariadb and own < table_map.columns and is_hidden(table_map, own)):
@@ -127,11 +122,16 @@ def _checked(table_map: TableMap, known: TableSchema | None, *, mariadb: bool) -
 
 
 def _mismatch(table_map: TableMap, what: str) -> Refused:
-    return Refused(
-        f"{table_map.name} had another definition when these rows were logged: {what}.",
-        code="binlog.schema_mismatch",
-        remedy=SCHEMA_REMEDY,
-    )
+    return _incomplete(f"{table_map.name} had another definition when these rows were logged: {what}.")
+
+
+def _incomplete(what: str) -> Refused:
+    return Refused(what, code="source.incomplete_rows", remedy=SCHEMA_REMEDY)
+
+
+def _unknown_charset(what: str) -> TableRefused:
+    remedy = "ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table (tables.exclude)"
+    return TableRefused(what, code="source.unsupported_table", remedy=remedy)
 
 
 def _describe(table_map: TableMap, i: int) -> str:
@@ -147,11 +147,7 @@ def _charset(table_map: TableMap, i: int) -> tuple[str, str] | None:
         return None
     found = charsets.collations().get(ids[i])
     if found is None:
-        raise Refused(
-            f"{table_map.name} has a column with collation {ids[i]}, which Lockstep does not know.",
-            code="binlog.charset",
-            remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table",
-        )
+        raise _unknown_charset(f"{table_map.name} has a column with collation {ids[i]}, which Lockstep does not know.")
     collation, charset = found
     return charset, collation
 
@@ -188,11 +184,9 @@ def _logged_members(table_map: TableMap, i: int) -> ColumnType:
     for raw in table_map.labels[i] if table_map.labels is not None else ():
         label = charsets.decode(raw, charset)
         if label is None:
-            raise Refused(
-                f"Member {raw!r} of column {i} of {table_map.name} is in character set {charset!r}, which Lockstep "
-                "does not convert exactly.",
-                code="binlog.charset",
-                remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table",
+            raise _unknown_charset(
+                f"Label {raw!r} of column {i} of {table_map.name} has character set {charset!r}, which Lockstep "
+                "cannot convert exactly."
             )
         labels.append(label)
     base = "enum" if table_map.types[i] == TypeCode.ENUM else "set"
@@ -203,11 +197,7 @@ def _logged_string(table_map: TableMap, i: int) -> ColumnType:
     code, metadata = table_map.types[i], table_map.metadata[i]
     found = _charset(table_map, i)
     if found is None and code in (*_STRING_NAMES, *_BLOBS, TypeCode.BLOB_COMPRESSED):
-        raise Refused(
-            f"The log does not give the character set of a column of {table_map.name}.",
-            code="binlog.row_metadata",
-            remedy=SCHEMA_REMEDY,
-        )
+        raise _incomplete(f"The log does not give the character set of a column of {table_map.name}.")
     charset, collation = found or (charsets.BINARY, "")
     binary = charset == charsets.BINARY
     if code in _STRING_NAMES:

@@ -1,7 +1,7 @@
 """Events of the binlog: the header that all have, and the ones that steer a stream, each with its own parser.
 
 Assumes one whole event at a time, as in the log: 19 bytes of header, the body, and 4 bytes of CRC32 where the log has
-checksums. Keeps true: a body is read to its last byte, or DataAtRisk `binlog.malformed` is raised.
+checksums. Keeps true: a body is read to its last byte, or DataAtRisk `source.log_damaged` is raised.
 Sources: MySQL libs/mysql/binlog/event/{binlog_event,control_events,statement_events}.h; MariaDB sql/log_event.h.
 In other modules: gtid, table_map, rows_event, compressed.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from cdc_core.binlog.wire import WireCursor, malformed
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DamagedBytes, DataAtRisk
 
 HEADER_SIZE = 19
 CHECKSUM_SIZE = 4
@@ -197,7 +197,7 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
     """Parses the bytes of one whole event.
 
     checksum: whether the log carries CRC32s (of the last FORMAT_DESCRIPTION; that event itself always carries one,
-              verified or not). Raises DataAtRisk `binlog.checksum` when it does not match.
+              verified or not). Raises DataAtRisk `source.log_damaged` when it does not match.
     """
     header = parse_header(data, f"{file}:{start}")
     require_length(header, len(data), f"{file}:{start}")
@@ -214,20 +214,19 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
 
 
 def require_length(header: Header, came: int, where: str) -> None:
-    """came: how many bytes there are. Raises DataAtRisk (binlog.malformed) if the header names another length."""
+    """came: how many bytes there are. Raises DataAtRisk (source.log_damaged) if the header names another length."""
     if header.length != came:
         raise malformed(f"{type_name(header.type)} claims a length of {header.length} bytes, but {came} came", where)
 
 
 def require_checksum(crc: int, said: bytes, header: Header, where: str) -> None:
-    """crc: CRC32 of the event; said: its last four bytes. Raises DataAtRisk (binlog.checksum) if they differ."""
+    """crc: CRC32 of the event; said: its last four bytes. Raises DataAtRisk (source.log_damaged) if they differ."""
     if crc != int.from_bytes(said, "little"):
-        raise DataAtRisk(
+        raise DamagedBytes(
             f"The checksum of {type_name(header.type)} does not match its bytes.",
             where=where,
-            code="binlog.checksum",
-            remedy="run again: a second failure at the same position means that the log is damaged on the source "
-            "(check its disk and mysqlbinlog --verify-binlog-checksum); otherwise the network corrupts data",
+            remedy="run again. If it fails at the same position, the log is damaged on the source (mysqlbinlog "
+            "--verify-binlog-checksum); otherwise the network corrupts data",
         )
 
 
@@ -302,7 +301,7 @@ def parse_format_description(event: Event) -> FormatDescription:
         raise DataAtRisk(
             f"The log uses checksum algorithm {algorithm}, which Lockstep does not know.",
             where=event.where,
-            code="binlog.checksum_algorithm",
+            code="source.log_lost",
             remedy="SET GLOBAL binlog_checksum = CRC32 on the source",
         )
     return FormatDescription(version, server, created, lengths, algorithm == 1)

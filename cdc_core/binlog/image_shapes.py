@@ -23,10 +23,9 @@ from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import INSERT, UPDATE
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import InternalError, Refused
+from cdc_core.errors import RESYNC, Refused, defect
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import absent_text
-from cdc_core.remedies import RESYNC
 
 Bools = npt.NDArray[np.bool_]
 
@@ -85,7 +84,7 @@ class ImageShape:
         return absent_text([column.name for column in after], [column.name for column in before])
 
     def require_identity(self, schema: TableSchema, where: str) -> None:
-        """Raises Refused (binlog.row_image) if an image does not identify its row."""
+        """Raises Refused (source.incomplete_rows) if an image does not identify its row."""
         if self.kind == INSERT:
             needed, there = set(schema.key), self.known(schema)
         else:
@@ -94,12 +93,11 @@ class ImageShape:
         lacking = [column.name for column in _lacking(schema, there) if column.name in needed]
         if lacking:
             raise Refused(
-                f"Row images of {schema.name} lack {', '.join(lacking)}, which is needed to identify the row that "
-                "changed.",
+                f"Row images of {schema.name} lack {', '.join(lacking)}, so they do not say which row changed.",
                 where=where,
-                code="binlog.row_image",
-                remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
-                f"reconnect), or give the table a primary key; and {RESYNC}",
+                code="source.incomplete_rows",
+                remedy="SET GLOBAL binlog_row_image = FULL on the source and let sessions reconnect, or give the "
+                f"table a primary key; and {RESYNC}",
             )
 
 
@@ -211,14 +209,14 @@ def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | Non
     """Rows in each event, without decoding a value, for images with any columns.
 
     `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
-    Raises DataAtRisk `binlog.malformed`.
+    Raises DataAtRisk `source.log_damaged`.
     """
     require_columns(table_map, images)
     return _count(table_map, images, schema, _shapes(images, table_map))
 
 
 def require_columns(table_map: TableMap, images: RowImages) -> None:
-    """Raises DataAtRisk `binlog.malformed` where the events have another number of columns than their table map."""
+    """Raises DataAtRisk `source.log_damaged` where the events have another number of columns than their table map."""
     if len(images) and images.columns != table_map.columns:
         raise malformed(
             f"Rows of {images.columns} columns after a table map of {table_map.name} with {table_map.columns}",
@@ -273,11 +271,10 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
             shape.require_identity(schema, images.where(int(shape.events[0])))
         places = _find_by_shape(schema, table_map, images, shapes)
     if places is None:
-        raise InternalError(
+        raise defect(
             f"Two passes over the row images of {table_map.name} gave different results.",
             where=images.where(0),
-            code="binlog.walk",
-            remedy="report this as a defect; nothing was staged from these events",
+            first="nothing of these events was staged",
         )
     return places
 
@@ -322,8 +319,7 @@ def _ask_defaults(
         raise Refused(
             f"Row images of {schema.name} lack {', '.join(names)}, and the columns' defaults are unknown.",
             where=images.where(0),
-            code="binlog.row_image",
-            remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
-            "sync of the table",
+            code="source.incomplete_rows",
+            remedy=f"SET GLOBAL binlog_row_image = FULL on the source, and {RESYNC}",
         )
     return defaults(names)

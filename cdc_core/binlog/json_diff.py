@@ -28,7 +28,7 @@ class _Number(str):
 def patched(before: bytes, differences: bytes, where: str) -> str:
     """The server's text of a value (binary JSON) after these differences.
 
-    Raises JsonError, DataAtRisk `binlog.malformed`.
+    Raises JsonError, DataAtRisk `source.log_damaged`.
     """
     root = [_parsed(before)]
     for operation, path, value in _read(differences, where):

@@ -26,10 +26,9 @@ from cdc_core.binlog.json_diff import patched
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import DataAtRisk, InternalError, Refused
+from cdc_core.errors import RESYNC, Refused, defect
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE_MARK, row_field
-from cdc_core.remedies import RESYNC
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,10 @@ def decode_rows(
     """All rows of `images`, with the types of `schema` (from `schema_of` for this table map).
 
     defaults: asked only where an INSERT's image lacks columns.
-    Raises Refused `binlog.row_image` when an image lacks the key, or the default of a column is unknown,
-    DataAtRisk `binlog.partial_update` for a difference of JSON from a value that is missing, DataAtRisk
-    `binlog.malformed` for bytes of another shape, Refused `binlog.charset` for a character set that no server has.
+    Raises Refused `source.incomplete_rows` when an image lacks the key, or the default of a column is unknown,
+    DataAtRisk `source.incomplete_rows` for a difference of JSON from a value that is missing, DataAtRisk
+    `source.log_damaged` for bytes of another shape, Refused `source.unsupported_table` for a character set that no
+    server has.
     """
     _check(schema, table_map, images)
     buffer = images.for_kernels().buffer
@@ -126,19 +126,20 @@ def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
     own = len(schema.columns)
     if own > table_map.columns or (own < table_map.columns and not is_hidden(table_map, own)):
         raise Refused(
-            f"{table_map.name} has {len(schema.columns)} columns by definition, but the log has {table_map.columns}.",
+            f"{table_map.name} has {table_map.columns} columns in the log, and {len(schema.columns)} by its "
+            "definition.",
             where=images.where(0) if len(images) else "",
-            code="binlog.schema_mismatch",
+            code="source.incomplete_rows",
             remedy=SCHEMA_REMEDY,
         )
     # The kernels read as many bytes as the type has: a pair that schema_of would refuse must not reach them.
     for i, column in enumerate(schema.columns):
         if not fits(column.type, table_map, i):
-            raise InternalError(
+            raise defect(
                 f"Column {table_map.name}.{column.name} has type {column.type}, but the log has type code "
                 f"{table_map.types[i]} with metadata {table_map.metadata[i]}.",
-                code="binlog.types",
-                remedy="report this as a defect: schema_of should have refused the pair; nothing was staged",
+                first="nothing was staged",
+                attach="the table's SHOW CREATE TABLE",
             )
     require_columns(table_map, images)
 
@@ -159,12 +160,12 @@ def _patched(
             texts.append(None)
             continue
         if places.before_length[i, update] < 0:
-            raise DataAtRisk(
+            raise Refused(
                 f"Column {column.name!r} was logged as a difference from a value that its before image lacks.",
                 where=where(update),
-                code="binlog.partial_update",
-                remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
-                f"sessions that set them), and {RESYNC}",
+                code="source.incomplete_rows",
+                remedy="on the source and in its sessions, SET binlog_row_image = FULL or binlog_row_value_options "
+                f"= ''; and {RESYNC}",
             )
         before, after = places.before_offset[i, update], places.offset[i, at]
         old = buffer[before : before + places.before_length[i, update]].tobytes()

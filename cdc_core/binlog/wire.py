@@ -1,22 +1,23 @@
 """A cursor over the bytes of one event: little-endian reads that can never pass the end.
 
-A read that would, or a byte left over when a parser is done, raises DataAtRisk `binlog.malformed` with the event's type
+A read that would, or a byte left over when a parser is done, raises DataAtRisk `source.log_damaged` with the event's
+type
 and position: a decoder that guesses loses data.
 """
 
 from __future__ import annotations
 
-from cdc_core.errors import DataAtRisk
-
-_MALFORMED_REMEDY = (
-    "read this position with mysqlbinlog (mariadb-binlog): if it fails too, the log or the connection is damaged; "
-    "if it does not, report this as a defect with the server's version. Nothing was staged from this event"
-)
+from cdc_core.errors import DamagedBytes, DataAtRisk
 
 
 def malformed(what: str, where: str) -> DataAtRisk:
     """The one error for bytes that do not have the required layout."""
-    return DataAtRisk(what, where=where, code="binlog.malformed", remedy=_MALFORMED_REMEDY)
+    remedy = (
+        "read this position with mysqlbinlog (mariadb-binlog). If that fails too, the log or the connection is "
+        "damaged; "
+        "if not, report this as a defect with the server's version. Nothing of this event was staged"
+    )
+    return DamagedBytes(what, where=where, remedy=remedy)
 
 
 class WireCursor:

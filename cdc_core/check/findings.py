@@ -80,7 +80,6 @@ class Findings:
                 InternalError(
                     f"Unexpected {type(error).__name__}: {error}",
                     where=subject,
-                    code="internal.unexpected",
                     remedy="run `lockstep -vv check` and report the traceback",
                 ),
             )

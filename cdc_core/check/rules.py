@@ -88,7 +88,7 @@ def _check(rule: _Patterns, findings: Findings) -> None:
         near = sorted(name for name in free if _resembles(pattern, name))
         if near:
             asked = f"Did you mean {near[0]}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
-            error = Refused(f"{what}. {asked}", where=rule.place, code="check.rule", remedy="correct the pattern")
+            error = Refused(f"{what}. {asked}", where=rule.place, code="config.no_match", remedy="correct the pattern")
             findings.fail(rule.place, error)
         else:
             findings.warn(rule.place, what, "what appears later and matches will follow the rule; else correct it")
@@ -126,7 +126,7 @@ def _names(place: str, given: Mapping[str, object] | Iterable[str], logical: Seq
         near = near or difflib.get_close_matches(name, free, 1, ALIKE)
         if near:
             error = Refused(
-                f"{what}. Did you mean {near[0]}?", where=place, code="check.rule", remedy="correct the name"
+                f"{what}. Did you mean {near[0]}?", where=place, code="config.no_match", remedy="correct the name"
             )
             findings.fail(place, error)
         else:

@@ -338,7 +338,7 @@ def _check_patterns(
         if asked and not matched:
             findings.fail(
                 subject,
-                Refused(f"{what}. {asked}", where=subject, code="check.include", remedy="correct the pattern"),
+                Refused(f"{what}. {asked}", where=subject, code="config.no_match", remedy="correct the pattern"),
             )
         else:
             findings.warn(subject, what, asked or "tables that appear later and match will be captured")

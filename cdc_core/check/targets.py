@@ -19,7 +19,7 @@ from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import sensible
-from cdc_core.errors import LockstepError, UsageError, combined, parts_of
+from cdc_core.errors import ColumnsMissing, LockstepError, TableMissing, TargetAltered, UsageError, combined, parts_of
 from cdc_core.meta import Meta, SourceCoverage
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
@@ -33,7 +33,7 @@ from cdc_core.target.destination import Survey, TableUse, checked_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import APART, coarser_columns
-from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
+from cdc_core.target.make import Actions, Wanted, make_tables
 from cdc_core.target.ownership import Writer, take
 from cdc_core.target.sharding import ShardTable, require_apart, shard_tables
 from cdc_core.words import counted
@@ -290,7 +290,7 @@ def _require_makeable(
     rule = target.table(name)
     creates = target.on_missing_table == "create"
     adds = frozenset({name} if rule is not None and rule.on_new_column == "add" else ())
-    if not (creates or adds) or not {part.code for part in parts_of(error)} & MADE_BY_POLICY:
+    if not (creates or adds) or not any(isinstance(part, TableMissing | ColumnsMissing) for part in parts_of(error)):
         raise error
     wanted = {name: Wanted(tuple(map(Origin, schemas)), key, len(schemas) == 1)}
     actions = Actions(create=creates, add=adds, dry=True, probe=True)
@@ -305,9 +305,7 @@ def _require_makeable(
         part
         for part in parts_of(error)
         # That the database of a missing table is missing, too, is reported as a table that was altered.
-        if not (
-            part.where in new or part.where in extended or (new and part.code in ("target.table", "target.altered"))
-        )
+        if not (part.where in new or part.where in extended or (new and isinstance(part, TableMissing | TargetAltered)))
     ]
     if left:
         raise combined(left)

@@ -173,14 +173,17 @@ def _usage(error: TyperException) -> UsageError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "lockstep"
     return UsageError(
-        error.format_message(), where=command, code="cli.usage", remedy=f"see `{command} --help` for how it is used"
+        error.format_message(),
+        where=command,
+        code="usage.argument",
+        remedy=f"see `{command} --help` for how it is used",
     )
 
 
 def _interrupted() -> RetryLater:
     return RetryLater(
         "Stopped by a signal. Completed work is kept; the next attempt does the rest.",
-        code="cli.interrupted",
+        code="run.interrupted",
         remedy="run the same command again",
     )
 
@@ -194,7 +197,6 @@ def _unexpected(error: Exception) -> LockstepError:
     return InternalError(
         f"Unexpected {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno}",
-        code="internal.unexpected",
         remedy="nothing staged is lost; run again with --debug and report the traceback (CONTRIBUTING.md, 'Reporting a "
         "defect')",
     )

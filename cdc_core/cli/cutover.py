@@ -154,7 +154,7 @@ def resume(
         raise UsageError(
             "An unknown answer answers nothing.",
             where="--answer",
-            code="cli.usage",
+            code="usage.argument",
             remedy="find out where the application writes; then give switched or not-switched",
         )
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:

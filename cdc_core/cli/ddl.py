@@ -191,7 +191,7 @@ def _kept(work: Work) -> tuple[str, str, str]:
         raise UsageError(
             f"No change of definitions of {work.target.name!r} is under way.",
             where=work.target.name,
-            code="ddl.nothing_open",
+            code="usage.nothing_open",
             remedy="begin one by `lockstep ddl run PIPELINE FILE`",
         )
     return rollout.script, rollout.name, rollout.direction
@@ -214,7 +214,7 @@ def _text(file: Path) -> str:
         raise UsageError(
             f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8'}.",
             where=str(file),
-            code="cli.usage",
+            code="usage.argument",
             remedy="give the path of a text file with ALTER TABLE statements",
         ) from None
 

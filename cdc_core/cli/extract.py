@@ -79,7 +79,7 @@ def extract(
             raise UsageError(
                 "--follow reads until it is interrupted; --until says where to end.",
                 where="lockstep extract",
-                code="cli.usage",
+                code="usage.argument",
                 remedy="give one of the two",
             )
         until_us = FOREVER_US
@@ -116,7 +116,7 @@ def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str,
         raise UsageError(
             f"{option} names a position in the log of one source, but there are {len(names)} sources.",
             where="lockstep extract",
-            code="cli.usage",
+            code="usage.argument",
             remedy="add --source NAME",
         )
     return tuple(parse_place(text, where=option) for text in texts)

@@ -77,7 +77,10 @@ def init(
     file = to or Path(f"{name}.yaml")
     if file.exists() and not force:
         raise UsageError(
-            f"{file} exists already.", where=str(file), code="init.exists", remedy="choose another -o FILE, or --force"
+            f"{file} exists already.",
+            where=str(file),
+            code="usage.output_file",
+            remedy="choose another -o FILE, or --force",
         )
     made = draft(
         Wishes(
@@ -90,7 +93,7 @@ def init(
 
 
 def _write(file: Path, text: str) -> None:
-    """Raises UsageError (init.unwritable)."""
+    """Raises UsageError (usage.output_file)."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -98,7 +101,7 @@ def _write(file: Path, text: str) -> None:
         raise UsageError(
             f"Cannot write the pipeline file: {error.strerror}.",
             where=str(file),
-            code="init.unwritable",
+            code="usage.output_file",
             remedy="choose another -o FILE",
         ) from None
 

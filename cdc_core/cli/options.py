@@ -43,7 +43,7 @@ DEFAULT_PIPELINES = Path("dags/pipelines")
 
 
 def pipeline_path(name: str, folder: Path) -> Path:
-    """The file of PIPELINE. Raises UsageError (cli.no_pipeline) with the names that exist."""
+    """The file of PIPELINE. Raises UsageError (usage.unknown_name) with the names that exist."""
     given = Path(name)
     if given.suffix in (".yaml", ".yml") or os.sep in name:
         return given
@@ -63,7 +63,7 @@ def pipeline_path(name: str, folder: Path) -> Path:
     raise UsageError(
         f"There is no pipeline {name!r} in {folder}.",
         where=str(found),
-        code="cli.no_pipeline",
+        code="usage.unknown_name",
         remedy=remedy,
     )
 
@@ -84,36 +84,36 @@ def moment_us(text: str) -> int | None:
 
 
 def age_us(text: str, option: str, example: str) -> int:
-    """µs of an age such as `10s` or `30d`. Raises UsageError (cli.usage)."""
+    """µs of an age such as `10s` or `30d`. Raises UsageError (usage.argument)."""
     try:
         return windows.age_us(text)
     except ValueError as error:
         raise UsageError(
-            f"{text!r} {error}.", where=option, code="cli.usage", remedy=f"write for example {example}"
+            f"{text!r} {error}.", where=option, code="usage.argument", remedy=f"write for example {example}"
         ) from None
 
 
 def time_us(text: str, option: str, instead: str = "") -> int:
-    """µs UTC of an ISO 8601 time with a zone. instead: other accepted values. Raises UsageError (cli.usage)."""
+    """µs UTC of an ISO 8601 time with a zone. instead: other accepted values. Raises UsageError (usage.argument)."""
     try:
         return to_us(parse_moment(text))
     except ValueError as error:
         raise UsageError(
             f"{text!r} {error}.",
             where=option,
-            code="cli.usage",
+            code="usage.argument",
             remedy=f"write {instead}a time with a zone, for example 2026-11-21T04:00:00Z",
         ) from None
 
 
 def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
-    """The wanted names, or all. Raises UsageError (cli.usage) for one that does not exist."""
+    """The wanted names, or all. Raises UsageError (usage.argument) for one that does not exist."""
     for name in wanted or ():
         if name not in names:
             raise UsageError(
                 f"The pipeline has no {what} {name!r}.",
                 where=f"--{what}",
-                code="cli.usage",
+                code="usage.argument",
                 remedy=f"give one of: {', '.join(names) or '(it has none)'}",
             )
     return list(dict.fromkeys(wanted)) if wanted else names

@@ -270,7 +270,7 @@ def _is(one: Target, name: str | None, new: NewLayout) -> bool:
 def _led(meta: Meta, asked: _Asked) -> Cutover | None:
     """The cutover by which the application came to the old target; None if it writes to the sources.
 
-    Raises Refused (reshard.cutover_open).
+    Raises Refused (cutover.other_open).
     """
     from cdc_core.cutover.states import State
     from cdc_core.target.sharding import shard_tables
@@ -282,7 +282,7 @@ def _led(meta: Meta, asked: _Asked) -> Cutover | None:
         raise Refused(
             f"A cutover of {found.pipeline!r} is open: it is {found.state}.",
             where=found.pipeline,
-            code="reshard.cutover_open",
+            code="cutover.other_open",
             remedy=f"let it end, or end it (`lockstep cutover abort {found.pipeline}`); then begin again",
         )
     led_to = {
@@ -296,19 +296,19 @@ def _led(meta: Meta, asked: _Asked) -> Cutover | None:
                 raise Refused(
                     f"The application was led to other tables than those of {asked.old.name!r}.",
                     where=f"targets.{asked.old.name}",
-                    code="reshard.cutover_open",
+                    code="cutover.other_open",
                     remedy="name the target to which it was led with --target",
                 )
     return found
 
 
 def _before(meta: Meta, asked: _Asked) -> None:
-    """Raises Refused (reshard.no_base, reshard.same_tables), UsageError (reshard.shards)."""
+    """Raises Refused (stage.partial, reshard.layout), UsageError (usage.argument)."""
     if asked.part.numbers is not None:
         raise UsageError(
             "The application writes to the sources: they have no shards that could be moved by themselves.",
             where="--shards",
-            code="reshard.shards",
+            code="usage.argument",
             remedy="leave --shards out: before a cutover the whole target is filled from the stage",
         )
     from cdc_core.reshard.base import require_base
@@ -361,7 +361,7 @@ def _successors(asked: _Asked, led: Cutover) -> tuple[str, str]:
 
 def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) -> None:
     """The application has not been led on from any of the shards by another pipeline: the fences let the way back of
-    one pipeline through. Raises Refused (reshard.shards)."""
+    one pipeline through. Raises Refused (cutover.left_before)."""
     from cdc_core.config import WAY_BACK_SUFFIX
     from cdc_core.cutover.states import State
     from cdc_core.target.fence import let_through_by
@@ -373,7 +373,7 @@ def _require_unmoved(meta: Meta, asked: _Asked, led: Cutover, successor: str) ->
             raise Refused(
                 f"Another pipeline, {other!r}, has led the application on from some of these shards, or is about to.",
                 where=asked.pipeline.pipeline,
-                code="reshard.shards",
+                code="cutover.left_before",
                 remedy=f"name shards that {other!r} does not move (--shards); or lead its shards back first",
             )
 
@@ -389,7 +389,7 @@ def _write_successors(meta: Meta, asked: _Asked, led: Cutover, output: CliOutput
         raise UsageError(
             f"{file} is there already, and is another pipeline.",
             where=str(file),
-            code="reshard.file_exists",
+            code="usage.output_file",
             remedy="if it is the pipeline of this move, and was changed on purpose, run it; else remove it",
         )
     _require_unmoved(meta, asked, led, made)

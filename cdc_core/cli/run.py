@@ -124,7 +124,7 @@ def run(
         raise UsageError(
             "The pipeline has no targets.",
             where=str(path),
-            code="cli.no_targets",
+            code="usage.argument",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     if every is not None:
@@ -180,7 +180,7 @@ def driver(
     """The driver of a command's runs. What Spark prints goes to a file that is kept if the block fails.
 
     master: None for the pipeline's. ahead: what jobs import is imported beside what comes before the first one. Raises
-    UsageError (install.missing_extra).
+    UsageError (install.missing).
     """
     from cdc_core.apply.jobs import is_remote
     from spark_jobs.driver import Driver
@@ -252,7 +252,7 @@ def _selection(
     *,
     replay: bool,
 ) -> Selection | None:
-    """The selection of --replay and its options; None without it. Raises UsageError (cli.usage, replay.position)."""
+    """The selection of --replay and its options; None without it. Raises UsageError (usage.argument)."""
     from cdc_core.apply.replay import Selection, places
 
     if not replay:
@@ -278,7 +278,7 @@ def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
 
 
 def _usage(what: str, remedy: str) -> UsageError:
-    return UsageError(what, where="lockstep run", code="cli.usage", remedy=remedy)
+    return UsageError(what, where="lockstep run", code="usage.argument", remedy=remedy)
 
 
 @contextmanager

@@ -64,14 +64,14 @@ def snapshot(
         raise UsageError(
             f"The pipeline has {len(names)} sources, and TABLE is a table of one of them.",
             where="lockstep snapshot",
-            code="cli.usage",
+            code="usage.argument",
             remedy=f"add --source, one of: {', '.join(names)}",
         )
     if sum((bool(tables), everything, pause, resume)) > 1 or (dry_run and (pause or resume)):
         raise UsageError(
             "TABLE, --all, --pause and --resume exclude each other, and --dry-run is about a copy.",
             where="lockstep snapshot",
-            code="cli.usage",
+            code="usage.argument",
             remedy="give one of them",
         )
     from cdc_core.snapshot import copying

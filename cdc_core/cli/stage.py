@@ -55,7 +55,7 @@ SourceOption = Annotated[
 def chains(pipeline: Pipeline, store: ObjectStore, output: CliOutput, sources: list[str] | None = None) -> Chains:
     """All batches of the sources, verified to be chains that reach as far as meta says.
 
-    Raises DataAtRisk (stage.gap and others).
+    Raises DataAtRisk (stage.chain and others).
     """
     from cdc_core.staged import read_chains
 
@@ -179,7 +179,7 @@ def show(
         raise UsageError(
             f"The stage has no batch {batch!r}.",
             where=store.uri,
-            code="cli.no_batch",
+            code="usage.unknown_name",
             remedy="`lockstep stage ls` lists all batches",
         )
     (manifest,) = chosen
@@ -258,7 +258,7 @@ def isolated(
             raise UsageError(
                 "--clear is for one source, but the pipeline has several.",
                 where="lockstep stage isolated",
-                code="cli.usage",
+                code="usage.argument",
                 remedy="add --source NAME",
             )
         with (
@@ -355,7 +355,7 @@ def purge(
         raise UsageError(
             "A purge needs either an age or a seeded target.",
             where="lockstep stage purge",
-            code="cli.usage",
+            code="usage.argument",
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
     output = CliOutput(as_json)
@@ -428,7 +428,7 @@ def compact(
     chosen = by or (parsed.retention.compact if parsed.retention is not None else None) or "day"
     if chosen not in list(compaction.By):
         raise UsageError(
-            f"{chosen!r} is not a range.", where="--by", code="cli.usage", remedy="write --by day or --by window"
+            f"{chosen!r} is not a range.", where="--by", code="usage.argument", remedy="write --by day or --by window"
         )
     age = age_us(older_than, "--older-than", "1d") if remove_originals else None
     output = CliOutput(as_json)
@@ -616,7 +616,7 @@ def export(
 
     if every == bool(name):
         raise UsageError(
-            "Give a table, or --all.", where="TABLE", code="cli.usage", remedy="`stage ls` names the tables"
+            "Give a table, or --all.", where="TABLE", code="usage.argument", remedy="`stage ls` names the tables"
         )
     output = CliOutput(as_json)
     if not every:
@@ -652,12 +652,15 @@ def _require_free(to: Path, *, force: bool) -> None:
         raise UsageError(
             f"This command writes Parquet or CSV, and {to.name} is named like another format.",
             where=str(to),
-            code="cli.not_parquet",
+            code="usage.argument",
             remedy=f"write -o {to.with_suffix('.parquet')} or -o {to.with_suffix('.csv')}; other tools convert them",
         )
     if to.exists() and not force:
         raise UsageError(
-            f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"
+            f"{to} exists already.",
+            where=str(to),
+            code="usage.output_file",
+            remedy="choose another -o FILE, or --force",
         )
 
 

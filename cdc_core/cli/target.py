@@ -64,7 +64,7 @@ def create(
         raise UsageError(
             "The pipeline has no targets.",
             where=str(path),
-            code="cli.no_targets",
+            code="usage.argument",
             remedy="add one to `targets`",
         )
     tables = source_tables(parsed, os.environ)
@@ -183,7 +183,7 @@ def fence(
         raise UsageError(
             "A fence is raised, with the reason why, or lowered.",
             where="lockstep target fence",
-            code="cli.usage",
+            code="usage.argument",
             remedy="give --raise WHY, or --lower, or neither to see which fences there are",
         )
     output = CliOutput(as_json)
@@ -196,7 +196,7 @@ def fence(
             raise UsageError(
                 f"No run of this pipeline has written to a table of the target {name!r}: there is nothing to fence.",
                 where=str(path),
-                code="cli.usage",
+                code="usage.argument",
                 remedy="raise fences after the first run; or name other targets with --target",
             )
         if note is not None:
@@ -297,7 +297,7 @@ def check_ids(
             f"{counted(first['shared'], 'value')} of the key ({', '.join(first['key'])}) of {first['table']!r} "
             f"{'is' if first['shared'] == 1 else 'are'} in two shards.",
             where=f"targets.{first['target']}.tables.{first['table']}",
-            code="target.shared_ids",
+            code="target.unique_conflict",
             remedy="give one of the two rows another id; let ids come from the application (a sequence, a snowflake, a "
             "range for each shard)",
         )
@@ -320,7 +320,7 @@ def _errors(one: MadeTable) -> Iterator[LockstepError]:
             yield Refused(
                 f"{one.name}: {difference.what}.",
                 where=one.name,
-                code="target.differs",
+                code="target.definition",
                 remedy=statement or "change the table by hand, so that it takes the source's rows",
             )
 

@@ -51,14 +51,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str, *, where: str) -> Pipeline:
-    """A pipeline from YAML text; `where` names the file in errors. Raises UsageError (config.yaml, config.invalid)."""
+    """A pipeline from YAML text; `where` names the file in errors. Raises UsageError (config.invalid)."""
     try:
         data: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(
             f"The file is not valid YAML: {_without_secrets(str(error))}",
             where=where,
-            code="config.yaml",
+            code="config.invalid",
             remedy="fix the line that the message names",
         ) from None
     if data is None:
@@ -147,10 +147,10 @@ def load(path: Path) -> Pipeline:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"Cannot read the pipeline file: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}.",
+            f"The pipeline file cannot be read: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}.",
             where=str(path),
-            code="config.unreadable",
-            remedy="give the path of a YAML file, or make one with `lockstep init`",
+            code="config.invalid",
+            remedy="give the path of a YAML file, or write one with `lockstep init`",
         ) from None
     parsed = parse(text, where=str(path))
     folder = path.absolute().parent

@@ -134,7 +134,7 @@ class Pipeline(Model):
         return next(target for target in self.targets if target.name == name)
 
     def one_target(self, name: str | None, where: str) -> Target:
-        """The target of this name, or the only one. where: who asks. Raises UsageError (cli.usage)."""
+        """The target of this name, or the only one. where: who asks. Raises UsageError (usage.argument)."""
         named = [target for target in self.targets if name in (None, target.name)]
         if len(named) == 1:
             return named[0]
@@ -143,6 +143,6 @@ class Pipeline(Model):
             f"The pipeline has {counted(len(self.targets), 'target')}"
             + (f", and none is named {name!r}." if name is not None else "."),
             where=where,
-            code="cli.usage",
+            code="usage.argument",
             remedy=f"add --target, one of: {names}" if names else "add a target to the pipeline file",
         )

@@ -57,7 +57,7 @@ def _open(session: Any, reference: str, findings: Findings) -> None:
                 reference,
                 f"{opened}, which has changed nothing: a report or a dump, for example",
                 "if it has read a table that is left, the gate of the table does not close before it ends, and the "
-                "cutover is rolled back (cutover.not_closed): let it end first",
+                "cutover is rolled back (cutover.locked): let it end first",
             )
     if len(found) > _SHOWN:
         findings.warn(

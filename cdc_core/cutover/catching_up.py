@@ -29,7 +29,7 @@ class CaughtUp:
 def catch_up(work: Work) -> CaughtUp:
     """Reads the sources up to now, and applies all that is staged to the targets.
 
-    Raises RetryLater (cutover.moving) if another run keeps batches, and what extracting and applying raise.
+    Raises RetryLater (run.taken_over) if another run keeps batches, and what extracting and applying raise.
     """
     began_s, laps = time.monotonic(), Laps()
     laps.begin("extract")
@@ -41,7 +41,7 @@ def catch_up(work: Work) -> CaughtUp:
         raise RetryLater(
             "Batches are left that another run has taken and not committed.",
             where=work.opened.name,
-            code="cutover.moving",
+            code="run.taken_over",
             remedy="pause the pipeline's DAG, and wait for its runs to end",
         )
     staged = sum(result.staged.rows for result in extracted.values())

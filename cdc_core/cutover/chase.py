@@ -11,7 +11,7 @@ from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.proof import Prover, Since
 from cdc_core.cutover.undoing import unless_it_fails
 from cdc_core.cutover.work import Work
-from cdc_core.errors import RetryLater
+from cdc_core.errors import NotCaughtUp, RetryLater
 
 QUICK_RUNS = 3
 
@@ -20,12 +20,9 @@ _ROUNDS = 5
 """How often changed keys are compared, at most, until a comparison is quick."""
 
 
-NOT_CAUGHT_UP = "cutover.not_caught_up"
-
-
 def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since], end_s: float) -> dict[str, Since]:
     """Until runs are quick; then the keys that changed since the verification are compared, so that few are left.
-    end_s: by time.monotonic, when that is given up. Raises RetryLater (cutover.not_caught_up), and what runs and
+    end_s: by time.monotonic, when that is given up. Raises RetryLater (cutover.too_slow), and what runs and
     comparisons raise."""
     work, quick = moving.work, 0
     while quick < QUICK_RUNS:
@@ -52,7 +49,7 @@ def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since],
 
 def _caught_up(work: Work, end_s: float) -> float:
     """A run, tried until it succeeds; the seconds it took, inf for one that had to be tried again. Raises RetryLater
-    (cutover.not_caught_up)."""
+    (cutover.too_slow)."""
     tried_again = False
     while True:
         try:
@@ -69,10 +66,9 @@ def _caught_up(work: Work, end_s: float) -> float:
 
 
 def _too_slow(work: Work, last: str) -> RetryLater:
-    return RetryLater(
-        f"For {work.options.chase} (cutover.chase) no {QUICK_RUNS} runs in a row took less than "
+    return NotCaughtUp(
+        f"Within {work.options.chase} (cutover.chase), no {QUICK_RUNS} runs in a row took less than "
         f"{work.options.max_lag_s:g} s (cutover.max_lag_s): {last}.",
         where=work.opened.name,
-        code=NOT_CAUGHT_UP,
-        remedy="see what the runs wait for, begin when less is written, or raise cutover.max_lag_s",
+        remedy="find what the runs wait for, begin at a quieter time, or raise cutover.max_lag_s",
     )

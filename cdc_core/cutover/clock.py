@@ -101,16 +101,16 @@ class Clock:
         return {"stopped_s": round(self.stopped_s, 3), "stop_steps_s": steps}
 
     def require(self, next_step: str) -> None:
-        """Raises RetryLater (cutover.over_budget)."""
+        """Raises RetryLater (cutover.too_slow)."""
         if self._over or self.stopped_s > self._budget_s:
             raise self._too_long(next_step)
 
     def _too_long(self, next_step: str) -> RetryLater:
         steps = ", ".join(f"{step} {seconds:.1f} s" for step, seconds in self.laps.until_now().items())
         return RetryLater(
-            f"Writes were stopped for longer than cutover.budget_s ({self._budget_s:g}): after {self.stopped_s:.1f} s "
-            f"{next_step} was still to be done. So far: {steps}.",
+            f"Writes were stopped for {self.stopped_s:.1f} s, longer than cutover.budget_s ({self._budget_s:g}), "
+            f"before {next_step}. So far: {steps}.",
             where=next_step,
-            code="cutover.over_budget",
-            remedy="see which step took long, and why, or raise the budget",
+            code="cutover.too_slow",
+            remedy="find which step took long, and why, or raise the budget",
         )

@@ -49,7 +49,7 @@ def evict(
 ) -> tuple[str, ...]:
     """Ends what the policy allows of the transactions at a server; for people, what was ended.
 
-    Raises Refused (cutover.grant), and what connecting and target.faults raise.
+    Raises Refused (connection.grant), and what connecting and target.faults raise.
     """
     ended: list[str] = []
     if options.open_transactions == "wait" and options.prepared_transactions == "wait":
@@ -67,7 +67,7 @@ def evict_left_prepared(
     options: config.Cutover, reference: str, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
     """Rolls back what stays prepared at a MariaDB for cutover.patience_s, where the policy says so: beside it no row
-    can be compared (snapshot.prepared), so that no lock would ever wait for it. For people, what was ended. Raises as
+    can be compared (snapshot.blocked), so that no lock would ever wait for it. For people, what was ended. Raises as
     `evict`.
     """
     with _session(reference, environ) as session, session.cursor() as cursor:
@@ -91,7 +91,7 @@ def _session(reference: str, environ: Mapping[str, str] | None) -> Iterator[Safe
             raise Refused(
                 f"The account may not end transactions: {shown(error)}",
                 where=reference,
-                code="cutover.grant",
+                code="connection.grant",
                 remedy="on MySQL GRANT PROCESS, CONNECTION_ADMIN, XA_RECOVER_ADMIN ON *.*, and SELECT on "
                 "performance_schema.*; on MariaDB PROCESS, CONNECTION ADMIN",
             ) from None

@@ -67,21 +67,21 @@ def variables(phase: str, cutover_id: str, pipeline: str, targets: Iterable[str]
 
 
 def stop(command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None) -> None:
-    """Stops or releases the application's writes. Raises Refused (cutover.hook), RetryLater (cutover.hook_failed)."""
+    """Stops or releases the application's writes. Raises Refused (hook.missing), RetryLater (hook.failed)."""
     code, said = _run(command, told, timeout_s, environ)
     if code != 0:
         raise RetryLater(
             f"cutover.stop_with ended with {_ended(code)} (phase {told['LOCKSTEP_CUTOVER_PHASE']}): {said}",
             where="cutover.stop_with",
-            code="cutover.hook_failed",
-            remedy="see what it says; it is called again by the next attempt",
+            code="hook.failed",
+            remedy="fix what it reports; the next attempt calls it again",
         )
 
 
 def switch(
     command: Hook, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
 ) -> tuple[Answer, str]:
-    """Switches the application; the answer, and what the command said. Raises Refused (cutover.hook) for a command that
+    """Switches the application; the answer, and what the command said. Raises Refused (hook.missing) for a command that
     could not be called at all."""
     code, said = _run(command, told, timeout_s, environ)
     answer = {0: Answer.SWITCHED, NOT_SWITCHED: Answer.NOT_SWITCHED}.get(-1 if code is None else code, Answer.UNKNOWN)
@@ -89,7 +89,7 @@ def switch(
 
 
 def require_callable(hook: Hook, environ: Mapping[str, str] | None) -> None:
-    """Looks for a command, or loads a function, as a call would, and calls neither. Raises Refused (cutover.hook)."""
+    """Looks for a command, or loads a function, as a call would, and calls neither. Raises Refused (hook.missing)."""
     if isinstance(hook, str):
         try:
             (program, *_) = _argv(hook)
@@ -106,7 +106,7 @@ def require_callable(hook: Hook, environ: Mapping[str, str] | None) -> None:
         raise Refused(
             f"The function {hook.python} cannot be loaded: {_shortened(done.stdout)}",
             where="cutover.switch_with, cutover.stop_with",
-            code="cutover.hook",
+            code="hook.missing",
             remedy="install the module next to Lockstep; the function takes the keywords phase, cutover_id, pipeline "
             "and direction",
         )
@@ -160,8 +160,8 @@ def _not_run(why: str, where: str) -> Refused:
     return Refused(
         f"The command cannot be run: {why}.",
         where=where,
-        code="cutover.hook",
-        remedy="give the path of a program, and its arguments, in one text",
+        code="hook.missing",
+        remedy="give the path of a program and its arguments in one text",
     )
 
 

@@ -50,7 +50,7 @@ class Locks:
     def take(self) -> str | None:
         """Locks all tables, or none: an application may wait for a table of one server with a transaction that another
         one waits for. Returns the server whose tables could not be locked within LOCK_WAIT_S. Raises RetryLater
-        (cutover.over_budget) if they were released meanwhile."""
+        (cutover.too_slow) if they were released meanwhile."""
         for reference, tables in self._places.items():
             statement = "LOCK TABLES " + ", ".join(f"{quote(*table)} READ" for table in tables)
             try:
@@ -72,10 +72,10 @@ class Locks:
         if session.open:
             return session
         raise RetryLater(
-            "Writes were stopped for longer than cutover.budget_s while transactions under way were waited for.",
+            "Transactions under way kept writes stopped for longer than cutover.budget_s.",
             where="locking the tables",
-            code="cutover.over_budget",
-            remedy="end long transactions, and prepared ones (XA RECOVER), or raise the budget",
+            code="cutover.too_slow",
+            remedy="end long and prepared transactions (XA RECOVER), or raise the budget",
         )
 
     def held(self) -> bool:
@@ -116,7 +116,7 @@ def locked(
     process that says nothing. taking: receives what releases them, before the first is taken.
     ending: ends transactions at a server, once, when they were waited for in vain; whether it has ended any.
 
-    Raises RetryLater (cutover.not_locked), and what connections.connect raises.
+    Raises RetryLater (cutover.locked), and what connections.connect raises.
     """
     end_s = time.monotonic() + patience_s
     locks = Locks(places)
@@ -131,12 +131,12 @@ def locked(
                     end_s = time.monotonic() + LOCK_WAIT_S  # they are being rolled back
             if time.monotonic() >= end_s:
                 raise RetryLater(
-                    f"The tables could not be locked within {patience_s:g} s: transactions that have written to them "
-                    "are still open.",
+                    f"The tables could not be locked within {patience_s:g} s: transactions that wrote to them are "
+                    "still open.",
                     where=busy,
-                    code="cutover.not_locked",
-                    remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), give them "
-                    "more time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
+                    code="cutover.locked",
+                    remedy="nothing has happened. End long and prepared transactions (XA RECOVER), give them more "
+                    "time (cutover.patience_s), or let the cutover end them (cutover.open_transactions, "
                     "cutover.prepared_transactions); then begin again",
                 )
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from cdc_core.cutover import hooks
-from cdc_core.cutover.chase import NOT_CAUGHT_UP, chase
+from cdc_core.cutover.chase import chase
 from cdc_core.cutover.clock import Clock
 from cdc_core.cutover.evictions import evict_left_prepared
 from cdc_core.cutover.hold import held
@@ -44,7 +44,7 @@ from cdc_core.cutover.undoing import (
     unless_it_fails,
 )
 from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, NotCaughtUp, Refused, RetryLater, RolledBack, UsageError
 from cdc_core.leaving import uninterrupted
 from cdc_core.meta import Cutover, Lease
 from cdc_core.target.fence import admit, raise_fences
@@ -114,14 +114,13 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
                     raise
                 work.opened.progress.note(f"rolled back, attempt {attempt + 1} of {work.options.attempts}: {error}")
                 failed = error
-                if error.code == NOT_CAUGHT_UP:
+                if isinstance(error, NotCaughtUp):
                     break
     moving.to(State.ROLLED_BACK, error=str(failed))
     _tidy(moving)
-    raise RetryLater(
-        f"The cutover was rolled back; nothing has happened. The last attempt: {failed.what}",
+    raise RolledBack(
+        f"The cutover was rolled back, and nothing was switched. The last attempt: {failed.what}",
         where=work.opened.name,
-        code="cutover.rolled_back",
         remedy=f"{failed.remedy}; then begin again",
     )
 
@@ -169,7 +168,7 @@ def _opened(moving: Moving, tables: Tables, clock: Clock) -> None:
 
 def back(work: Work, lease: Lease) -> Cutover:
     """Leads the application back, or continues what was begun. work: of the way back. Nothing is done if that was the
-    last thing that was done. Raises UsageError (cutover.not_switched_yet), and as `run`."""
+    last thing that was done. Raises UsageError (usage.nothing_open), and as `run`."""
     known, led = (work.meta.cutovers.latest(name) for name in (work.opened.name, work.way_back.name))
     if (known is not None and known.state in OPEN) or (led is not None and led.state == State.WATCH):
         return run(work, lease)
@@ -178,18 +177,18 @@ def back(work: Work, lease: Lease) -> Cutover:
         return known
     completed = led is not None and led.state == State.COMPLETE
     raise UsageError(
-        f"The cutover of {work.way_back.name!r} was completed, after which nothing leads back."
+        f"The cutover of {work.way_back.name!r} was completed, so there is no way back."
         if completed
-        else f"The application was not switched by a cutover of {work.way_back.name!r}.",
+        else f"No cutover of {work.way_back.name!r} has switched the application.",
         where=work.way_back.name,
-        code="cutover.not_switched_yet",
+        code="usage.nothing_open",
         remedy="see `lockstep cutover status PIPELINE`"
-        + ("; another pipeline, which copies the new tables, may lead the application elsewhere" if completed else ""),
+        + ("; another pipeline, which copies the new tables, can lead the application elsewhere" if completed else ""),
     )
 
 
 def _switched(moving: Moving) -> Cutover:
-    """Raises RetryLater (cutover.not_switched), DataAtRisk (cutover.unknown), Refused (cutover.hook)."""
+    """Raises RetryLater (cutover.not_switched), DataAtRisk (cutover.unknown), Refused (hook.missing)."""
     work = moving.work
     command = work.options.switch_with
     assert command is not None
@@ -229,7 +228,7 @@ def answered(moving: Moving, answer: Answer) -> Cutover:
         return _finished(moving)
     _not_switched(moving, "the application was not switched")
     raise Refused(
-        "The application was not switched; everything is as before.",
+        "The command did not switch the application. Everything is as before.",
         where="cutover.switch_with",
         code="cutover.not_switched",
         remedy=f"see what the command said (`lockstep cutover status {moving.cutover.pipeline}`), then begin again",
@@ -263,7 +262,7 @@ def _not_switched(moving: Moving, why: str, *, called: bool | None = None) -> No
 
 def _finished(moving: Moving) -> Cutover:
     """The way back is let in. Safe to repeat. Raises RetryLater (cutover.unchecked), DataAtRisk
-    (cutover.slipped_before, cutover.unchecked)."""
+    (cutover.slipped_before)."""
     work = moving.work
     if moving.state is State.SWITCHED:
         look_again(moving)
@@ -292,29 +291,29 @@ def _finished(moving: Moving) -> Cutover:
 def left_behind(cutover: Cutover) -> DataAtRisk:
     left = cutover.details["left"]
     return DataAtRisk(
-        f"The application was not switched, and somebody made {left['rows']:,} changes in the tables that it would "
-        "have moved to, while they were open. The tables to which it writes do not have these changes. Rows: "
-        f"{left['named']}.",
+        f"The application was not switched, but somebody made {left['rows']:,} changes in the new tables while they "
+        f"were open, and the old tables lack them. Rows: {left['named']}.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.slipped_before",
-        remedy="carry over by hand the changes that are needed; then `lockstep verify "
-        f"{cutover.pipeline}`, and `lockstep repair {cutover.pipeline}` makes the tables equal again",
+        remedy=f"carry over by hand the changes that you need; then `lockstep verify {cutover.pipeline}`, and "
+        f"`lockstep repair {cutover.pipeline}` makes the tables equal again",
     )
 
 
 def unknown(cutover: Cutover, why: str) -> DataAtRisk:
     return DataAtRisk(
-        f"Nobody knows whether the application was switched: {why}. The old tables take no writes, the new ones do.",
+        f"It is unknown whether the application was switched: {why}. The old tables take no writes, and the new ones "
+        "do.",
         where=f"cutover {cutover.cutover_id}",
         code="cutover.unknown",
-        remedy="look where the application writes, and make sure that the command is not running any more; then "
-        f"answer: `lockstep cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
+        remedy="look where the application writes, make sure that the command has ended, and answer: `lockstep "
+        f"cutover resume {cutover.pipeline} --answer switched` or `--answer not-switched`",
     )
 
 
 def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open, a rehearsal as a rehearsal; closes gates that are gone. answer: what a person
-    knows of the hook. Raises UsageError (cutover.nothing_open, cutover.no_question, cutover.answered), and as `run`."""
+    knows of the hook. Raises UsageError (usage.nothing_open, usage.argument), and as `run`."""
     left = work.meta.cutovers.latest(work.opened.name)
     over = answer is None and left is not None and left.state in (State.WATCH, State.COMPLETE, State.ROLLED_BACK)
     if left is not None and over and close_lost(work, lease, left):
@@ -324,17 +323,17 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
         return run(work, lease, rehearse=known.details.get("rehearsal", False))
     if known.state != State.SWITCHING:
         raise UsageError(
-            f"The cutover is {known.state}: nobody asks what the hook has done.",
+            f"The cutover is {known.state}, so it needs no answer.",
             where=work.opened.name,
-            code="cutover.no_question",
+            code="usage.argument",
             remedy="leave --answer out",
         )
     if answer is Answer.NOT_SWITCHED and known.details.get("answer") == Answer.SWITCHED:
         # What the application has written to the new tables since would be lost.
         raise UsageError(
-            "The command has said that it has switched the application.",
+            "The command said that it has switched the application.",
             where=f"cutover {known.cutover_id}",
-            code="cutover.answered",
+            code="usage.argument",
             remedy="leave --answer out, which ends this cutover as switched; then `lockstep cutover back` leads the "
             "application back, and no write is lost",
         )
@@ -361,7 +360,7 @@ def _switched_by_word(moving: Moving) -> Cutover:
 
 
 def abort(work: Work, lease: Lease) -> Cutover:
-    """Ends the cutover that is open; nothing has happened then. Raises UsageError (cutover.nothing_open), Refused
+    """Ends the cutover that is open; nothing has happened then. Raises UsageError (usage.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
     known = work.meta.cutovers.latest(work.opened.name)
     if known is not None and known.state == State.ROLLED_BACK:
@@ -374,28 +373,28 @@ def abort(work: Work, lease: Lease) -> Cutover:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
     if moving.state in (State.SWITCHED, State.WATCH) or (moving.state is State.SWITCHING and answer == Answer.SWITCHED):
         raise Refused(
-            "The application was switched: there is nothing to abort.",
+            "The application was switched, so there is nothing to abort.",
             where=work.opened.name,
             code="cutover.switched",
-            remedy="`lockstep cutover resume` ends a cutover that is open; `lockstep cutover back` leads the "
-            "application back; `lockstep cutover complete` ends the time in which it can",
+            remedy="`lockstep cutover resume` ends an open cutover, `lockstep cutover back` leads the application "
+            "back, `lockstep cutover complete` gives the way back up",
         )
     _not_switched(moving, "aborted")
     return moving.cutover
 
 
 def complete(work: Work, lease: Lease) -> Cutover:
-    """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
-    cutover.not_switched_yet), DataAtRisk (cutover.gates_gone)."""
+    """Ends the time in which the application can go back. Raises UsageError (usage.nothing_open), DataAtRisk
+    (cutover.gates_gone)."""
     require_no_other(work)
     moving = Moving(work, lease, open_cutover(work))
     if moving.state is State.SWITCHED:
         _finished(moving)
     if moving.state is not State.WATCH:
         raise UsageError(
-            f"The cutover is {moving.state}: the application was not switched.",
+            f"The cutover is {moving.state}; the application was not switched.",
             where=work.opened.name,
-            code="cutover.not_switched_yet",
+            code="usage.nothing_open",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
     lost = unless_it_fails(

@@ -25,7 +25,7 @@ from cdc_core.cutover.undoing import (
     unless_it_fails,
 )
 from cdc_core.cutover.work import Work, Written, read
-from cdc_core.errors import Refused, RetryLater, UsageError, defect
+from cdc_core.errors import LeaseHeld, Overtaken, Refused, RetryLater, UsageError, defect
 from cdc_core.leaving import unhurried
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.cutovers import lease_of
@@ -40,12 +40,11 @@ LEASE_S = 10.0
 @contextmanager
 def cutover_lease(work: Work) -> Iterator[Lease]:
     """The right to move a pipeline's cutover, which is undone in its own time if a signal comes. Raises RetryLater
-    (cutover.running)."""
+    (lease.held)."""
     key, pair = lease_of(work.opened.name, work.way_back.name)
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process is at a cutover of {work.opened.name!r}.",
         where=work.opened.name,
-        code="cutover.running",
         remedy="wait until it has ended, or end it (Ctrl-C, SIGTERM): it undoes what it has made unless it has called "
         f"the switch command. If it is dead, wait {LEASE_S:g} s for its lease to expire",
     )
@@ -55,7 +54,7 @@ def cutover_lease(work: Work) -> Iterator[Lease]:
 
 def taken_up(work: Work, lease: Lease, *, rehearsal: bool) -> Cutover:
     """The cutover that is open, or a new one. rehearsal: of a new one. Raises Refused (cutover.other_open,
-    cutover.left_before), UsageError (cutover.other_target)."""
+    cutover.left_before), UsageError (usage.argument)."""
     require_no_other(work)
     known = work.meta.cutovers.latest(work.opened.name)
     if known is not None and known.state in OPEN:
@@ -96,22 +95,22 @@ def open_cutover(work: Work) -> Cutover:
         raise UsageError(
             f"No cutover of {work.opened.name!r} is open.",
             where=work.opened.name,
-            code="cutover.nothing_open",
-            remedy="begin one by `lockstep cutover run`",
+            code="usage.nothing_open",
+            remedy="begin one with `lockstep cutover run`",
         )
     require_its_target(work, known)
     return known
 
 
 def require_its_target(work: Work, cutover: Cutover) -> None:
-    """What a cutover has made is at its own target alone. Raises UsageError (cutover.other_target)."""
+    """What a cutover has made is at its own target alone. Raises UsageError (usage.argument)."""
     led_to = cutover.details["target"]
     if led_to != [one.name for one in work.targets]:
         raise UsageError(
             f"The last cutover of {work.opened.name!r} leads to {', '.join(led_to)}, and is {cutover.state}.",
             where=f"cutover {cutover.cutover_id}",
-            code="cutover.other_target",
-            remedy=f"continue or end that one first: give the same command `--target {led_to[0]}`",
+            code="usage.argument",
+            remedy=f"continue or end it first: give the same command `--target {led_to[0]}`",
         )
 
 
@@ -133,10 +132,10 @@ class Moving:
 
     def to(self, state: State, *, error: str = "", patience_s: float | None = None, **details: Any) -> None:
         """patience_s: how long a meta database that does not answer is waited for; None: not at all while writes are
-        stopped, else for as long as something has to be written down. Raises RetryLater (meta.lease_lost,
-        cutover.moved), and what reaching meta raises."""
+        stopped, else for as long as something has to be written down. Raises RetryLater (lease.lost), and what reaching
+        meta raises."""
         if state is not self.state and state not in MOVES[self.state]:
-            raise defect(f"A cutover does not move from {self.state} to {state}.", code="cutover.move")
+            raise defect(f"A cutover does not move from {self.state} to {state}.")
         former = self.state
         move = partial(self._moved, state, error, details)
         if patience_s is None:
@@ -148,9 +147,7 @@ class Moving:
     def _moved(self, state: State, error: str, details: Mapping[str, Any]) -> Cutover:
         try:
             return self.work.meta.cutovers.move(self._lease, self.cutover, state, details, error)
-        except RetryLater as failed:
-            if failed.code != "cutover.moved":
-                raise
+        except Overtaken:
             # This process has the lease. So it has moved the cutover itself, and did not get the answer.
             there = self.work.meta.cutovers.latest(self.cutover.pipeline)
             made = {**self.cutover.details, **details}
@@ -260,6 +257,6 @@ class Moving:
             self.cutover = there
 
     def require(self) -> None:
-        """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at
+        """Before a step beside meta: raises RetryLater (lease.lost) if another process may be at
         it."""
         self.to(self.state, error=self.cutover.error)

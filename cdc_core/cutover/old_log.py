@@ -70,11 +70,11 @@ def look_again(moving: Moving) -> None:
     moving.to(State.SWITCHED, error=said, unchecked=why, slipped=slipped)
     if any(one.retriable for one in failed):
         raise RetryLater(
-            "The application is switched. Whether the old tables took writes after the final position could not be "
+            "The application was switched. Whether the old tables took writes after the final position could not be "
             f"looked up, and the way back waits for that: {why}",
             where=f"cutover {moving.cutover.cutover_id}",
             code="cutover.unchecked",
-            remedy=f"`lockstep cutover resume {work.opened.name}` looks again, as soon as the servers answer",
+            remedy=f"`lockstep cutover resume {work.opened.name}` looks again once the servers answer",
         )
 
 
@@ -84,13 +84,13 @@ def found_in(cutover: Cutover) -> DataAtRisk | None:
     if not slipped and not unchecked:
         return None
     return DataAtRisk(
-        f"The application is switched, and {slipped:,} changes were made in the old tables after the final position: "
-        "the new tables do not have them."
+        f"The application was switched, and the old tables took {slipped:,} changes after the final position, which "
+        "the new tables lack."
         if slipped
-        else "The application is switched, and nobody can look up whether the old tables took writes after the final "
-        f"position, which the new tables would not have: {unchecked}",
+        else "The application was switched, and whether the old tables took writes after the final position can never "
+        f"be looked up: {unchecked}",
         where=f"cutover {cutover.cutover_id}",
-        code="cutover.slipped_before" if slipped else "cutover.unchecked",
+        code="cutover.slipped_before",
         remedy=f"`lockstep run {cutover.way_back}`, then `lockstep verify {cutover.way_back}` names the rows; carry "
         "them over by hand",
     )

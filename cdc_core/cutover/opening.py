@@ -22,7 +22,7 @@ from cdc_core.verify.job import Job
 def work_of(opened: OpenPipeline, spark: Spark, file: Path, target: str | None) -> Iterator[Work]:
     """Of one target of a pipeline; of a way back, of all of them. file: the pipeline's.
 
-    Raises UsageError (cli.usage) if the pipeline has several targets and none is named.
+    Raises UsageError (usage.argument) if the pipeline has several targets and none is named.
     """
     forward = _forward_of(opened.pipeline, file)
     one = opened.pipeline.one_target

@@ -9,27 +9,27 @@ from cdc_core.check.findings import Finding, Findings
 from cdc_core.config import Target
 from cdc_core.cutover.catching_up import catch_up
 from cdc_core.cutover.hooks import require_callable
-from cdc_core.cutover.proof import Since
+from cdc_core.cutover.proof import Since, verify_again
 from cdc_core.cutover.readiness import failed, look
 from cdc_core.cutover.states import State
 from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.cutover.valid_evidence import Evidence, newest_evidence, verified_now
 from cdc_core.cutover.work import Tables, Work
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.position import Position
 from cdc_core.target.indexes import settle, with_due
 from cdc_core.windows import parse_moment, to_us
 
 
 def require_hooks(work: Work) -> None:
-    """Raises UsageError (cutover.no_hook), Refused (cutover.hook) for what cannot be called."""
+    """Raises UsageError (config.invalid), Refused (hook.missing) for what cannot be called."""
     if work.options.switch_with is None:
         raise UsageError(
-            "Nothing says how the application is switched.",
+            "The pipeline does not say how the application is switched.",
             where=f"{work.opened.name}: cutover.switch_with",
-            code="cutover.no_hook",
+            code="config.invalid",
             remedy="name a command or a function in the pipeline file, as in cutover: {switch_with: ./switch.sh}; "
-            "docs/move.md says what it is told, and what it answers",
+            "docs/move.md says what it gets and returns",
         )
     for hook in (work.options.switch_with, work.options.stop_with):
         if hook is not None:
@@ -82,7 +82,7 @@ def _not_outdated(work: Work, target: Target) -> Evidence:
 def prepare(work: Work) -> Prepared:
     """What each target is proven to have, verified now if the evidence is missing or old.
 
-    Raises Refused (cutover.not_captured, cutover.copy_due), DataAtRisk (cutover.not_equal), and what verifying raises.
+    Raises Refused (table.not_captured, cutover.copy_due), DataAtRisk (verify.differs), and what verifying raises.
     """
     for error in unproven(work):
         raise error
@@ -115,11 +115,10 @@ def undisturbed(work: Work, seen: Mapping[str, Position] | None) -> Mapping[str,
         return None
     found = work.way_back.disturbed(seen)
     if found.why:
-        raise Refused(
-            f"Nobody knows which rows the old tables have: {found.why}.",
-            where=work.opened.name,
-            code="cutover.verify_again",
-            remedy="nothing was switched. Begin again: every row is verified first",
+        raise verify_again(
+            f"The rows of the old tables are not known: {found.why}.",
+            work.opened.name,
+            "Begin again: every row is verified first",
         )
     return found.seen
 
@@ -130,12 +129,10 @@ def require_unrefuted(work: Work) -> None:
     for one in work.targets:
         why = newest_evidence(work, one.name).why
         if why:
-            raise Refused(
-                f"The evidence of {one.name!r} does not count any more: {why}.",
-                where=work.opened.name,
-                code="cutover.verify_again",
-                remedy="nothing was switched. Repair what differs (`lockstep repair`), then begin again: every row is "
-                "verified first",
+            raise verify_again(
+                f"The evidence of {one.name!r} no longer counts: {why}.",
+                work.opened.name,
+                "Repair what differs (`lockstep repair`), then begin again: every row is verified first",
             )
 
 
@@ -147,10 +144,10 @@ def verified(work: Work, target: Target) -> Since:
     evidence = verified_now(work, target.name)
     if evidence["equal"] is not True:
         raise DataAtRisk(
-            f"The full verification of {target.name!r} has not found all tables equal.",
+            f"The full verification of {target.name!r} found differences.",
             where=target.name,
-            code="cutover.not_equal",
-            remedy="see `lockstep verify --show`; repair what differs (`lockstep repair`), then begin again",
+            code="verify.differs",
+            remedy="see `lockstep verify --show`, repair what differs (`lockstep repair`), then begin again",
         )
     return Since.of_evidence(evidence)
 

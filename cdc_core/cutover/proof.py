@@ -88,10 +88,9 @@ class Prover:
         for name, table in self._tables.items():
             if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
                 raise Refused(
-                    f"Rows of {name} cannot be compared one by one: the table has no key, or one of a type by which "
-                    "rows are not looked up.",
+                    f"Rows of {name} cannot be compared one by one: it has no key, or one that cannot be looked up.",
                     where=name,
-                    code="cutover.not_provable",
+                    code="verify.not_comparable",
                     remedy="leave the table out of the pipeline that is switched, or give it another key",
                 )
 
@@ -99,8 +98,8 @@ class Prover:
         """Compares every key that changed since. still: nothing is written, and everything is applied: no key may be
         moving, and numbers of rows and greatest keys are compared as well.
 
-        Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again, cutover.not_captured), RetryLater
-        (cutover.moving), and what verifying raises.
+        Raises DataAtRisk (verify.differs), Refused (cutover.verify_again, table.not_captured), RetryLater
+        (run.taken_over), and what verifying raises.
         """
         staged = {source: self._batches(source, since) for source in since.places}
         batches = {source: self._consumed(source, found) for source, found in staged.items()}
@@ -121,21 +120,20 @@ class Prover:
     def _require_all_staged(self, since: Since) -> None:
         """Once the batches that are compared are known: what extractors note of them is known, too.
 
-        Raises Refused (cutover.not_captured, cutover.verify_again)."""
+        Raises Refused (table.not_captured, cutover.verify_again)."""
         for error in self._staged.not_captured():
             raise error
         why = self._staged.missed(since.places, self._job.opened.store)
         if why:
-            raise Refused(
+            raise verify_again(
                 f"Rows may have changed since the last full verification without a staged change: {why}.",
-                where=self._job.target.name,
-                code="cutover.verify_again",
-                remedy="nothing was switched. Begin again: every row is verified first",
+                self._job.target.name,
+                "Begin again: every row is verified first",
             )
 
     def _require_counts(self) -> list[str]:
         """While nothing is written, and everything is applied; the tables that were counted. Raises DataAtRisk
-        (cutover.differs)."""
+        (verify.differs)."""
         unless = "though no row that changed since the last full verification differs"
         for name, table in self._tables.items():
             if table.ends_alike() is False:
@@ -190,9 +188,9 @@ class Prover:
         unclear = sum(one.moving + one.unsettled for one in results) if still else 0
         if unclear:
             raise RetryLater(
-                f"{unclear} rows are not applied yet, though nothing was written any more.",
+                f"{unclear} rows are not applied yet, although nothing writes any more.",
                 where=self._job.target.name,
-                code="cutover.moving",
+                code="run.taken_over",
                 remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
             )
 
@@ -200,7 +198,7 @@ class Prover:
         return DataAtRisk(
             what,
             where=self._job.target.name,
-            code="cutover.differs",
+            code="verify.differs",
             remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
         )
 
@@ -216,12 +214,16 @@ def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:
     return len(feeding) == 1 and sum(source.rows_estimated(schema) for source, schema in feeding) <= COUNTED_ROWS
 
 
+def verify_again(what: str, where: str, remedy: str) -> Refused:
+    """The error for rows that the last full verification does not cover."""
+    return Refused(what, where=where, code="cutover.verify_again", remedy=f"nothing was switched. {remedy}")
+
+
 def _again(table: str, why: str) -> Refused:
-    return Refused(
-        f"What changed in {table} since its last full verification cannot be compared row by row: {why}.",
-        where=table,
-        code="cutover.verify_again",
-        remedy="nothing was switched. Verify the target again (`lockstep verify`), then begin again",
+    return verify_again(
+        f"The changes in {table} since its last full verification cannot be compared row by row: {why}.",
+        table,
+        "Verify the target again (`lockstep verify`), then begin again",
     )
 
 

@@ -28,7 +28,7 @@ from cdc_core.config import Pipeline
 from cdc_core.connections import is_mariadb, quote, resolve, shown
 from cdc_core.cutover.blockers import find_blockers
 from cdc_core.cutover.noticed import Noticed, noticed, of_people
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater, TargetFenced
 from cdc_core.server_errors import NO_TABLE, Kind, kind_of, number_of
 from cdc_core.session import OWN_WRITES
 from cdc_core.source.facts import replica_channels, written_beside
@@ -112,7 +112,7 @@ def look(
     if way_back is not None:
         for one in check(way_back, environ=environ).findings:
             expected = one.subject.endswith(EXISTING_ROWS) or (  # the old tables have them
-                one.error is not None and one.error.code == "target.fenced"  # the switch lets it in
+                isinstance(one.error, TargetFenced)  # the switch lets it in
             )
             if one.status != "ok" and not expected:
                 findings.made.append(Finding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error))
@@ -144,11 +144,11 @@ def _primary(session: Any, reference: str, findings: Findings) -> None:
         findings.fail(
             reference,
             Refused(
-                "The server replicates another one, so that the application may write there, where no lock stops it.",
+                "The server replicates another one, where the application may write and no lock stops it.",
                 where=reference,
                 code="cutover.replica",
-                remedy="let the pipeline read the primary; or, if this is the primary now, end its replication (RESET "
-                "REPLICA ALL)",
+                remedy="let the pipeline read the primary; or, if this is the primary now, end its replication "
+                "(RESET REPLICA ALL)",
             ),
         )
 
@@ -161,7 +161,7 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
                 Refused(
                     f"The account may not lock the tables of {database}.",
                     where=reference,
-                    code="cutover.grant",
+                    code="connection.grant",
                     remedy=f"GRANT LOCK TABLES ON {quote(database)}.* TO the account",
                 ),
             )
@@ -182,10 +182,10 @@ def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], find
             findings.fail(
                 reference,
                 Refused(
-                    "The account may not create triggers, by which writes to the old tables are refused afterwards: "
+                    "The account may not create triggers, which refuse writes to the old tables after the switch: "
                     f"{shown(error)}",
                     where=f"{reference}, {database}",
-                    code="cutover.no_trigger",
+                    code="connection.grant",
                     remedy=f"GRANT TRIGGER ON {quote(database)}.* TO the account; where the server writes a binary "
                     "log, SET GLOBAL log_bin_trust_function_creators = ON as well, or grant SUPER",
                 ),
@@ -240,8 +240,8 @@ def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]
         findings.fail(
             reference,
             Refused(
-                f"{tie[0].upper()}{tie[1:]}, and {left} is not switched: the server changes rows of the one with the "
-                "other (ON DELETE, ON UPDATE), which fires no trigger, so that no gate sees it.",
+                f"{tie[0].upper()}{tie[1:]}, and {left} is not switched. The server changes rows of one with the "
+                "other (ON DELETE, ON UPDATE) without firing a trigger, so no gate sees it.",
                 where=child,
                 code="cutover.tied",
                 remedy=f"let the pipeline carry {left} as well, or drop the foreign key",
@@ -324,7 +324,7 @@ def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) 
     for one, names in found.items():
         what = f"{some_of(names, 1)}: {one.what}"
         if one.stops:
-            stopped = Refused(f"{what}.", where=subject, code="cutover.other_order", remedy=one.remedy)
+            stopped = Refused(f"{what}.", where=subject, code="target.definition", remedy=one.remedy)
             findings.fail(subject, stopped)
         else:
             findings.warn(subject, what, one.remedy)
@@ -407,14 +407,15 @@ def _greatest_id(cursor: Any, table: tuple[str, str]) -> int:
 
 
 def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
-    """While nothing is written: raises RetryLater (cutover.ids) if a new table would give out an id that an old one may
+    """While nothing is written: raises RetryLater (cutover.slipped) if a new table would give out an id that an old one
+    may
     have given."""
     for tables in _behind(pairs, environ, 0).values():
         for table in tables:
             raise RetryLater(
-                f"{'.'.join(table)} would give out ids that the old table has given already.",
+                f"{'.'.join(table)} would generate ids that the old table has already used.",
                 where=".".join(table),
-                code="cutover.ids",
+                code="cutover.slipped",
                 remedy="nothing was switched. The next attempt raises its AUTO_INCREMENT again",
             )
 

@@ -225,7 +225,7 @@ def _checked(name: str, where: str) -> str:
     if NAME.match(name):
         return name
     raise Refused(
-        f"The way back would have the name {name!r}, which is longer than 48 characters.",
+        f"The name of the way back, {name!r}, is longer than 48 characters.",
         where=where,
         code="cutover.no_way_back",
         remedy="give the pipeline a shorter name",

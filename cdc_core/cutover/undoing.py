@@ -18,7 +18,7 @@ from cdc_core.config import Target
 from cdc_core.cutover import hooks
 from cdc_core.cutover.states import LED_AWAY, State
 from cdc_core.cutover.work import Tables, Work, read
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LeaseLost, LockstepError, RetryLater
 from cdc_core.meta import Cutover, Lease
 from cdc_core.meta.task_failures import GATES
 from cdc_core.target.fence import admit
@@ -26,8 +26,6 @@ from cdc_core.target.gates import Places, close_gates, drop_gates, lost_gates, m
 from cdc_core.verify.modes import DOUBT
 
 T = TypeVar("T")
-LOST = frozenset({"meta.lease_lost", "cutover.moved"})
-"""Codes: another process has the cutover."""
 _NOTE = "switched by the cutover"
 PATIENCE_S = 60.0
 """How long a server that does not answer is waited for, where something must be undone or written down."""
@@ -40,7 +38,7 @@ def patiently(step: Callable[[], T], told: Callable[[str], None], patience_s: fl
         try:
             return step()
         except RetryLater as error:
-            if error.code in LOST or time.monotonic() >= end_s:
+            if isinstance(error, LeaseLost) or time.monotonic() >= end_s:
                 raise
             told(f"tried again: {error}")
             time.sleep(1)
@@ -110,8 +108,8 @@ def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
             f"The application was not switched, and the cutover could not undo everything: {error.what}",
             where=f"cutover {cutover.cutover_id}",
             code="cutover.not_undone",
-            remedy="the old tables may refuse writes until you give the command `lockstep cutover abort "
-            f"{cutover.pipeline}`, once the servers answer again",
+            remedy=f"the old tables may refuse writes until you run `lockstep cutover abort {cutover.pipeline}` once "
+            "the servers answer",
         ) from error
 
 

@@ -44,7 +44,7 @@ class StagedTables:
                 due = one.name in begun or one.copied_by_runs(self.pipeline)
                 if due and (one.name not in known or self._taken(known[one.name], one.name)):
                     yield Refused(
-                        f"{one.name} is to be copied: {one.why}.",
+                        f"{one.name} waits for a copy: {one.why}.",
                         where=f"source {source.name}",
                         code="cutover.copy_due",
                         remedy="nothing was switched. `lockstep run` copies it; then begin again",
@@ -56,14 +56,13 @@ class StagedTables:
             for table, one in sorted(self.meta.coverages.find(source.name).tables.items()):
                 if not one.how.captured and self._taken(one, table):
                     yield Refused(
-                        f"Changes of {table} are not staged, and no comparison would find them: "
+                        f"Changes of {table} are not staged, so no comparison would find them: "
                         f"{lacks(table, source.name, one)}.",
                         where=f"source {source.name}",
-                        code="cutover.not_captured",
-                        remedy="nothing was switched. Fix the cause. If the table is isolated, clear it: "
-                        f"`lockstep stage isolated --source {source.name} --clear {table}`. Then `lockstep run`; if "
-                        "that does not copy the table, `lockstep snapshot` does. Then begin again, which verifies "
-                        "every row first",
+                        code="table.not_captured",
+                        remedy="nothing was switched. Fix the cause; clear an isolated table with `lockstep stage "
+                        f"isolated --source {source.name} --clear {table}`; copy it with `lockstep run`, or "
+                        "`lockstep snapshot` if that does not. Then begin again, which verifies every row first",
                     )
 
     def missed(self, places: Mapping[str, Position], store: ObjectStore) -> str:

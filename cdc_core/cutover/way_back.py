@@ -173,12 +173,12 @@ class NewWayBack:
         found = config.load(self._file)
         if carried_by(found) != carried_by(_wanted(reverse)):
             raise Refused(
-                f"{self._file} is there already, and carries other tables, or carries them otherwise.",
+                f"{self._file} exists already, and carries other tables, or carries them differently.",
                 where=str(self._file),
                 code="cutover.way_back_differs",
-                remedy="if it is from an earlier cutover, and the application was led back, remove this file, and "
-                "leave its stage where it is: the next way back continues from there. Otherwise change its sources, "
-                "tables, routes and targets to those that this pipeline needs",
+                remedy="if it is from an earlier cutover, and the application was led back, remove this file and "
+                "leave its stage where it is: the next way back continues there. Otherwise give it the sources, "
+                "tables, routes and targets that this pipeline needs",
             )
         return found
 

@@ -32,7 +32,7 @@ _SHOWN = 300
 def call(
     command: str, phase: str, place: ShardTable, server: Server, statement: Statement, environ: Mapping[str, str] | None
 ) -> None:
-    """Raises Refused (ddl.hook) for a command that cannot be run, RetryLater (ddl.hook_failed)."""
+    """Raises Refused (hook.missing) for a command that cannot be run, RetryLater (hook.failed)."""
     variables = {
         "LOCKSTEP_DDL_PHASE": phase,
         "LOCKSTEP_DDL_HOST": server.host,
@@ -58,8 +58,8 @@ def call(
         raise Refused(
             f"The command for copies cannot be run: {getattr(error, 'strerror', None) or error}.",
             where="--copy-with",
-            code="ddl.hook",
-            remedy="give the path of a program, and its arguments, in one text",
+            code="hook.missing",
+            remedy="give the path of a program and its arguments in one text",
         ) from None
     said = done.stderr or done.stdout
     for secret in filter(None, (server.password, server.tls.key_password)):
@@ -70,6 +70,6 @@ def call(
         raise RetryLater(
             f"The command for copies ended with {done.returncode} for {place.name} ({phase}): {said[-_SHOWN:]}",
             where=place.name,
-            code="ddl.hook_failed",
-            remedy="see what the tool says; `lockstep ddl resume` with the same --copy-with calls it again",
+            code="hook.failed",
+            remedy="fix what the tool reports; `lockstep ddl resume` with the same --copy-with calls it again",
         )

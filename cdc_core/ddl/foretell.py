@@ -51,7 +51,7 @@ def foretell(
 ) -> Foretold:
     """copies: a statement that copies the table is accepted, if it is the only one.
 
-    Raises Refused (ddl.no_table, ddl.unlike, ddl.copies, ddl.refused, ddl.no_effect), and target.faults' errors."""
+    Raises Refused (target.table, ddl.copies, ddl.refused), and target.faults' errors."""
     before = fingerprint(connection, shard.database, shard.table)
     if before is None:
         raise no_table(shard)
@@ -68,11 +68,10 @@ def foretell(
             copied = fingerprint(connection, shard.database, trial)
             if foreign_keys or copied != before:
                 raise Refused(
-                    f"What the statements make of {shard.name} cannot be foretold: an empty copy of it is not defined "
-                    "as it is.",
+                    f"The result for {shard.name} cannot be foretold: an empty copy of it is defined differently.",
                     where=shard.name,
-                    code="ddl.unlike",
-                    remedy="a table with foreign keys or a DATA DIRECTORY is altered by hand",
+                    code="ddl.copies",
+                    remedy="alter tables with foreign keys or a DATA DIRECTORY by hand",
                 )
             prints, ways = [before.digest], []
             for statement in statements:
@@ -80,10 +79,11 @@ def foretell(
                 after = fingerprint(connection, shard.database, trial)
                 if after is None or after.digest in prints:
                     raise Refused(
-                        f"The statement leaves the definition of {shard.name} as it was, or as it was once before.",
+                        f"The statement leaves {shard.name} as it was, or as it was earlier in the file.",
                         where=f"line {statement.line}",
-                        code="ddl.no_effect",
-                        remedy="a step has to be seen in the definition: leave the statement out, or divide the file",
+                        code="ddl.refused",
+                        remedy="leave the statement out, or split the file: each step must be visible in the "
+                        "definition",
                     )
                 prints.append(after.digest)
             return Foretold(tuple(prints), tuple(ways))
@@ -106,10 +106,10 @@ def _tried(
             continue
         return way
     raise Refused(
-        f"The server would copy {shard.name} or keep others from writing to it: {said}.",
+        f"The server would copy {shard.name}, or block writes to it: {said}.",
         where=f"line {statement.line}",
         code="ddl.copies",
-        remedy="divide the statement, so that it changes the definition alone; or put it into a file of its own, and "
+        remedy="split the statement so that it changes only the definition; or put it into a file of its own, and "
         "let gh-ost or pt-online-schema-change make the copies (--copy-with)",
     )
 
@@ -119,7 +119,7 @@ def refused(error: pymysql.err.MySQLError, shard: ShardTable, statement: Stateme
         f"The server refuses the statement for {shard.name}: {reason(error)}.",
         where=f"line {statement.line}",
         code="ddl.refused",
-        remedy="correct the statement, or what the message says of the rows; nothing of it was done to this shard",
+        remedy="correct the statement, or the rows that the message names; this shard is unchanged",
     )
 
 
@@ -127,7 +127,7 @@ def no_table(shard: ShardTable) -> Refused:
     return Refused(
         f"{shard.name} does not exist.",
         where=shard.name,
-        code="ddl.no_table",
+        code="target.table",
         remedy="`lockstep target create` makes the tables of all shards",
     )
 
@@ -137,7 +137,7 @@ def _trial_refused(error: pymysql.err.MySQLError, shard: ShardTable) -> Exceptio
         return Refused(
             f"The account may not make and drop an empty copy of {shard.name}: {reason(error)}.",
             where=shard.name,
-            code="ddl.grant",
+            code="connection.grant",
             remedy=f"GRANT CREATE, INSERT, ALTER, DROP, SELECT ON {quote(shard.database)}.* TO the account",
         )
     return translated(error, where=shard.name)

@@ -30,7 +30,7 @@ from cdc_core.ddl import copy_hook
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined, of_all
+from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.meta import Lease, Rollout, ShardProgress
 from cdc_core.meta.rollouts import OPEN
 from cdc_core.operations.open_pipeline import OpenPipeline
@@ -126,13 +126,12 @@ class Work:
 
 
 def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
-    """The right to alter the shards of a target. Raises RetryLater (ddl.running)."""
+    """The right to alter the shards of a target. Raises RetryLater (lease.held)."""
     lease_s = work.opened.pipeline.limits.lease_s
     name = "ddl:" + hashlib.sha256(f"{work.opened.name}/{work.target.name}".encode()).hexdigest()[:16]
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process alters the shards of {work.target.name!r}.",
         where=work.target.name,
-        code="ddl.running",
         remedy=f"wait until it has ended or, if it is dead, {lease_s:g} s for its lease to expire",
     )
     return work.opened.meta.leases.held(name, work.opened.holder, lease_s, taken=taken)
@@ -141,15 +140,15 @@ def rollout_lease(work: Work) -> AbstractContextManager[Lease]:
 def decide(work: Work, text: str, name: str, direction: str, options: Options) -> Decided:
     """What the script means now. Alters nothing but an empty copy of a table, on each kind of server.
 
-    Raises UsageError (ddl.script), Refused (ddl.no_section), what connecting raises, and target.faults' errors.
+    Raises UsageError (ddl.script), Refused (ddl.script), what connecting raises, and target.faults' errors.
     """
     script = parse(text, name)
     statements = script.up if direction == "up" else script.down
     if not statements:
-        raise Refused(
-            f"{name} has no statements to go {direction}.",
+        raise UsageError(
+            f"{name} has no statements for {direction}.",
             where=name,
-            code="ddl.no_section",
+            code="ddl.script",
             remedy=f"write them below a line `-- migrate:{direction}`",
         )
     former = work.opened.meta.rollouts.latest(work.target.name)
@@ -178,7 +177,7 @@ def _open(former: Rollout, target: Target) -> Refused:
         f"{former.name} ({former.direction}) has not reached all shards of {target.name!r}.",
         where=former.name,
         code="ddl.open",
-        remedy="end it by `lockstep ddl resume`, or take it back by `lockstep ddl down` with the same file",
+        remedy="finish it with `lockstep ddl resume`, or take it back with `lockstep ddl down` and the same file",
     )
 
 
@@ -191,12 +190,12 @@ def _layout_problems(work: Work, rollout: Rollout) -> Iterator[Refused]:
         now = {one.shard for one in shard_tables(work.target, logical)}
         if now != former:
             yield Refused(
-                f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}, "
-                f"and the pipeline file now names {len(now):,}.",
+                f"{rollout.name} ({rollout.direction}) was begun for {counted(len(former), 'shard')} of {logical!r}; "
+                f"the pipeline file now has {len(now):,}.",
                 where=f"targets.{work.target.name}.tables.{logical}.sharding",
-                code="ddl.layout",
-                remedy="restore the former sharding, and end what was begun: `lockstep ddl resume`, or `lockstep ddl "
-                "down` with the same file",
+                code="ddl.open",
+                remedy="restore the former sharding; then finish with `lockstep ddl resume`, or take it back with "
+                "`lockstep ddl down` and the same file",
             )
 
 
@@ -206,10 +205,10 @@ def _decided(
     """former: the latest rollout, if it is of the same statements: what they make of a table was foretold then."""
     places = shard_tables(work.target, logical)
     if not 0 <= options.canary < len(places):
-        raise Refused(
+        raise UsageError(
             f"{logical!r} has no shard {options.canary}.",
             where="--canary",
-            code="ddl.no_shard",
+            code="usage.unknown_name",
             remedy=f"give a number from 0 to {len(places) - 1}",
         )
     ordered = sorted(places, key=lambda one: (one.shard != options.canary, one.shard))
@@ -292,10 +291,10 @@ def _drifted(table: DecidedTable, shard: Shard) -> Refused:
     lines = table.drift(shard)
     how = f": {' '.join(' '.join(lines).split())[:300]}" if lines else ""
     return Refused(
-        f"{shard.place.name} is defined otherwise than the other shards{how}.",
+        f"{shard.place.name} differs from the other shards{how}.",
         where=shard.place.name,
         code="ddl.drift",
-        remedy="make it as the others are (- is theirs, + its own), or as they will be; then continue",
+        remedy="make it like the others (- is theirs, + its own), or like the result; then run the command again",
     )
 
 
@@ -336,7 +335,7 @@ def _held(logical: str, held: set[str], why: str) -> Refused:
         f"The column {min(held)!r} of {logical!r} is still needed: {why}.",
         where=logical,
         code="ddl.column_needed",
-        remedy="drop it at the source first, and apply what is staged (`lockstep run`); then contract the targets",
+        remedy="drop it at the source first, apply what is staged (`lockstep run`), then drop it at the targets",
     )
 
 
@@ -351,9 +350,9 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
         return decided
     if any(one.copied for one in decided.tables) and not options.copy_with:
         raise UsageError(
-            f"{decided.script.name} copies a table, and no command is given that makes the copies.",
+            f"{decided.script.name} copies a table, and no command for copies was given.",
             where="--copy-with",
-            code="cli.usage",
+            code="usage.argument",
             remedy="add --copy-with, as when the change was begun",
         )
     rollout = decided.rollout or _begun(work, decided, lease)
@@ -404,7 +403,7 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
 
 def _require_right(work: Work, lease: Lease) -> None:
     """Right before a shard is altered, under its lock: to a process that was paused, a shard that another one has taken
-    back looks as if nothing had happened. Raises RetryLater (meta.lease_lost)."""
+    back looks as if nothing had happened. Raises RetryLater (lease.lost)."""
     work.opened.meta.leases.renew(lease, work.opened.pipeline.limits.lease_s)
 
 
@@ -456,10 +455,10 @@ def _bring(
             after = fingerprint(connection, place.database, place.table)
             if after is None or table.behind(Shard(place, server, after)) != behind + 1:
                 raise DataAtRisk(
-                    f"{place.name} is not defined as foretold after the statement.",
+                    f"After the statement, {place.name} is not defined as expected.",
                     where=place.name,
                     code="ddl.unforetold",
-                    remedy="compare it with the other shards (`lockstep ddl plan`) before anything else is altered",
+                    remedy="compare it with the other shards (`lockstep ddl plan`) before you alter anything else",
                 )
 
 
@@ -486,10 +485,10 @@ def _execute(
                 raise refused(error, place, statement) from None
             if time.monotonic() >= until_s:
                 raise RetryLater(
-                    f"{place.name} has been in use for {patience_s:.0f} s: its definition could not be exchanged.",
+                    f"{place.name} was in use for {patience_s:.0f} s, so its definition could not be exchanged.",
                     where=place.name,
                     code="ddl.locked",
-                    remedy="look for long transactions on the table; `lockstep ddl resume` continues",
+                    remedy="look for long transactions on the table; then run `lockstep ddl resume`",
                 ) from None
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))
             continue
@@ -519,7 +518,7 @@ def _alone(connection: pymysql.Connection[Any], place: ShardTable, patience_s: f
             f"Another session has been altering {place.name} for more than {patience_s:.0f} s.",
             where=place.name,
             code="ddl.locked",
-            remedy="wait until its statement has ended, or end it on the server; then `lockstep ddl resume`",
+            remedy="wait until its statement ends, or end it on the server; then run `lockstep ddl resume`",
         )
     try:
         yield

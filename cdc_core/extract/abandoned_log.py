@@ -20,7 +20,7 @@ from cdc_core.stage.objects import ObjectStore
 def is_due(place: tuple[str, int], stored: Checkpoint | None, store: ObjectStore, source: str) -> bool:
     """Whether the log is still to be given up from a place (file, offset) on; False if that has been done.
 
-    Raises UsageError (extract.abandon) if it is not where reading stopped. Whether the log can be read from
+    Raises UsageError (usage.argument) if it is not where reading stopped. Whether the log can be read from
     there on is not asked.
     """
     if stored is not None and (stored.position.file, stored.position.offset) == place:
@@ -34,7 +34,7 @@ def is_due(place: tuple[str, int], stored: Checkpoint | None, store: ObjectStore
     raise UsageError(
         f"The log of source {source!r} was not left at {place[0]}:{place[1]}: {reached}.",
         where="abandon",
-        code="extract.abandon",
+        code="usage.argument",
         remedy="nothing has happened. Give the position that `lockstep status` shows for the source, and only if the "
         "log cannot be read from there on",
     )

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def parse_place(text: str, *, where: str = "accept") -> tuple[str, int]:
-    """`binlog.000012:4711`. Raises UsageError (cli.usage)."""
+    """`binlog.000012:4711`. Raises UsageError (usage.argument)."""
     file, _, digits = text.strip().rpartition(":")
     try:
         offset = int(digits) if digits.isascii() and digits.isdigit() else -1
@@ -28,7 +28,7 @@ def parse_place(text: str, *, where: str = "accept") -> tuple[str, int]:
         raise UsageError(
             f"{text!r} is not a position in a log.",
             where=where,
-            code="cli.usage",
+            code="usage.argument",
             remedy="copy FILE:OFFSET from the error that stopped the source, such as binlog.000012:4711",
         ) from error
     return place.file, place.offset
@@ -37,7 +37,7 @@ def parse_place(text: str, *, where: str = "accept") -> tuple[str, int]:
 def pending(
     places: Iterable[tuple[str, int]], start: Position, store: ObjectStore, source: str
 ) -> tuple[tuple[str, int], ...]:
-    """The places that are still ahead. Raises UsageError (extract.accept) for one that was read without acceptance."""
+    """The places that are still ahead. Raises UsageError (usage.argument) for one that was read without acceptance."""
     left: list[tuple[str, int]] = []
     for place in places:
         at = Position(start.timeline, *place)

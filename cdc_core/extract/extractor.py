@@ -23,7 +23,15 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
 from cdc_core.config import StartConfig
-from cdc_core.errors import LockstepError, RetryLater, defect
+from cdc_core.errors import (
+    ConnectionLost,
+    LeaseLost,
+    LockstepError,
+    OtherServer,
+    ServerChanged,
+    UndoneAfterParts,
+    defect,
+)
 from cdc_core.extract import abandoned_log, acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.drained import DrainResult, DrainStats
@@ -42,7 +50,6 @@ from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import require_seen_cascades
 from cdc_core.source.definitions import captured_tables
 from cdc_core.source.failover import Failover, after_loss, fail_over, is_other_server
-from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.source.survey import Survey, survey_tables
@@ -77,7 +84,7 @@ ANSWER_POLL_S = 0.005
 class Extractor:
     """Opens the source for reading on entering the context, and releases it on leaving.
 
-    Raises, on entering, what `lockstep check` reports; RetryLater (meta.lease_held) when another extractor holds
+    Raises, on entering, what `lockstep check` reports; RetryLater (lease.held) when another extractor holds
     the source.
     """
 
@@ -315,12 +322,12 @@ class Extractor:
         self._ring.fail(error)
 
     def _keep_ahead(self, kept: str) -> None:
-        """Without it, the next extractor reads that much of the log again. Raises RetryLater (meta.lease_lost)."""
+        """Without it, the next extractor reads that much of the log again. Raises RetryLater (lease.lost)."""
         try:
             self._meta.positions.keep_read_ahead(self._lease, kept)
+        except LeaseLost:
+            raise
         except LockstepError as error:
-            if error.code == "meta.lease_lost":
-                raise
             log.warning("%s: what was read ahead could not be kept: %s", self._source.name, error)
 
     def _read(self, stream: SourceStream, ring: Ring, leaving: threading.Event) -> None:
@@ -456,9 +463,7 @@ class Extractor:
         """The server's answer; None while it is down: the stream reconnects, and decides when to give up."""
         try:
             return question(self._control)
-        except RetryLater as error:
-            if error.code not in LOST:
-                raise
+        except ConnectionLost:
             return None
 
     def _patience_s(self, fence: Position | None) -> float:
@@ -511,15 +516,14 @@ class Extractor:
         raise defect(
             "The stream ended without an error while it was being drained.",
             where=f"{self._source.name} {self._stager.reached.position}",
-            code="extract.stream_ended",
             first="nothing is lost; run again",
         )
 
     def _attaching_helps(self, error: LockstepError) -> bool:
         """Whether attaching again may help: to another server, or to reread a transaction in pieces."""
         several = len(self._source.connections) > 1
-        lost = error.code in LOST and (several or self._stager.inside_transaction)
-        if not lost and error.code not in ("source.other_server", "source.undone_after_parts"):
+        lost = isinstance(error, ConnectionLost) and (several or self._stager.inside_transaction)
+        if not lost and not isinstance(error, OtherServer | ServerChanged | UndoneAfterParts):
             return False
         place = self._stager.reached.position if not self._stager.inside_transaction else self._stager.durable.position
         last, times = self._fruitless
@@ -553,8 +557,8 @@ class Extractor:
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
     """The stored checkpoint, after adopting a start or batches that are on the stage but not in meta.
 
-    Raises Refused (stage.other_pipeline; extract.meta_behind when the stage holds batches of this source and meta knows
-    none), DataAtRisk (stage.gap, stage.start) when meta knows some that the stage has lost.
+    Raises Refused (stage.other_pipeline; meta.behind when the stage holds batches of this source and meta knows
+    none), DataAtRisk (stage.chain, stage.damaged) when meta knows some that the stage has lost.
     """
     starts.require_own(store, lease.source, lease.pipeline)
     stored = meta.positions.checkpoint(lease.source)

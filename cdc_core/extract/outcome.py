@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from cdc_core.errors import InternalError, LockstepError
+from cdc_core.errors import AnotherProcess, InternalError, LockstepError, Paused
 from cdc_core.meta.task_failures import EXTRACT
 from cdc_core.operations.open_pipeline import OpenPipeline
 
 log = logging.getLogger(__name__)
-
-ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain_moved"})
-"""Codes for another extractor that is reading the source, which is not a failure of the pipeline."""
 
 
 def keep_failure(opened: OpenPipeline, source: str, error: Exception, *, task: str = EXTRACT) -> None:
@@ -25,11 +22,10 @@ def keep_failure(opened: OpenPipeline, source: str, error: Exception, *, task: s
         failed = InternalError(
             f"{type(error).__name__}: {error}",
             where=source,
-            code="internal.unexpected",
             remedy="nothing staged is lost; report the traceback in the log of the task if it happens again",
         )
-    if failed.code in ANOTHER_HAS_IT:
-        return
+    if isinstance(failed, AnotherProcess | Paused):
+        return  # nothing of the pipeline has failed
     try:
         opened.meta.failures.keep(task, source, failed)
     except LockstepError as unkept:

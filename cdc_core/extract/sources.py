@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import AnotherProcess
 from cdc_core.extract.drained import DrainResult
 from cdc_core.extract.extractor import Extractor
-from cdc_core.extract.outcome import ANOTHER_HAS_IT, keep_failure
+from cdc_core.extract.outcome import keep_failure
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.windows import to_us
 
@@ -92,9 +92,7 @@ def extract_if_free(opened: OpenPipeline, source: str, *, budget_s: float | None
     """Extracts a source up to now; False if another extractor has it. Raises as `extract_sources`."""
     try:
         extract_sources(opened, [source], budget_s=budget_s)
-    except RetryLater as error:
-        if error.code not in ANOTHER_HAS_IT:
-            raise
+    except AnotherProcess as error:
         log.info("%s: another extractor has the source: %s", source, error.what)
         return False
     return True
@@ -111,8 +109,6 @@ def _stand_by(drain: Callable[[str], bool], name: str, stop: threading.Event) ->
     """Drains; False, after a pause, if another extractor has the source, or has taken it over."""
     try:
         return drain(name)
-    except RetryLater as error:
-        if error.code not in ANOTHER_HAS_IT:
-            raise
+    except AnotherProcess as error:
         log.info("%s: waiting: %s", name, error)
     return stop.wait(STAND_BY_S)

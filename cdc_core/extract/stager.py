@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from cdc_core.binlog.gtid_text import condensed
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseLost, RetryLater
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
@@ -201,7 +201,7 @@ class Stager:
         """Make all that was added durable; `watermark_us` says how far the source is known to be complete.
 
         Returns the manifest; None where the position did not move (the watermark in meta moves anyway).
-        Raises RetryLater (extract.chain_moved) when another writer took this batch's place in the chain.
+        Raises RetryLater (lease.lost) when another writer took this batch's place in the chain.
         """
         assert not self._inside_transaction, "a batch contains only whole transactions"
         end = replace(
@@ -267,9 +267,8 @@ def _ahead(manifest: Manifest, now_us: int) -> str:
 
 def chain_moved(manifest: Manifest) -> RetryLater:
     """The error when another manifest already has this one's place in the chain."""
-    return RetryLater(
+    return LeaseLost(
         f"Another extractor has already staged the batch that begins at {manifest.begin.position}.",
         where=manifest.batch_id,
-        code="extract.chain_moved",
         remedy="nothing is lost; the next attempt adopts that batch and continues after it",
     )

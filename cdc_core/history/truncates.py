@@ -69,7 +69,7 @@ class TruncateRule:
         """Those that count, one for each source table: the policy for TRUNCATE decides about those after a copy that
         takes the place of older rows; earlier ones are part of what it replaces.
 
-        Raises Refused (spark.truncate).
+        Raises Refused (config.table_rule).
         """
         last = {one.table: one for one in last_of_each([one for one in truncates if one.renews])}
         logged = [
@@ -87,7 +87,7 @@ class TruncateRule:
         return Refused(
             f"The run has {sum(one.count for one in refused)} TRUNCATE of {self.table}{'' if self.alone else others}.",
             where=self.run_id,
-            code="spark.truncate",
+            code="config.table_rule",
             remedy=f"set on_truncate of {self.table} in the target's tables: "
             + ("apply removes its older rows, ignore leaves them" if self.alone else "ignore leaves the rows as they "
             "are; then remove those of the emptied table by hand, and plan the run again"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Row, and_, func, insert, or_, select
 
-from cdc_core.errors import DataAtRisk, RetryLater, defect
+from cdc_core.errors import DataAtRisk, LeaseLost, defect
 from cdc_core.meta import meta_schema
 from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.coverages import Coverages
@@ -41,7 +41,7 @@ class Batches(Repository):
 
         Serves adoption too: a manifest found in the chain after the stored position, of this or an older epoch.
 
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
+        Raises RetryLater (lease.lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
         """
         Leases(self.connection).require_held(lease)
         _belongs(lease, manifest, any_epoch=manifest.copied)  # that of the copier's lease, not of this one
@@ -66,7 +66,7 @@ class Batches(Repository):
 
     @writes
     def record_copied(self, lease: Lease, manifest: Manifest) -> None:
-        """Record a batch of copied rows whose manifest is durable. Idempotent. Raises RetryLater (meta.lease_lost)."""
+        """Record a batch of copied rows whose manifest is durable. Idempotent. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         CopiedBatches(self.connection).record(manifest)
         if not self._is_recorded(manifest):
@@ -193,7 +193,7 @@ class Batches(Repository):
             f"Meta knows the batch {manifest.batch_id} with other contents: up to {batch_of(row).end}, {len(known)} "
             f"files; the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
             where=manifest.path,
-            code="meta.batch_differs",
+            code="stage.chain",
             remedy="nothing has moved. A manifest was changed or replaced after it was written: compare the stage with "
             "its backup before you continue",
         )
@@ -276,21 +276,18 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
             f"A batch of {manifest.pipeline}/{manifest.source} cannot be recorded under a lease of {lease.pipeline}/"
             f"{lease.source}.",
             where=manifest.path,
-            code="meta.wrong_lease",
             first="if two pipelines share one stage directory, give each its own; otherwise",
         )
     if not (manifest.copied or manifest.begin.position < manifest.end.position):
         raise defect(
             f"A batch must move forward, not from {manifest.begin.position} to {manifest.end.position}.",
             where=manifest.path,
-            code="meta.empty_range",
         )
     # A batch of copied rows has the epoch of its copier's lease, which says nothing about this one.
     if not (any_epoch or manifest.copied) and manifest.epoch > lease.epoch:
-        raise RetryLater(
+        raise LeaseLost(
             f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} has epoch {lease.epoch}.",
             where=manifest.path,
-            code="meta.lease_lost",
             remedy="start the extractor again. If no other one runs, meta is older than the stage: "
             "`lockstep meta rebuild`",
         )
@@ -300,7 +297,7 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
     return DataAtRisk(
         f"The manifests of source {manifest.source!r} do not form one chain with meta: {why}.",
         where=manifest.path,
-        code="meta.chain",
+        code="stage.chain",
         remedy="nothing has moved. A manifest is missing or meta belongs to another stage: restore the missing "
         "manifest from a backup, or start the source under a new name: its tables are copied again",
     )

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from sqlalchemy import Row, bindparam, exists, insert, or_, select, update
 
-from cdc_core.errors import Refused, RetryLater, defect
+from cdc_core.errors import BatchesTaken, Refused, RetryLater, defect
 from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.meta_rows import BatchRow, Claim, RecordRow
 from cdc_core.meta.meta_schema import consume_record as _record
@@ -66,17 +66,16 @@ class ConsumeRecords(Repository):
                 self.execute(update(_record).where(mine, some, _record.c.state.not_in(UNCONSUMED)).values(taken=True))
 
     def claim(self, run_id: str, target: str, claims: Sequence[Claim]) -> None:
-        """Makes a run the owner of these records, of which none is committed. Raises RetryLater (meta.consumed)."""
+        """Makes a run the owner of these records, of which none is committed. Raises RetryLater (run.taken_over)."""
         now = self.now_us()
         ids = sorted({one.batch_id for one in claims})
         known = {(row.batch_id, row.table): row for row in self.find(target, ids, lock=True)}
         done = next((row for row in known.values() if row.state.consumed), None)
         if done is not None:
-            raise RetryLater(
+            raise BatchesTaken(
                 f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was "
                 "planned.",
                 where=run_id,
-                code="meta.consumed",
                 remedy="nothing has moved; plan again",
             )
         fresh = [one for one in claims if (one.batch_id, one.table) not in known]
@@ -138,7 +137,7 @@ class ConsumeRecords(Repository):
                 f"The run {lost.run_id!r} has taken over the batch {lost.batch_id} of target {target!r} from "
                 f"{run_id!r}.",
                 where=run_id,
-                code="meta.taken_over",
+                code="run.taken_over",
                 remedy="nothing has moved, and nothing is lost: once that run commits, a retry of this one finds the "
                 "work done; if that run is dead, clear this one from its plan task on",
             )
@@ -149,7 +148,7 @@ class ConsumeRecords(Repository):
                 f"The batch {early.batch_id} of target {target!r} is {early.state}: the write task of run {run_id!r} "
                 "has not finished.",
                 where=run_id,
-                code="meta.not_applied",
+                code="run.clear_task",
                 remedy="clear the run from its write task on",
             )
         now, moved = self.now_us(), 0
@@ -171,7 +170,6 @@ class ConsumeRecords(Repository):
             raise defect(
                 f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",
                 where=target,
-                code="meta.fence",
                 first="nothing has moved",
             )
         return moved
@@ -190,8 +188,8 @@ class ConsumeRecords(Repository):
 
         end: where the last of the batches ends. copied: ids of later batches of copied rows; these need none of them.
 
-        Raises Refused (meta.not_committed) when a target has not committed one of them, or any still works on it;
-        RetryLater (snapshot.moved) when rows that need one of them were copied meanwhile, or still are."""
+        Raises Refused (stage.not_committed) when a target has not committed one of them, or any still works on it;
+        RetryLater (lease.lost) when rows that need one of them were copied meanwhile, or still are."""
         CopiedBatches(self.connection).mark_purged(source, end, copied)
         moved, now = 0, self.now_us()
         ordered = sorted(batch_ids)
@@ -207,7 +205,7 @@ class ConsumeRecords(Repository):
                     f"The target {target!r} has not committed the batch {batch_id}: it is "
                     f"{open_.get((target, batch_id), 'not taken by any run')}.",
                     where=target,
-                    code="meta.not_committed",
+                    code="stage.not_committed",
                     remedy="nothing was purged; let the target's run finish, then purge again",
                 )
             changed = self.execute(
@@ -268,7 +266,7 @@ def unplanned(run_id: str, target: str, why: str) -> Refused:
     return Refused(
         f"The run {run_id!r} has no claim on target {target!r}: {why}.",
         where=run_id,
-        code="meta.not_planned",
+        code="run.clear_task",
         remedy="clear the run from its plan task on",
     )
 

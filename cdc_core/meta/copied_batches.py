@@ -32,7 +32,7 @@ class CopiedBatches(Repository):
         exact: some are what a table without a key has at the manifest's place. A target counts such rows batch by
         batch: no run may take a later batch before this one, so until it is recorded, plans end there (held_seq).
 
-        Raises RetryLater (meta.lease_lost, snapshot.moved).
+        Raises RetryLater (lease.lost).
         """
         Leases(self.connection).require_held(lease)
         ack = select(_ack.c.seq, _ack.c.purged_seq).where(_ack.c.source == manifest.source).with_for_update()
@@ -114,7 +114,7 @@ class CopiedBatches(Repository):
         A copied row must be followed in the stage by all that happened since it was read. `decide` asks whether that is
         purged, this asks whether such rows are on their way, and each holds the lock of the ack position meanwhile.
 
-        Raises RetryLater (snapshot.moved).
+        Raises RetryLater (lease.lost).
         """
         self.execute(select(_ack.c.seq).where(_ack.c.source == source).with_for_update())
         waiting = [one.chunk for one in TableCopies(self.connection).chunks(source)]

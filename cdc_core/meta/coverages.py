@@ -29,7 +29,7 @@ class Coverages(Repository):
 
     @writes
     def keep(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed: Surveyed) -> None:
-        """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
+        """Keep what was seen of tables until a manifest says it. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         self.cover(lease.source, covered, surveyed, staged=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Row, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Overtaken, RetryLater
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import Cutover, Lease
 from cdc_core.meta.meta_schema import cutover as _cutover
@@ -62,7 +62,7 @@ class Cutovers(Repository):
     def begin(self, lease: Lease, cutover: Cutover, over: Collection[str]) -> Cutover:
         """A new one. over: the states in which a former one is over.
 
-        Raises RetryLater (meta.lease_lost, cutover.moved).
+        Raises RetryLater (lease.lost).
         """
         Leases(self.connection).require_held(lease)
         former = self.latest(cutover.pipeline)
@@ -82,7 +82,7 @@ class Cutovers(Repository):
     def move(
         self, lease: Lease, former: Cutover, state: str, details: Mapping[str, Any] = _NOTHING, error: str = ""
     ) -> Cutover:
-        """To a state, or to the same one with other details. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        """To a state, or to the same one with other details. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         now = self.now_us()
         steps = former.steps if state == former.state else (*former.steps, (state, now))
@@ -102,10 +102,9 @@ class Cutovers(Repository):
 
 
 def _moved(pipeline: str, state: str) -> RetryLater:
-    return RetryLater(
+    return Overtaken(
         f"Another process has moved the cutover of {pipeline!r}, which was {state}.",
         where=pipeline,
-        code="cutover.moved",
         remedy="see `lockstep cutover status PIPELINE`",
     )
 

@@ -35,7 +35,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import ConnectionLost, DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import postgres, scope
 from cdc_core.meta.lock_holders import holders_of
 from cdc_core.model.reference import ENVIRONMENT, secret_options
@@ -76,7 +76,8 @@ _DENIED = frozenset({"28P01", "28000", "3D000", "42501"})
 
 
 def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
-    """The URL in the pipeline file, or in the variable that it names. Raises UsageError (meta.url, meta.unset)."""
+    """The URL in the pipeline file, or in the variable that it names. Raises UsageError (config.invalid,
+    config.unset)."""
     where, literal = "meta.url", not url.startswith("env:")
     if not literal:
         variable = where = url.removeprefix("env:")
@@ -87,7 +88,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
             raise UsageError(
                 f"The environment variable {variable} is not set.",
                 where="meta.url",
-                code="meta.unset",
+                code="config.unset",
                 remedy=f"export {variable} with the URL of the meta database: {_FORMS}",
             )
     try:
@@ -124,7 +125,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
 
 
 def _bad_url(what: str, where: str, remedy: str) -> UsageError:
-    return UsageError(what, where=where, code="meta.url", remedy=remedy)
+    return UsageError(what, where=where, code="config.invalid", remedy=remedy)
 
 
 def require_file(url: URL) -> None:
@@ -173,7 +174,7 @@ class Database:
             raise UsageError(
                 f"The driver of the meta database is not installed: {self._safe(error)}.",
                 where=self.name,
-                code="meta.driver",
+                code="install.missing",
                 remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
             ) from None
         event.listen(self._engine, "before_execute", scope.narrowed, retval=True)
@@ -237,7 +238,7 @@ class Database:
             raise Refused(
                 f"The meta database's answer cannot be understood: {type(error).__name__}: {self._safe(error)}.",
                 where=self.name,
-                code="meta.answer",
+                code="connection.answer",
                 remedy="check that nothing but a database answers there (a proxy in between may not pass all on); "
                 "otherwise report this as a defect in Lockstep, with the log of the task",
             ) from error
@@ -302,7 +303,7 @@ class Database:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._refused("meta.unusable", f"cannot create its directory: {error.strerror}") from None
+            raise self._refused("disk.not_permitted", f"cannot create its directory: {error.strerror}") from None
         with suppress(OSError):  # opening the file reports what is wrong
             # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
             # A file that exists is not opened here: closing it would end the locks of this process's other connections.
@@ -362,16 +363,15 @@ class Database:
         if write and (number in _DEADLOCKS | _THERE or isinstance(error, IntegrityError)):
             return _Collision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
-            return self._refused("meta.denied", why)
+            return self._refused("connection.denied", why)
         if not self._postgres and (kind in (Kind.LOGIN, Kind.STATE, Kind.DENIED) or number in NO_TABLE):
-            return self._refused("meta.denied", why)
+            return self._refused("connection.denied", why)
         # By name, because the drivers need not be installed; psycopg has a subclass for each state.
         passing = {"OperationalError", "InterfaceError"} & {one.__name__ for one in type(original).__mro__}
         if error.connection_invalidated or (passing if self._postgres else kind in RETRIED):
-            return RetryLater(
+            return ConnectionLost(
                 f"The meta database cannot be reached: {why}.",
                 where=self.name,
-                code="meta.unreachable",
                 remedy="check that its server runs and that host and port are right; the next attempt may succeed",
             )
         return _unknown(why, self.name)
@@ -383,7 +383,7 @@ class Database:
             return RetryLater(
                 f"{holders or 'Another process'} has been writing to the meta database for longer than Lockstep waits.",
                 where=self.name,
-                code="meta.locked",
+                code="meta.busy",
                 remedy="the next attempt may succeed; if this lasts, end that process, or move the meta database to "
                 "PostgreSQL or MySQL",
             )
@@ -391,7 +391,7 @@ class Database:
             return RetryLater(
                 f"The meta database cannot be written: {why}.",
                 where=self.name,
-                code="meta.full",
+                code="disk.error",
                 remedy="free space on its disk; nothing has moved, the next attempt may succeed",
             )
         if "malformed" in lowered or "corrupt" in lowered:
@@ -403,7 +403,7 @@ class Database:
                 "positions come back from the manifests",
             )
         if "unable to open" in lowered or "readonly" in lowered or "not a database" in lowered:
-            return self._refused("meta.unusable", why)
+            return self._refused("disk.not_permitted", why)
         return _unknown(why, self.name)
 
 
@@ -455,7 +455,7 @@ def _unknown(why: str, where: str) -> Refused:
     return Refused(
         f"The meta database refused a statement: {why}.",
         where=where,
-        code="meta.statement",
+        code="connection.statement",
         remedy="the database's message says what it refuses; if somebody has changed the meta tables by hand, undo it; "
         "otherwise report the message with the log of the task",
     )

@@ -20,7 +20,7 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import ColumnElement, Connection, Row, Update, insert, select, update
 
-from cdc_core.errors import LockstepError, RetryLater, defect
+from cdc_core.errors import LeaseHeld, LeaseLost, LockstepError, RetryLater, defect
 from cdc_core.leaving import at_the_last, unwound
 from cdc_core.meta.database import Database
 from cdc_core.meta.meta_rows import Lease, RingDepth
@@ -59,12 +59,12 @@ class Leases(Repository):
         ttl_s: how long a killed holder keeps it. ring: of an extractor, for `status`. lost: receives the error by which
         the lease cannot be renewed; without it, whatever needs the lease will say so.
 
-        Raises `taken`, or else RetryLater (meta.lease_held), if another process has it.
+        Raises `taken`, or else RetryLater (lease.held), if another process has it.
         """
         try:
             lease = self.acquire(source, holder, ttl_s)
-        except RetryLater as error:
-            if taken is None or error.code != "meta.lease_held":
+        except LeaseHeld:
+            if taken is None:
                 raise
             raise taken from None
         ending = threading.Event()
@@ -74,7 +74,7 @@ class Leases(Repository):
                 try:
                     self.renew(lease, ttl_s, ring())
                 except LockstepError as error:
-                    if lost is not None and (not error.retriable or error.code == "meta.lease_lost"):
+                    if lost is not None and (not error.retriable or isinstance(error, LeaseLost)):
                         lost(error)
                         return
                     log.warning("%s: the lease could not be renewed: %s", source, error)
@@ -93,7 +93,7 @@ class Leases(Repository):
     def acquire(self, source: str, holder: str, ttl_s: float) -> Lease:
         """The lease under a new epoch, until it is released. ttl_s: until it expires if it is not renewed.
 
-        Raises RetryLater (meta.lease_held).
+        Raises RetryLater (lease.held).
         """
         at_the_last(self._give_all_back)
         database = self._database
@@ -114,7 +114,7 @@ class Leases(Repository):
             raise
 
     def release(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
-        """Gives the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
+        """Gives the lease up at once. Raises RetryLater (lease.lost) when another has taken it."""
         self._database.write(lambda connection: self.within(connection)._release(lease, ring))
         self._holds.pop((lease.pipeline, lease.source), None)
 
@@ -134,7 +134,7 @@ class Leases(Repository):
 
     def _take(self, source: str, holder: str, ttl_s: float) -> Lease:
         if not holder:
-            raise defect("A lease needs a holder.", where=source, code="meta.holder")
+            raise defect("A lease needs a holder.", where=source)
         mine = _of(self.pipeline, source)
         row = self.execute(select(_lease).where(mine).with_for_update()).one_or_none()
         now = self.now_us()
@@ -144,11 +144,10 @@ class Leases(Repository):
             self.execute(insert(_lease).values(asdict(first)))
             return first
         if row.holder and row.expires_us > now:
-            raise RetryLater(
+            raise LeaseHeld(
                 f"The source {source!r} is being extracted by {row.holder} until {from_us(row.expires_us).isoformat()} "
                 f"or longer (now {from_us(now).isoformat()}).",
                 where=source,
-                code="meta.lease_held",
                 remedy="wait until it ends or, if it is dead, until its lease expires",
             )
         epoch, identity = row.epoch + 1, row.identity or _new_identity()
@@ -213,17 +212,16 @@ class Leases(Repository):
         return int(row.epoch) if row.holder else int(row.epoch) + 1
 
     def require_held(self, lease: Lease) -> None:
-        """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when another has it by now."""
+        """Lock the lease's row until the transaction ends; RetryLater (lease.lost) when another has it by now."""
         mine = _of(lease.pipeline, lease.source)
         row = self.execute(select(_lease).where(mine).with_for_update()).one_or_none()
         if row is not None and (row.epoch, row.holder) == (lease.epoch, lease.holder):
             return
         owner = f"{row.holder or 'nobody'} with epoch {row.epoch}" if row is not None else "nobody"
-        raise RetryLater(
+        raise LeaseLost(
             f"The lease of {lease.holder} on source {lease.source!r} (epoch {lease.epoch}) is lost: {owner} has it "
             "now.",
             where=lease.source,
-            code="meta.lease_lost",
             remedy="this extractor has moved nothing since; start it again, it continues from the stored position",
         )
 

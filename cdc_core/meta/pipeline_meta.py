@@ -88,8 +88,8 @@ class Meta:
         create: False for readers: neither a file nor tables are created.
         answer_timeout_s: how long a server may take to answer; for callers that ask little and must not hang.
 
-        Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
-        meta.denied, meta.unusable), RetryLater (meta.unreachable, meta.locked).
+        Raises UsageError (config.invalid, config.unset, install.missing), Refused (meta.absent, meta.outdated,
+        install.version, connection.denied, disk.not_permitted), RetryLater (connection.unreachable, meta.busy).
         """
         parsed = parse(url, environ)
         if not create:
@@ -130,7 +130,7 @@ class Meta:
         purged: the coverage that the horizon kept of manifests before them.
 
         Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
+        Raises RetryLater (lease.lost), DataAtRisk (stage.chain).
         """
         raised, added = self.batches.rebuild(lease, tuple(manifests), purged or {})
         self.leases.note_raised(raised)
@@ -152,7 +152,7 @@ def _check_version(database: Database, *, upgrade: bool, create: bool) -> None:
         raise Refused(
             f"The meta database is at migration {revision}, which this version of Lockstep ({head}) does not know.",
             where=database.name,
-            code="meta.newer",
+            code="install.version",
             remedy="upgrade Lockstep on this host to the version that migrated the database",
         )
     if revision is not None and not upgrade:

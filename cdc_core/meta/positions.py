@@ -43,7 +43,7 @@ class SourcePositions(Repository):
         """The source has nothing more up to the watermark of `seen`, at an unchanged position. The watermark never
         falls unless it was withdrawn. The first call sets the position.
 
-        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) if the position is another one.
+        Raises RetryLater (lease.lost), DataAtRisk (meta.gap) if the position is another one.
         """
         Leases(self.connection).require_held(lease)
         stored = self.checkpoint(lease.source)
@@ -94,7 +94,6 @@ class SourcePositions(Repository):
             raise defect(
                 f"The position of source {lease.source!r} moved under a held lease.",
                 where=lease.source,
-                code="meta.fence",
                 first="nothing of this call has moved",
             )
 
@@ -105,7 +104,7 @@ class SourcePositions(Repository):
 
     @writes
     def keep_read_ahead(self, lease: Lease, kept: str) -> None:
-        """Raises RetryLater (meta.lease_lost)."""
+        """Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         self.execute(update(_ack).where(_ack.c.source == lease.source).values(read_ahead=kept))
 

@@ -71,7 +71,7 @@ def refusal(why: str, where: str) -> LockstepError | None:
         return Refused(
             "The PostgreSQL server asks for the password itself, but has not proven its identity.",
             where=where,
-            code="connection.password_withheld",
+            code="connection.unproven",
             remedy=f"{_REMEDY}, or give the account scram-sha-256. To send it anyway: require_auth=password. The "
             "password was not sent",
         )
@@ -79,7 +79,7 @@ def refusal(why: str, where: str) -> LockstepError | None:
         return Refused(
             "The PostgreSQL server does not offer TLS, which sslmode requires.",
             where=where,
-            code="connection.tls_missing",
+            code="connection.unproven",
             remedy="enable TLS on the server (ssl = on); if it has TLS, something in between removes it: find out "
             "what. Nothing was sent",
         )
@@ -87,7 +87,7 @@ def refusal(why: str, where: str) -> LockstepError | None:
         return Refused(
             f"The PostgreSQL server's certificate is not accepted: {why}.",
             where=where,
-            code="connection.tls_refused",
+            code="connection.unproven",
             remedy="check that sslrootcert is the authority that signed the server's certificate, and that it names "
             "the host as the URL does; if so, another machine answers for the server. The password was not sent",
         )
@@ -95,7 +95,7 @@ def refusal(why: str, where: str) -> LockstepError | None:
         return UsageError(
             f"The URL of the meta database has an option that libpq does not accept: {why}.",
             where=where,
-            code="meta.url",
+            code="config.invalid",
             remedy="see PostgreSQL's documentation of libpq for its options and their values",
         )
     return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Row, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import Overtaken
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import Lease
 from cdc_core.meta.meta_schema import ddl_rollout as _rollout
@@ -71,7 +71,7 @@ class Rollouts(Repository):
 
     @writes
     def begin(self, lease: Lease, rollout: Rollout, known: Sequence[ShardProgress]) -> Rollout:
-        """The rollout is decided; one of the target that is open is left. Raises RetryLater (meta.lease_lost)."""
+        """The rollout is decided; one of the target that is open is left. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         now = self.now_us()
         former = _rollout.c.target == rollout.target
@@ -102,7 +102,7 @@ class Rollouts(Repository):
     ) -> ShardProgress:
         """A shard has this many statements behind it, or its next one has failed.
 
-        Raises RetryLater (meta.lease_lost, ddl.moved).
+        Raises RetryLater (lease.lost).
         """
         Leases(self.connection).require_held(lease)
         attempts = former.attempts + 1 if behind == former.behind else 0
@@ -114,17 +114,17 @@ class Rollouts(Repository):
         )
         values = {"behind": behind, "attempts": attempts, "last_error": error or None, "updated_us": self.now_us()}
         if self.execute(update(_shard).where(mine).values(values)).rowcount != 1:
-            raise RetryLater(
+            raise Overtaken(
                 f"Another process has moved shard {former.shard} of {former.logical!r}.",
                 where=former.logical,
-                code="ddl.moved",
+                code="lease.lost",
                 remedy="run `lockstep ddl resume`, which begins with what the servers have",
             )
         return ShardProgress(former.logical, former.shard, behind, attempts, error)
 
     @writes
     def finish(self, lease: Lease, rollout_id: str) -> None:
-        """All shards have all statements. Raises RetryLater (meta.lease_lost)."""
+        """All shards have all statements. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         values = {"state": DONE, "updated_us": self.now_us()}
         self.execute(update(_rollout).where(_rollout.c.rollout_id == rollout_id).values(values))

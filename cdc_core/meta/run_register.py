@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, exists, insert, select, update
 
-from cdc_core.errors import Refused, defect
+from cdc_core.errors import Refused, UsageError, defect
 from cdc_core.meta import meta_schema
 from cdc_core.meta.consume_records import UNCONSUMED, ConsumeRecords, unplanned
 from cdc_core.meta.ledgers import Ledgers
@@ -36,7 +36,7 @@ class RunRegister(Repository):
     def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
         """STAGED → APPLIED for all records that no other run has taken over; how many moved.
 
-        Raises Refused (meta.not_planned).
+        Raises Refused (run.clear_task).
         """
         self._require_planned(run_id, target)
         return ConsumeRecords(self.connection).move(run_id, target, batch_ids, RecordState.APPLIED)
@@ -46,7 +46,7 @@ class RunRegister(Repository):
         """Registers a run, and makes it the owner of these records: new ones STAGED, others in the state they have. A
         record that another run has not committed is taken over (run_states).
 
-        Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs), DataAtRisk
+        Raises RetryLater (run.taken_over) when one of them is committed, Refused (usage.argument), DataAtRisk
         (target.layout).
         """
         for target, wanted in run.layouts.items():
@@ -54,10 +54,10 @@ class RunRegister(Repository):
         now = self.now_us()
         known = self.find(run.run_id, lock=True)
         if known is not None and known.window != run.window:
-            raise Refused(
+            raise UsageError(
                 f"The run {run.run_id!r} exists for window {known.window}, not for {run.window}.",
                 where=run.run_id,
-                code="meta.run_differs",
+                code="usage.argument",
                 remedy="use another run id for another window",
             )
         state = RunState.PLANNED if claims or run.replays else RunState.COMMITTED
@@ -104,7 +104,7 @@ class RunRegister(Repository):
 
         plan: path and sha256 of the one that was carried out: no other may be registered by now. spans: RunPlan.spans.
         lost, renewed: as in TargetWrites.keep.
-        Raises RetryLater (meta.taken_over), Refused (commit.plan_differs, meta.not_planned, meta.not_applied)."""
+        Raises RetryLater (run.taken_over), Refused (run.clear_task)."""
         if plan is not None:
             require_plan(self.find(run_id, lock=True), run_id, *plan)
         self._require_planned(run_id, target)
@@ -163,7 +163,7 @@ class RunRegister(Repository):
         return self.delete(_run, self._ended(before_us), (meta_schema.apply_ledger,), dry_run=dry_run)
 
     def _require_planned(self, run_id: str, target: str) -> None:
-        """Locks the run's row. Raises Refused (meta.not_planned)."""
+        """Locks the run's row. Raises Refused (run.clear_task)."""
         if self.find(run_id, lock=True) is None:
             raise unplanned(run_id, target, "no plan of this run was registered")
 
@@ -172,7 +172,6 @@ class RunRegister(Repository):
             raise defect(
                 f"A run cannot move from {known.state} to {goal}.",
                 where=known.run_id,
-                code="meta.move",
             )
         self.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
         if goal is not RunState.FAILED:
@@ -181,12 +180,12 @@ class RunRegister(Repository):
 
 def require_plan(known: RunRow | None, run_id: str, path: str, sha256: str) -> None:
     """known: what meta has of the run. path, sha256: of the plan that a task works on. Raises Refused
-    (commit.plan_differs)."""
+    (run.clear_task)."""
     if known is None or known.plan_sha256 != sha256:
         raise Refused(
             f"The plan of run {run_id!r} differs from the one that is registered in meta.",
             where=path,
-            code="commit.plan_differs",
+            code="run.clear_task",
             remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
         )
 

@@ -65,7 +65,6 @@ def before(state: RecordState) -> RecordState:
             return origin
     raise defect(
         f"No consume record moves to {state}.",
-        code="meta.move",
     )
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Row, delete, insert, select, update
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseLost, RetryLater
 from cdc_core.meta import meta_schema
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import ChunkRetries, CopyState, CopyStatus, Failure, Lease
@@ -204,7 +204,7 @@ class TableCopies(Repository):
     ) -> PlannedChunk:
         """The next chunk of a copy; its caller is to read it. above: up to where chunks were planned before.
 
-        Raises RetryLater (meta.lease_lost), and snapshot.moved if the copy was begun again or dropped meanwhile.
+        Raises RetryLater (lease.lost), and lease.lost if the copy was begun again or dropped meanwhile.
         """
         number = self.next_chunk(lease, source)
         mine = (_copy.c.source == source) & (_copy.c.source_table == table)
@@ -340,10 +340,9 @@ def _reading(lease: Lease, source: str, number: int) -> ColumnElement[bool]:
 
 def moved_meanwhile(what: str, where: str) -> RetryLater:
     """The error for a change of copies that another one has come before."""
-    return RetryLater(
+    return LeaseLost(
         what,
         where=where,
-        code="snapshot.moved",
         remedy="nothing is lost; the next attempt continues with what is there",
     )
 

@@ -36,13 +36,13 @@ class Verifications(Repository):
 
     @writes
     def keep_progress(self, lease: Lease, target: str, progress: str | None) -> None:
-        """progress: a document; None where no verification is under way. Raises RetryLater (meta.lease_lost)."""
+        """progress: a document; None where no verification is under way. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         self._write(target, {"progress": progress})
 
     @writes
     def finish(self, lease: Lease, target: str, mode: str, evidence: Mapping[str, Any]) -> None:
-        """The verification under way has ended with this evidence, a summary. Raises RetryLater (meta.lease_lost)."""
+        """The verification under way has ended with this evidence, a summary. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         known = self._evidence(target)
         kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
@@ -58,7 +58,7 @@ class Verifications(Repository):
         differing: Mapping[str, int],
     ) -> None:
         """What verifications that have begun before now say does not count any more. mode: under which it is kept. why:
-        for people. differing: by logical table, rows that are known to differ. Raises RetryLater (meta.lease_lost)."""
+        for people. differing: by logical table, rows that are known to differ. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         known = self._evidence(target)
         former = known[newest(known)].get("differing", {}) if known else {}
@@ -73,7 +73,7 @@ class Verifications(Repository):
 
     @writes
     def forget_differences(self, lease: Lease, target: str, repaired: Mapping[str, int]) -> None:
-        """repaired: by logical table, how many rows are equal now. Raises RetryLater (meta.lease_lost)."""
+        """repaired: by logical table, how many rows are equal now. Raises RetryLater (lease.lost)."""
         Leases(self.connection).require_held(lease)
         known = self._evidence(target)
         mode = newest(known)

@@ -35,9 +35,9 @@ def file_number(file: str) -> int:
     base, dot, digits = file.rpartition(".")
     if not dot or not base or not (digits.isascii() and digits.isdigit()):
         raise UsageError(
-            f"{file!r} is not a binlog file name like 'binlog.000042'.",
-            code="position.file_name",
-            remedy="use a name that SHOW BINARY LOGS prints",
+            f"{file!r} is not the name of a binlog file, such as 'binlog.000042'.",
+            code="usage.argument",
+            remedy="give a name that SHOW BINARY LOGS prints",
         )
     return int(digits)
 
@@ -106,16 +106,16 @@ class Position:
             raise DataAtRisk(
                 f"Timeline {self.timeline} with file number {self.number} is outside 0..{MAX_TIMELINE}.",
                 where=self.file,
-                code="position.timeline",
-                remedy="start the pipeline again under another source name: its tables are copied again",
+                code="source.timeline",
+                remedy="give the source another name: its tables are copied again",
             )
         if not FIRST_OFFSET <= self.offset <= MAX_OFFSET:
             raise DataAtRisk(
                 f"Offset {self.offset} is outside {FIRST_OFFSET}..{MAX_OFFSET} (8 GiB).",
                 where=self.file,
-                code="position.offset",
-                remedy="lower max_binlog_size on the source (1 GiB is the server's own maximum) and split the "
-                "transaction that made this file so large",
+                code="source.log_lost",
+                remedy="lower max_binlog_size on the source to 1 GiB or less, and split the transaction that made "
+                "this file so large",
             )
 
     @property

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from cdc_core.errors import Refused
+from cdc_core.errors import PlanOutdated
 from cdc_core.model.documents import UnknownVersion, dumped, parsed
 from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
@@ -286,15 +286,14 @@ class RunPlan:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RunPlan:
-        """Raises Refused (plan.version)."""
+        """Raises Refused (run.clear_task)."""
         try:
             return parsed(cls, raw, version=PLAN_VERSION)
         except UnknownVersion as error:
-            raise Refused(
+            raise PlanOutdated(
                 f"The plan has version {ascii(error.version)[:40]}; this version of Lockstep reads version "
                 f"{PLAN_VERSION}: Lockstep was upgraded or downgraded while the run was under way.",
                 where=f"run {json.loads(raw).get('run_id')}",
-                code="plan.version",
                 remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
                 "batches. The guard in the target makes a repeated write harmless",
             ) from None

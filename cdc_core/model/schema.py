@@ -14,7 +14,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from cdc_core.errors import Refused
+from cdc_core.errors import TableRefused
 from cdc_core.model.collations import own_name
 from cdc_core.model.documents import Natural, TimeUs, plain
 
@@ -80,9 +80,9 @@ class ColumnType:
             return pa.string()
         known = _SIMPLE_ARROW.get(base)
         if known is None:
-            raise Refused(
-                f"Column type {base!r} is not supported.",
-                code="schema.unsupported_type",
+            raise TableRefused(
+                f"Lockstep does not support the column type {base!r}.",
+                code="source.unsupported_table",
                 remedy="exclude the table (tables.exclude), or change the column's type on the source",
             )
         return known
@@ -123,16 +123,16 @@ _UNDECLARED = (
 def type_of(kind: pa.DataType) -> ColumnType:
     """The declared type that a column of an Arrow type has when no server declared it.
 
-    Raises Refused (schema.unsupported_type).
+    Raises Refused (source.unsupported_table).
     """
     if pa.types.is_decimal128(kind):
         return ColumnType("decimal", precision=kind.precision, scale=kind.scale)
     for known in _UNDECLARED:
         if known.arrow == kind:
             return known
-    raise Refused(
-        f"A column cannot be staged as Arrow's type {kind}.",
-        code="schema.unsupported_type",
+    raise TableRefused(
+        f"Lockstep cannot stage a column of Arrow's type {kind}.",
+        code="source.unsupported_table",
         remedy="give integers, floats, decimal128, bool, string, binary, date32 or timestamps in microseconds",
     )
 
@@ -155,9 +155,9 @@ def parse_column_type(text: str, *, charset: str = "", collation: str = "", mari
     collation = own_name(collation, mariadb=mariadb)
     match = _TYPE.match(text)
     if match is None:
-        raise Refused(
-            f"Cannot read the column type {text!r}.",
-            code="schema.unsupported_type",
+        raise TableRefused(
+            f"Lockstep does not know the column type {text!r}.",
+            code="source.unsupported_table",
             remedy="exclude the table (tables.exclude)",
         )
     base = _ALIASES.get(match[1].lower(), match[1].lower())

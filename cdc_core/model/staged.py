@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import Refused
+from cdc_core.errors import TableRefused
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.version import VERSION_COLUMN
 
@@ -134,13 +134,13 @@ LITERAL_TYPE: pa.MapType = next(field.type for field in BOOKKEEPING if field.nam
 
 
 def require_unreserved(table: TableSchema) -> None:
-    """Refused (schema.reserved_column) for a table with a column that is named like bookkeeping."""
+    """Refused (source.unsupported_table) for a table with a column that is named like bookkeeping."""
     taken = sorted(column.name for column in table.columns if _is_reserved(column.name.lower()))
     if taken:
-        raise Refused(
-            f"The table {table.name} has a column {taken[0]!r}, a name that is reserved for Lockstep's files.",
+        raise TableRefused(
+            f"{table.name} has a column {taken[0]!r}, a name that Lockstep reserves for its own columns.",
             where=table.name,
-            code="schema.reserved_column",
+            code="source.unsupported_table",
             remedy="rename the column on the source, or exclude the table (tables.exclude)",
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import DefinitionChanged, Refused, RetryLater, TableUnready
 from cdc_core.extract.sources import extract_if_free
 from cdc_core.meta import Lease, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 """How often claims are read because the log has overtaken them."""
 _PAUSE_S = 1.0
-_REDEFINED = frozenset({"verify.redefined", "results.definition_changed"})
 
 
 class Places(Protocol):
@@ -118,7 +117,7 @@ class Made:
 
 
 def finish_former(opened: OpenPipeline, source: str) -> None:
-    """Stages what a killed process had decided. Raises RetryLater (snapshot.running)."""
+    """Stages what a killed process had decided. Raises RetryLater (lease.held)."""
     if opened.meta.copied.decided(source):
         with copier_lease(opened, source) as lease:
             finish_decided(opened.meta, opened.store, source, lease)
@@ -127,7 +126,7 @@ def finish_former(opened: OpenPipeline, source: str) -> None:
 def claim(job: Job, wanted: Sequence[Wanted[Any]], leases: Mapping[str, Lease], *, queried: bool = False) -> Made:
     """Looks the keys up and stages what is found. leases: the copier's, by source. queried: by a reverse query.
 
-    Raises Refused (repair.key_differs), RetryLater (repair.overtaken, repair.not_staged), and what reading, the store
+    Raises Refused (repair.copy_instead), RetryLater (verify.unsettled, stage.behind), and what reading, the store
     and meta raise. A repeated call stages the rows again, which changes nothing.
     """
     made = Made()
@@ -156,9 +155,7 @@ def _attempted(
         try:
             for name, claims in _read(job, one, leases, scratch, made.claimed[one.shape.logical], queried=queried):
                 read.setdefault(name, []).append(claims)
-        except RetryLater as error:
-            if error.code not in _REDEFINED:
-                raise
+        except DefinitionChanged as error:
             return [(one.shape.logical, error.what)]
     overtaken: list[tuple[str, str]] = []
     for name, claims_of_source in sorted(read.items()):
@@ -169,7 +166,7 @@ def _attempted(
 
 
 def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
-    """With the definitions that the source tables have now. Raises RetryLater (repair.overtaken)."""
+    """With the definitions that the source tables have now. Raises RetryLater (verify.unsettled)."""
     found = []
     for one in wanted:
         feeding = []
@@ -183,17 +180,17 @@ def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
 
 
 def _overtaken(table: str, why: str) -> RetryLater:
-    return RetryLater(
-        f"Rows of {table} were looked up, and the log had overtaken them each time: {why}.",
+    return TableUnready(
+        f"The log overtook the rows of {table} each time they were looked up: {why}.",
         where=table,
-        code="repair.overtaken",
-        remedy="repair again once the table is left alone; if its changes are not captured, or its copy is due, copy "
-        "it: `lockstep snapshot PIPELINE TABLE`",
+        code="verify.unsettled",
+        remedy="repair again later; if the table's changes are not captured, or its copy is due, copy it: `lockstep "
+        "snapshot PIPELINE TABLE`",
     )
 
 
 def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lease) -> Staged:
-    """Raises RetryLater (repair.not_staged)."""
+    """Raises RetryLater (stage.behind)."""
     source = tables.name
     capture = Capture(job.pipeline.tables, job.pipeline.routes, job.opened.environ)
     deadline_s = time.monotonic() + job.wait_s
@@ -204,10 +201,11 @@ def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lea
             return staged
         if time.monotonic() > deadline_s:
             raise RetryLater(
-                f"The stage did not reach {staged.waiting} within {job.wait_s:.0f} s, up to which {source} was read.",
+                f"{source} was read up to {staged.waiting}, and the stage did not reach that within {job.wait_s:.0f} "
+                "s.",
                 where=source,
-                code="repair.not_staged",
-                remedy="see in `lockstep status` whether the source is extracted; then repair again",
+                code="stage.behind",
+                remedy="check in `lockstep status` that the source is extracted; then repair again",
             )
         time.sleep(_PAUSE_S)
 
@@ -277,13 +275,13 @@ def _durable(
     other = shape.key if set(shaped.key) != set(shape.key) else job.pipeline.other_key(shape.logical, shaped.key)
     if texts and other:  # every target gets the delete, which has the source's key alone
         raise Refused(
-            f"Rows of {shape.logical} are identified by {', '.join(other)} at a target, and by "
-            f"{', '.join(shaped.key) or 'no key'} in {one.schema.name}, so that no delete can be staged of a row that "
-            "only the target has.",
+            f"A target identifies rows of {shape.logical} by {', '.join(other)}, and {one.schema.name} by "
+            f"{', '.join(shaped.key) or 'no key'}, so a row that only the target has cannot be deleted through the "
+            "stage.",
             where=shape.logical,
-            code="repair.key_differs",
-            remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: "
-            "`lockstep snapshot PIPELINE TABLE`",
+            code="repair.copy_instead",
+            remedy=f"delete the row at the target by hand, {_plain(texts[0])}; or copy the table again: `lockstep "
+            "snapshot PIPELINE TABLE`",
         )
     claimed |= dict.fromkeys(texts, Claimed(-1, one.version))
     number = job.meta.copies.next_chunk(lease, one.source.name)

@@ -30,22 +30,22 @@ def keys_in(
     """The keys of the findings in an evidence, by logical table.
 
     tables, ids: only these tables, only findings with these ids; none for all.
-    Raises Refused (repair.no_findings), UsageError (repair.unknown_table, repair.unknown_finding).
+    Raises Refused (verify.no_evidence), UsageError (usage.unknown_name).
     """
     if document["mode"] not in ROW_MODES:
         raise Refused(
-            f"The evidence is of a verification in the mode {document['mode']}, which compares no rows and names none.",
+            f"A verification in the mode {document['mode']} compares no rows, so its evidence names none.",
             where=path,
-            code="repair.no_findings",
-            remedy="run `lockstep verify` (--mode ordered), then repair what that finds",
+            code="verify.no_evidence",
+            remedy="run `lockstep verify` (--mode ordered), then repair what it finds",
         )
     named = {str(one["table"]) for one in document["tables"]}
     for table in tables:
         if table not in named:
             raise UsageError(
-                f"The evidence says nothing of a table {table!r}.",
+                f"The evidence does not cover the table {table!r}.",
                 where=path,
-                code="repair.unknown_table",
+                code="usage.unknown_name",
                 remedy=f"verify the table first; the evidence has: {', '.join(sorted(named)) or '(none)'}",
             )
     found: dict[str, list[Key]] = {}
@@ -59,9 +59,9 @@ def keys_in(
         raise UsageError(
             f"The evidence has no finding {sorted(left)[0]!r}{' of these tables' if tables else ''}.",
             where=path,
-            code="repair.unknown_finding",
-            remedy="`lockstep verify PIPELINE --json` shows the ids of findings; give one of the newest evidence, or "
-            "name its file with --evidence",
+            code="usage.unknown_name",
+            remedy="give an id of the newest evidence (`lockstep verify PIPELINE --json` shows them), or name its "
+            "file with --evidence",
         )
     return found
 
@@ -70,6 +70,10 @@ _AGAIN = (
     "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
     "`lockstep run`, then `lockstep verify`"
 )
+
+
+def _copy_instead(where: str, what: str) -> Refused:
+    return Refused(what, where=where, code="repair.copy_instead", remedy=_AGAIN)
 
 
 def has_error_value(shape: Shape, key: Key) -> bool:
@@ -85,65 +89,53 @@ def has_error_value(shape: Shape, key: Key) -> bool:
 
 def error_values(rows: Mapping[str, int]) -> Refused:
     """rows: by logical table, how many have such a key."""
-    return Refused(
-        f"{counted(sum(rows.values()), 'finding')} of {', '.join(rows)} have the error value of an ENUM, or bytes that "
-        "are not text, in their keys, by which no condition finds the rows: they were left out.",
-        where=", ".join(rows),
-        code="repair.error_value",
-        remedy=_AGAIN,
+    return _copy_instead(
+        ", ".join(rows),
+        f"No condition finds {counted(sum(rows.values()), 'finding')} of {', '.join(rows)}: the keys have the error "
+        "value of an ENUM, or bytes that are not text. They were left out.",
     )
 
 
 def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
     """The keys as texts of `row_texts`, without those of `has_error_value`.
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key).
+    Raises Refused (repair.copy_instead, verify.no_evidence).
     """
-    again = _AGAIN
     if not shape.key:
-        raise Refused(
-            f"Rows of {shape.logical} have no key, by which single rows could be repaired.",
-            where=shape.logical,
-            code="repair.no_key",
-            remedy=again + "; that replaces all rows of the table",
-        )
+        raise _copy_instead(shape.logical, f"{shape.logical} has no key, so single rows cannot be repaired.")
     for column in shape.key_columns:
         if column.type.base not in LOOKED_UP:
-            raise Refused(
-                f"The key of {shape.logical} has the column {column.name}, of the type {column.type}, by which rows "
-                "are not looked up.",
-                where=shape.logical,
-                code="repair.key_type",
-                remedy=again,
+            raise _copy_instead(
+                shape.logical,
+                f"Rows of {shape.logical} cannot be looked up by its key column {column.name} of the type "
+                f"{column.type}.",
             )
     if shape.masked & set(shape.key):
-        raise Refused(
-            f"The key of {shape.logical} is masked, so that its rows cannot be looked up in the source.",
-            where=shape.logical,
-            code="repair.masked_key",
-            remedy=again,
+        raise _copy_instead(
+            shape.logical, f"The key of {shape.logical} is masked, so its rows cannot be looked up in the source."
         )
     for key in keys:
         if set(key) != set(shape.key) or None in key.values():
             raise Refused(
-                f"The findings of {shape.logical} name rows by {', '.join(key)}; its key is {', '.join(shape.key)}.",
+                f"The findings of {shape.logical} name rows by {', '.join(key)}, but its key is now "
+                f"{', '.join(shape.key)}.",
                 where=shape.logical,
-                code="repair.other_key",
-                remedy="the pipeline or the table has changed since: verify again, then repair what that finds",
+                code="verify.no_evidence",
+                remedy="verify again, then repair what that finds",
             )
     found = [key for key in keys if not has_error_value(shape, key)]
     return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in found))
 
 
 def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:
-    """Raises DataAtRisk (repair.too_many) where a table has more differences than the evidence names."""
+    """Raises DataAtRisk (repair.limit) where a table has more differences than the evidence names."""
     for one in document["tables"]:
         differences = sum(one["differences"].values())
         if (not tables or one["table"] in tables) and differences > len(one["findings"]):
             raise DataAtRisk(
-                f"{differences} rows of {one['table']} differ, and the evidence names {len(one['findings'])} of them.",
+                f"{differences} rows of {one['table']} differ, and the evidence names only {len(one['findings'])}.",
                 where=path,
-                code="repair.too_many",
+                code="repair.limit",
                 remedy="find out why so many differ; then copy the table again (`lockstep snapshot PIPELINE TABLE`), "
                 "or repair chosen findings (--finding)",
             )

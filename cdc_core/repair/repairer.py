@@ -26,7 +26,7 @@ from functools import partial
 from cdc_core.apply.jobs import Spark
 from cdc_core.apply.run import RunResult
 from cdc_core.apply.run import apply as apply_staged
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TableUnready, UsageError, combined
 from cdc_core.meta import Lease
 from cdc_core.meta.task_failures import REPAIR
 from cdc_core.model.version import Version, encode, newer_or_equal
@@ -92,18 +92,19 @@ class Result:
             count = sum(len(keys) for keys in self.newer.values())
             return DataAtRisk(
                 f"{count} rows of {', '.join(self.newer)} have a version at the target that is newer than everything "
-                "that is staged: somebody else wrote them.",
+                "staged, so somebody else wrote them.",
                 where=", ".join(self.newer),
                 code="repair.newer",
-                remedy="find out who writes there; --authoritative replaces these rows by the source's",
+                remedy="find out who writes there; --authoritative replaces these rows with the source's",
             )
         if left:
             return DataAtRisk(
                 f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
                 where=", ".join(left),
-                code="repair.still_different",
-                remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
-                "greater value counts, unless --authoritative is given), and for somebody who writes to the target",
+                code="verify.differs",
+                remedy="see with `lockstep verify` how they differ. Look for rows that the run rejected, for a "
+                "freshness column with a greater value (--authoritative ignores it), and for somebody who writes to "
+                "the target",
             )
         return left_out
 
@@ -127,9 +128,9 @@ def repair(
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
     next run. dry_run: only says how the rows differ now. A table that cannot be repaired is left out.
 
-    Raises, if all are left out, Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key,
-    repair.key_differs, snapshot.shared_keys, verify.not_read, verify.source_gone, and what opening the destination
-    raises); else DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater (verify.paused), and what
+    Raises, if all are left out, Refused (repair.copy_instead, verify.no_evidence, snapshot.not_copyable,
+    verify.not_comparable, verify.source_gone, and what opening the destination
+    raises); else DataAtRisk (repair.limit), UsageError (usage.unknown_name), RetryLater (snapshot.paused), and what
     verifying, claiming and `apply` raise.
     """
     try:
@@ -181,7 +182,7 @@ def repair_target(
     """Repairs what verifications have found at a target, under its lease.
 
     spark: None leaves what is staged to the next run. ids: of single findings; none for all. path: of the evidence;
-    None for the newest of each table. Raises as `repair`; RetryLater (verify.running), and what reading the evidence
+    None for the newest of each table. Raises as `repair`; RetryLater (lease.held), and what reading the evidence
     raises.
     """
     if path:
@@ -275,11 +276,11 @@ def outcome(done: Result) -> LockstepError | None:
         return done.error
     unsettled = sum(one.unsettled for one in done.after.values())
     if unsettled:
-        return RetryLater(
-            f"{counted(unsettled, 'row')} could not be judged: they were changing.",
+        return TableUnready(
+            f"{counted(unsettled, 'row')} changed too often to be judged.",
             where=", ".join(done.after),
             code="verify.unsettled",
-            remedy="repair again, after the next run",
+            remedy="repair again after the next run",
         )
     return None
 
@@ -372,12 +373,12 @@ def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:
         done = job.meta.copied.repaired(name, DAY_S)
         if done + rows > limit:
             raise DataAtRisk(
-                f"{rows} rows that {name} feeds are to be repaired, and {done} were in the last 24 hours; the limit is "
-                f"{limit}. Nothing was staged.",
+                f"Repairing {rows} rows that {name} feeds would exceed the limit of {limit}: {done} were repaired in "
+                "the last 24 hours. Nothing was staged.",
                 where=f"target {job.target.name}",
                 code="repair.limit",
-                remedy="find out why so many rows differ; then raise repair.max_rows_per_day, or copy the table again "
-                "(`lockstep snapshot PIPELINE TABLE`)",
+                remedy="find out why so many rows differ; then raise repair.max_rows_per_day, or copy the table "
+                "again (`lockstep snapshot PIPELINE TABLE`)",
             )
 
 

@@ -92,7 +92,7 @@ class Queried:
 def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     """Looks up the old changes that one of the targets lacks.
 
-    Raises DataAtRisk (stage.missing, stage.damaged), and what meta and the store raise.
+    Raises DataAtRisk (stage.damaged), and what meta and the store raise.
     """
     pipeline, meta, store = opened.pipeline, opened.meta, opened.store
     config = pipeline.reverse_query
@@ -114,10 +114,10 @@ def look_up(opened: OpenPipeline, targets: Sequence[str]) -> Queried:
     def waiting(why: str) -> None:
         if time.monotonic() - began_s > config.wait_s:
             raise RetryLater(
-                f"The source may not be read: {why}.",
+                f"snapshot.throttle forbids reading the source now: {why}.",
                 where="reverse_query",
                 code="repair.waiting",
-                remedy="the next run looks up what is old then; see snapshot.throttle",
+                remedy="nothing is lost: the next run looks rows up again",
             )
 
     job = Job(opened, pipeline.target(targets[0]), wait_s=config.wait_s)

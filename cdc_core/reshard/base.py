@@ -18,7 +18,7 @@ from cdc_core.stage.objects import ObjectStore
 
 
 def require_base(store: ObjectStore, pipeline: Pipeline, target: Target) -> tuple[str, ...]:
-    """The logical tables that are staged and that the target takes. Raises Refused (reshard.no_base), and what reading
+    """The logical tables that are staged and that the target takes. Raises Refused (stage.partial), and what reading
     the chain raises."""
     manifests = [manifest for source in pipeline.sources for manifest in chain(store, source.name)]
     tables = _tables(manifests, target)
@@ -27,16 +27,16 @@ def require_base(store: ObjectStore, pipeline: Pipeline, target: Target) -> tupl
     if lacking or purged:
         why = [line for lines in lacking.values() for line in lines] + list(purged.values())
         raise Refused(
-            f"What is staged is not all that a new target needs: {'; '.join(why)}.",
+            f"The stage does not have everything that a new target needs: {'; '.join(why)}.",
             where=f"targets.{target.name}",
-            code="reshard.no_base",
+            code="stage.partial",
             remedy=f"copy the tables (`lockstep snapshot {pipeline.pipeline} TABLE...`), then begin again",
         )
     if not tables:
         raise Refused(
-            "No row of the target's tables is staged.",
+            "The stage has no row of the target's tables.",
             where=f"targets.{target.name}",
-            code="reshard.no_base",
+            code="stage.partial",
             remedy=f"run the pipeline first (`lockstep run {pipeline.pipeline}`)",
         )
     return tables

@@ -18,7 +18,7 @@ from cdc_core.apply import retention
 from cdc_core.apply.jobs import Spark
 from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld, RetryLater
 from cdc_core.meta import Lease, Meta
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.reshard.base import require_base
@@ -49,11 +49,10 @@ def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
 
 
 def filling(opened: OpenPipeline, target: str) -> AbstractContextManager[Lease]:
-    """The right to fill a target. Raises RetryLater (reshard.running)."""
-    taken = RetryLater(
+    """The right to fill a target. Raises RetryLater (lease.held)."""
+    taken = LeaseHeld(
         f"Another process fills the target {target!r}.",
         where=f"targets.{target}",
-        code="reshard.running",
         remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
     )
     key = "reshard:" + hashlib.sha256(f"{opened.name}/{target}".encode()).hexdigest()[:16]
@@ -77,10 +76,10 @@ def fill(opened: OpenPipeline, spark: Spark, target: str, most_rows: int, told: 
         done = apply(once, spark, f"reshard-{number}", targets=[target], most_rows=most_rows)
         if not done.summaries and filled(opened.meta, taking, target) == now:
             raise RetryLater(
-                f"The run {done.run_id} has not moved the target {target!r}: "
-                f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
+                f"The run {done.run_id} applied nothing to the target {target!r}: "
+                f"{'; '.join(done.lost) or 'its batches are held back, perhaps by a copy that is under way'}.",
                 where=f"targets.{target}",
-                code="reshard.held",
+                code="run.taken_over",
                 remedy="let copies and other runs of the target end, then run the same command again",
             )
     raise AssertionError("unreachable")
@@ -95,8 +94,8 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
 
 
 def count_from_the_horizon(opened: OpenPipeline, target: str) -> None:
-    """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (reshard.no_base)
-    where that is not so, RetryLater (meta.lease_held: a purge, sweep or compaction)."""
+    """What was purged is not lacking: what is staged since has it. Safe to repeat. Raises Refused (stage.partial)
+    where that is not so, RetryLater (lease.held: a purge, sweep or compaction)."""
     store, pipeline = opened.store, opened.pipeline
     found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):

@@ -44,7 +44,7 @@ def parse_layout(text: str) -> tuple[int, int]:
         raise UsageError(
             f"{text!r} is not a layout.",
             where="--to",
-            code="reshard.layout",
+            code="usage.argument",
             remedy="give the numbers of databases and of tables in each, as in 16x16",
         )
     return int(match[1]), int(match[2])
@@ -58,7 +58,7 @@ def new_name(name: str, new: NewLayout, suffix: str = "") -> str:
     raise UsageError(
         f"The name {made!r} is longer than 48 characters.",
         where="--to",
-        code="reshard.layout",
+        code="usage.argument",
         remedy="give the new target a shorter name with --name",
     )
 
@@ -109,7 +109,7 @@ def require_apart(
 ) -> None:
     """No table of a new target is one of another's. others: targets and their logical tables.
 
-    Raises Refused (reshard.same_tables), and what resolving servers raises.
+    Raises Refused (reshard.layout), and what resolving servers raises.
     """
     taken = {place: other.name for other, tables in others for place in _places(other, tables, environ)}
     for place in _places(target, logicals, environ):
@@ -117,7 +117,7 @@ def require_apart(
             raise Refused(
                 f"The table {place[2]} of the new target is a table of the target {taken[place]!r}.",
                 where=f"targets.{target.name}",
-                code="reshard.same_tables",
+                code="reshard.layout",
                 remedy="give other names to the new databases with --database, as in --database 'shop16_{d:02d}', or "
                 "other servers with --connection",
             )
@@ -137,11 +137,11 @@ def _require_sharded(old: Target) -> None:
     for logical, rule in old.tables.items():
         if rule.sharding is not None and rule.sharding.function == "range":
             raise Refused(
-                f"The shards of {logical!r} are ranges, and nothing says where the new ones begin.",
+                f"The shards of {logical!r} are ranges, and Lockstep cannot choose the new bounds.",
                 where=f"targets.{old.name}.tables.{logical}.sharding",
                 code="reshard.layout",
-                remedy="add the new target to the pipeline file yourself, with its bounds and replay_only: true; then "
-                "give its name with --name, and `lockstep reshard run` fills it",
+                remedy="add the new target to the pipeline file yourself, with its bounds and replay_only: true; "
+                "then give its name with --name, and `lockstep reshard run` fills it",
             )
     if all(rule.sharding is None for rule in old.tables.values()):
         raise Refused(
@@ -157,7 +157,7 @@ def _connections(old: Target, new: NewLayout) -> Sequence[str]:
     connections = new.connections or old.connections
     if len(connections) not in (1, new.databases):
         raise Refused(
-            f"{len(connections)} servers for {new.databases} databases: nothing says which has which.",
+            f"{len(connections)} servers cannot hold {new.databases} databases without saying which holds which.",
             where=f"targets.{old.name}.connections",
             code="reshard.layout",
             remedy="give --connection once, or once for each database number in order",

@@ -34,14 +34,14 @@ def add_target(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def let_in(path: Path, name: str) -> None:
-    """From now on scheduled runs feed the target. Raises Refused (reshard.file, reshard.target_gone)."""
+    """From now on scheduled runs feed the target. Raises Refused (reshard.file)."""
     text = path.read_text(encoding="utf-8")
     former = parse(text, where=str(path))
     if name not in {one.name for one in former.targets}:
         raise Refused(
             f"The pipeline file does not name the target {name!r} any more: it was changed meanwhile.",
             where=str(path),
-            code="reshard.target_gone",
+            code="reshard.file",
             remedy="what was applied stays applied, and nothing feeds the target from now on. Run the same command "
             "again: it adds the target, and applies what was staged meanwhile",
         )

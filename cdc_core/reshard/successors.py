@@ -49,7 +49,7 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Part:
         """From `0-7,12`. The same shards have the same suffix, `_s0_7_s12`, however they are named, and others another
-        one. Raises UsageError (reshard.shards)."""
+        one. Raises UsageError (usage.argument)."""
         ranges = [one.partition("-") for one in text.split(",")]
         bounds = [(first, last or first) for first, _, last in ranges]
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?)*", text) or any(
@@ -58,7 +58,7 @@ class Part:
             raise UsageError(
                 f"{text!r} does not name shards.",
                 where="--shards",
-                code="reshard.shards",
+                code="usage.argument",
                 remedy="give numbers and ranges of the former shards, as in 0-7,12",
             )
         numbers = frozenset(n for first, last in bounds for n in range(int(first), int(last) + 1))
@@ -79,7 +79,7 @@ def successor_document(
 ) -> dict[str, Any]:
     """The pipeline file, as plain values. logicals: the tables of the former target. name: of the new one.
 
-    Raises Refused (reshard.layout), UsageError (reshard.shards), and what resolving the servers raises.
+    Raises Refused (reshard.layout), UsageError (usage.argument), and what resolving the servers raises.
     """
     _require_shards(old, logicals, part)
     made = new_name(pipeline.pipeline, new, part.suffix)
@@ -98,7 +98,7 @@ def successor_document(
     connections = new.connections or old.connections
     if len(connections) not in (1, new.databases):
         raise Refused(
-            f"{len(connections)} servers for {new.databases} databases: nothing says which has which.",
+            f"{len(connections)} servers cannot hold {new.databases} databases without saying which holds which.",
             where=f"targets.{old.name}.connections",
             code="reshard.layout",
             remedy="give --connection once, or once for each database number in order",
@@ -166,7 +166,7 @@ def _require_shards(old: Target, logicals: tuple[str, ...], part: Part) -> None:
         raise UsageError(
             f"{old.name!r} has no shard {missing[0]}: there are {len(there)}, from 0 on.",
             where="--shards",
-            code="reshard.shards",
+            code="usage.argument",
             remedy=f"give numbers up to {len(there) - 1}",
         )
 

@@ -57,7 +57,7 @@ class Buffer:
 class Answer:
     """The packets of one answer, the first of which has the sequence number 1.
 
-    Raises RetryLater (results.malformed), and OperationalError as the connection does.
+    Raises RetryLater (connection.unreachable), and OperationalError as the connection does.
     """
 
     def __init__(self, connection: SafeConnection, buffer: Buffer, where: str) -> None:

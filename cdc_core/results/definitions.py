@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog.definition import INTEGERS
 from cdc_core.binlog.table_map import TypeCode
-from cdc_core.errors import Refused
+from cdc_core.errors import TableRefused
 from cdc_core.model.schema import ColumnType
 from cdc_core.results import rows
 
@@ -94,7 +94,7 @@ def _length(packet: bytes, at: int) -> tuple[int, int]:
 
 
 def type_of(definition: ColumnDefinition) -> ColumnType:
-    """The declared type that a column with this definition would have. Raises Refused (schema.unsupported_type)."""
+    """The declared type that a column with this definition would have. Raises Refused (source.unsupported_table)."""
     code = TypeCode(definition.code)
     if code in INTEGERS:
         return ColumnType(INTEGERS[code], unsigned=definition.unsigned)
@@ -115,8 +115,8 @@ def type_of(definition: ColumnDefinition) -> ColumnType:
             return ColumnType("longblob")
         collation, charset = charsets.collations().get(definition.collation, ("", ""))
         return ColumnType("longtext", charset=charset, collation=collation)
-    raise Refused(
-        f"Column {definition.name!r} of the result has type {code.name}, which is not supported.",
-        code="schema.unsupported_type",
+    raise TableRefused(
+        f"Column {definition.name!r} of the result has type {code.name}, which Lockstep does not support.",
+        code="source.unsupported_table",
         remedy="select it as another type (CAST)",
     )

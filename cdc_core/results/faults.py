@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pymysql
 
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import DefinitionChanged, LockstepError, Refused, RetryLater, TableRefused, TableUnready
 from cdc_core.server_errors import RETRIED, Kind, explained, kind_of, number_of, said_by
 
 
@@ -22,59 +22,58 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     if is_altered(error):
         return definition_changed(said, where=where)
     if kind in RETRIED or kind is Kind.GROUP:
-        return RetryLater(
-            f"Reading rows ended before the last one: {said}.",
+        return TableUnready(
+            f"The server stopped sending rows: {said}.",
             where=where,
-            code="results.unavailable",
-            remedy="run it again; if this lasts, check the server's log, its load, and what ends its statements",
+            code="connection.unreachable",
+            remedy="run again; if it lasts, check the server's log and load, and what ends its statements",
         )
     if kind is Kind.DENIED:
         return Refused(
-            f"The account may not read the rows: {said}.",
+            f"The account may not read the table: {said}.",
             where=where,
-            code="results.grant",
+            code="connection.grant",
             remedy="GRANT SELECT ON the table that the message names to the account",
         )
     if kind in (Kind.LOGIN, Kind.STATE):
         return explained(error, where=where)
     return Refused(
-        f"The server refused to read the rows: {said}.",
+        f"The server refused to read the table: {said}.",
         where=where,
-        code="results.statement",
-        remedy="see the server's message; a table that is damaged needs CHECK TABLE",
+        code="connection.statement",
+        remedy="do what the server's message says; check a damaged table with CHECK TABLE",
     )
 
 
-class UnlikeDefinition(RetryLater):
+class UnlikeDefinition(DefinitionChanged):
     """The server announces other columns than the table's definition has. It will always do so if the definition, read
     again, is the same: then the reader raises `refusal` instead."""
 
     def refusal(self) -> Refused:
-        return Refused(
-            f"{self.what.rstrip('.')}, and reading the definition again does not change that.",
+        return TableRefused(
+            f"{self.what.rstrip('.')}, and its definition, read again, is the same.",
             where=self.where,
-            code="schema.unsupported_type",
+            code="source.unsupported_table",
             remedy="exclude the table (tables.exclude), or change the column's type on the source",
         )
 
 
-def definition_changed(how: str, *, where: str, kind: type[RetryLater] = RetryLater) -> RetryLater:
+def definition_changed(how: str, *, where: str, kind: type[DefinitionChanged] = DefinitionChanged) -> DefinitionChanged:
     return kind(
-        f"The table is not defined as it was when its definition was read: {how}.",
+        f"The table was altered after its definition was read: {how}.",
         where=where,
-        code="results.definition_changed",
-        remedy="run it again, which reads the definition again; if this lasts, look for what alters the table",
+        remedy="run again, which reads the definition again; if it lasts, find what alters the table",
     )
 
 
 def malformed(what: str, *, where: str) -> RetryLater:
     """After it the connection is closed: nothing on it can be parsed."""
-    return RetryLater(
+    return TableUnready(
         f"The server's answer is not a result set: {what}.",
         where=where,
-        code="results.malformed",
-        remedy="run it again; if this lasts, check what is between Lockstep and the server (a proxy may answer in its "
-        "place), and report this with the server's version",
+        code="connection.unreachable",
+        remedy="run again; if it lasts, look for a proxy that answers in the server's place, and report this with "
+        "the server's version",
     )
 
 

@@ -34,7 +34,7 @@ class TableReader:
 
     select_list: expressions for all columns of the definition, in their order.
     arrow:       the schema of the batches: `row_field` of each column, then `_cdc_literal`.
-    Raises Refused (schema.unsupported_type, binlog.charset) for a column that cannot be read exactly.
+    Raises Refused (source.unsupported_table) for a column that cannot be read exactly.
     """
 
     def __init__(self, connection: SafeConnection, schema: TableSchema) -> None:
@@ -52,8 +52,8 @@ class TableReader:
         rows, size_bytes: a batch has at most so many rows, and ends with the row by which the server's bytes reach
         size_bytes. None is empty; a result without rows has no batch.
 
-        The iterator ends after the last row or raises: RetryLater (results.unavailable, results.definition_changed,
-        results.malformed), Refused (results.grant, results.statement, results.too_large). An iterator that is closed
+        The iterator ends after the last row or raises: RetryLater (connection.unreachable, table.redefined), Refused
+        (connection.grant, connection.statement, source.too_large). An iterator that is closed
         before its end closes the connection. Until it ends, the connection takes no other statement.
         """
         buffer = self._buffer
@@ -85,7 +85,7 @@ def read_columns(
 
     The connection is one of connections.connect. A result without rows is one empty batch, for its schema. Texts come
     in UTF-8, whatever their character set; ENUM and SET as text. Raises as TableReader.batches, and Refused
-    (schema.unsupported_type).
+    (source.unsupported_table).
     """
     selection: list[values.Selected] = []
 

@@ -35,7 +35,7 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
     """The rows of a SELECT, each batch valid until the next one is asked for.
 
     prepare: called with the columns as PREPARE announces them, and again if EXECUTE announces others.
-    Raises what `prepare` raises, RetryLater (results.malformed, results.definition_changed) and PyMySQL's errors.
+    Raises what `prepare` raises, RetryLater (connection.unreachable, table.redefined) and PyMySQL's errors.
     """
     number, announced = _prepared(connection, sql, where)
     try:
@@ -90,7 +90,6 @@ def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, li
         raise defect(
             f"A statement with {parameters} parameters and {columns} columns is not read as a result set.",
             where=where,
-            code="results.question",
         )
     try:
         return number, [definitions.parse(packet) for packet in packets[1]]

@@ -21,7 +21,7 @@ from cdc_core.binlog import text as charsets
 from cdc_core.binlog.columns import Literals
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.connections import quote
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, TooManyBytes
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column, ColumnType
 from cdc_core.results import numbers
 from cdc_core.results.answer import Located
@@ -61,7 +61,7 @@ class Selected:
 
 
 def selected(column: Column) -> Selected:
-    """Raises Refused (schema.unsupported_type, binlog.charset)."""
+    """Raises Refused (source.unsupported_table)."""
     kind, name = column.type, quote(column.name)
     assert kind.arrow is not None  # it refuses a type that is not supported
     base = kind.base
@@ -78,7 +78,7 @@ def selected(column: Column) -> Selected:
 
 
 def require_same(selection: Sequence[Selected], found: Sequence[ColumnDefinition], *, where: str) -> None:
-    """Raises UnlikeDefinition (results.definition_changed) if the server announces another type than the table had."""
+    """Raises UnlikeDefinition (table.redefined) if the server announces another type than the table had."""
     if len(selection) != len(found):
         how = f"it has {len(found)} columns, not {len(selection)}"
         raise definition_changed(how, where=where, kind=UnlikeDefinition)
@@ -121,7 +121,8 @@ _Decoded = tuple[pa.Array, Literals | None]
 def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
     """The array of the column's type for the column with index `at` of the located rows, and what it cannot hold.
 
-    Raises RetryLater (results.malformed, results.definition_changed) and Refused (binlog.charset, results.too_large).
+    Raises RetryLater (connection.unreachable, table.redefined) and Refused (source.unsupported_table,
+    source.too_large).
     """
     column = Column(one.column.name, one.wire)
     offset, length = located.offset[at], located.length[at]
@@ -160,21 +161,21 @@ def _json_cut_off(one: Selected, where: str) -> Refused:
     """MySQL sends an empty text, with a mere warning, for a document whose text is longer than max_allowed_packet. No
     document is an empty text."""
     return Refused(
-        f"Column {one.column.name!r} has a JSON document whose text is longer than the server's max_allowed_packet: "
-        "the server sends an empty text for it.",
+        f"The server sent no text for a JSON document in column {one.column.name!r}: it is longer than "
+        "max_allowed_packet.",
         where=where,
-        code="results.too_large",
-        remedy="raise max_allowed_packet on the server (SET GLOBAL max_allowed_packet = 1073741824, which holds for "
-        "new connections, and its option file); then run again",
+        code="source.too_large",
+        remedy="SET GLOBAL max_allowed_packet = 1073741824 on the server, and write it into the option file; then "
+        "run again",
     )
 
 
 def _translated(error: LockstepError, one: Selected, where: str) -> LockstepError:
-    if error.code == "binlog.too_many_bytes":
+    if isinstance(error, TooManyBytes):
         return Refused(
-            f"Column {one.column.name!r} has a value too large for an Arrow array (2 GiB as UTF-8).",
+            f"Column {one.column.name!r} has a value of more than 2 GiB as UTF-8, which no Arrow array holds.",
             where=where,
-            code="results.too_large",
+            code="source.too_large",
             remedy="exclude the table (tables.exclude), or shorten the value",
         )
     return malformed(error.what.rstrip("."), where=where)

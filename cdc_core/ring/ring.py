@@ -41,7 +41,7 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from cdc_core.errors import DataAtRisk, InternalError, UsageError
+from cdc_core.errors import InternalError, UsageError, defect
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.ring.boundary import AckPoint, Edge, RingStats, Taken
@@ -75,7 +75,7 @@ class Ring:
     size_bytes:    a multiple of MEMORY_UNIT; default items * MEMORY_UNIT; not looked at in mode "items".
     ddl_isolation: an entry of DDL is taken alone.
 
-    Raises UsageError (ring.size) for sizes it cannot have.
+    Raises UsageError (config.invalid) for sizes it cannot have.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Ring:
         if items < 1 or items & (items - 1) or limit < MEMORY_UNIT or limit % MEMORY_UNIT:
             raise UsageError(
                 f"A ring cannot have {items} items and {limit} bytes.",
-                code="ring.size",
-                remedy=f"set limits.ring_items to a power of two and the bytes to a multiple of {MEMORY_UNIT}",
+                code="config.invalid",
+                remedy=f"set limits.ring_items to a power of two, and the bytes to a multiple of {MEMORY_UNIT}",
             )
         self.items = items
         self.size_bytes = limit
@@ -110,8 +110,8 @@ class Ring:
     def put(self, block: Block, timeout_s: float | None = None) -> bool:
         """Publishes a block, waiting for space; False when there is none within the timeout (nothing was published).
 
-        Raises RingClosed (ring.closed), DataAtRisk (ring.gap) for a block that does not continue what was
-        published, InternalError (ring.block) for one without entries, and the error given to `fail`.
+        Raises RingClosed (internal.defect), DataAtRisk (internal.defect) for a block that does not continue what was
+        published, InternalError (internal.defect) for one without entries, and the error given to `fail`.
         """
         held = RingBlock.of(block)
         with self._lock:
@@ -162,16 +162,15 @@ class Ring:
     def ack(self, point: AckPoint) -> None:
         """Frees everything up to a boundary that was taken and not yet acked.
 
-        Raises InternalError (ring.ack_unknown) for any other point; nothing moves then.
+        Raises InternalError (internal.defect) for any other point; nothing moves then.
         """
         with self._lock:
             found = self._at.find(point)
             if found is None:
-                raise InternalError(
-                    f"{point} is not an entry boundary between the acked and the taken position.",
+                raise defect(
+                    f"{point} is not an entry boundary between the acknowledged and the taken position.",
                     where=f"acked {self._at.acked_position}, taken up to {self._at.taken_position()}",
-                    code="ring.ack_unknown",
-                    remedy="ack the points that take returned, in their order and once",
+                    first="nothing moved; run again",
                 )
             self._at.free(found)
             self._room.notify_all()
@@ -179,16 +178,15 @@ class Ring:
     def clean_until(self, position: Position) -> int:
         """Acks every taken entry that ends at or before a position; returns the items freed.
 
-        Raises InternalError (ring.ack_unknown) for a position beyond what was taken; nothing moves then.
+        Raises InternalError (internal.defect) for a position beyond what was taken; nothing moves then.
         """
         with self._lock:
             taken = self._at.taken_position()
             if taken is None or position > taken:
-                raise InternalError(
-                    f"Cannot clean until {position}, which was never taken.",
+                raise defect(
+                    f"The ring cannot be cleaned up to {position}, which was never taken.",
                     where=f"taken up to {taken}",
-                    code="ring.ack_unknown",
-                    remedy="clean only until positions that take returned",
+                    first="nothing moved; run again",
                 )
             before = self._at.acked
             found = self._at.last_before(position)
@@ -287,24 +285,21 @@ class Ring:
         self._check_error()
         if self._closed:
             raise RingClosed(
-                "The ring is closed.",
+                "The ring is closed: its consumer has ended.",
                 where=f"{block.source} {block.begin}",
-                code="ring.closed",
-                remedy="stop reading: the consumer has ended",
+                remedy="see the error of the consumer",
             )
         if not len(block.entries):
-            raise InternalError(
-                "A block without entries accounts for nothing and cannot be acked.",
+            raise defect(
+                "A block has no entries, so nothing of it could be acknowledged.",
                 where=f"{block.source} {block.begin}",
-                code="ring.block",
-                remedy="report this as a defect, with the position",
+                first="nothing is lost",
             )
         if not self._at.continues(block.begin):
-            raise DataAtRisk(
+            raise defect(
                 f"A block begins at {block.begin}, but the one before it ended at {self._at.latest}.",
                 where=block.source,
-                code="ring.gap",
-                remedy="start the extractor again: it resumes at the last staged position",
+                first="start the extractor again: it continues at the last staged position",
             )
 
     def _fits(self, held: RingBlock) -> bool:

@@ -120,8 +120,7 @@ class Capture:
         return bool(self.route(database, table))
 
     def route(self, database: str, table: str) -> tuple[str, ...]:
-        """Logical names of a captured table; () for one that is not captured. Raises UsageError (sink.empty_route,
-        sink.long_route, sink.dotted_database)."""
+        """Logical names of a captured table; () for one that is not captured. Raises UsageError (config.invalid)."""
         key = (database, table)
         decided = self._decided.get(key)
         if decided is None:
@@ -139,10 +138,11 @@ class Capture:
             return ()
         if "." in database:
             raise UsageError(
-                f"The name of the database {database!r} has a dot: {name} may be a table of another database, too.",
+                f"The database {database!r} has a dot in its name, so {name} could also be a table of another "
+                "database.",
                 where=f"{name}, captured by tables.include",
-                code="sink.dotted_database",
-                remedy="leave it out (tables.exclude), or move its tables to one without a dot (RENAME TABLE)",
+                code="config.invalid",
+                remedy="exclude it (tables.exclude), or move its tables to a database without a dot (RENAME TABLE)",
             )
         logical = dict.fromkeys(
             _expand(route, match, name) for route in self.routes if (match := self.matches(route.match, name))
@@ -185,8 +185,8 @@ class Capture:
     def apply(self, block: Block) -> Block:
         """The block with the captured rows of each table, under its logical names: once per route.
 
-        Raises Refused (schema.reserved_column, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
-        InternalError (sink.not_captured) for a table that is not captured, whose rows the source must not emit.
+        Raises Refused (source.unsupported_table, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
+        InternalError (internal.defect) for a table that is not captured, whose rows the source must not emit.
         """
         tables: list[TableRows] = []
         rows, dropped = block.entries.rows, 0
@@ -207,10 +207,9 @@ class Capture:
         names = self.route(part.schema.database, part.schema.table)
         if not names:
             raise defect(
-                f"There are rows of {part.schema.name}, which is not captured.",
+                f"The source passed on rows of {part.schema.name}, which is not captured.",
                 where=part.schema.name,
-                code="sink.not_captured",
-                first="nothing of them was staged",
+                first="none of them was staged",
             )
         shaped = self._shaped(part)
         return [shaped if name == shaped.logical else replace(shaped, logical=name) for name in names]
@@ -247,21 +246,21 @@ class Capture:
         return tuple(steps)
 
 
+def _bad_route(what: str, remedy: str) -> UsageError:
+    return UsageError(what, where="routes", code="config.invalid", remedy=remedy)
+
+
 def _expand(route: Route, match: re.Match[str], name: str) -> str:
     logical = match.expand(route.to)
     if not logical.strip():
-        raise UsageError(
+        raise _bad_route(
             f"The route {route.match!r} gives {name} an empty logical name.",
-            where="routes",
-            code="sink.empty_route",
-            remedy="make the group that `to` takes match at least one character",
+            "let the group that `to` takes match at least one character",
         )
     if len(logical) > LONGEST_NAME:
-        raise UsageError(
+        raise _bad_route(
             f"The route {route.match!r} gives {name} a logical name of {len(logical)} characters, "
-            f"{logical[:40]!r}...: {LONGEST_NAME} are the most.",
-            where="routes",
-            code="sink.long_route",
-            remedy="write a shorter `to`",
+            f"{logical[:40]!r}...; at most {LONGEST_NAME} are allowed.",
+            "write a shorter `to`",
         )
     return logical

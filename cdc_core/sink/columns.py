@@ -66,7 +66,7 @@ class Masking:
         return any(re.fullmatch(pattern, f"{schema.name}.{column}", re.IGNORECASE) for pattern in patterns)
 
     def apply(self, part: TableRows) -> TableRows:
-        """Raises Refused (sink.columns), UsageError (sink.salt)."""
+        """Raises Refused (config.table_rule), UsageError (config.unset)."""
         schema = self._shape(part.schema)
         if schema is part.schema:
             return part
@@ -101,15 +101,15 @@ class Hasher:
 
 
 def salt_of(columns: Columns, environ: Mapping[str, str] | None = None) -> bytes:
-    """The salt of the masks. Raises UsageError (sink.salt)."""
+    """The salt of the masks. Raises UsageError (config.unset)."""
     assert columns.salt is not None  # the pipeline file was parsed
     variable = variable_of(columns.salt)
     salt = (os.environ if environ is None else environ).get(variable)
     if not salt:
         raise UsageError(
-            f"The environment variable {variable} with the salt of masked columns is not set.",
+            f"The environment variable {variable}, the salt of masked columns, is not set.",
             where="tables.columns.salt",
-            code="sink.salt",
+            code="config.unset",
             remedy=f"export {variable} where the source is read: a long random text that never changes",
         )
     return salt.encode()
@@ -129,9 +129,9 @@ def _usable(schema: TableSchema, kept: tuple[Column, ...]) -> tuple[Column, ...]
         problem = f"{vectors[0]} is a VECTOR, which has no text" if vectors else ""
     if problem:
         raise Refused(
-            f"tables.columns cannot be applied to {schema.name}: {problem}.",
+            f"tables.columns does not fit {schema.name}: {problem}.",
             where="tables.columns",
-            code="sink.columns",
+            code="config.table_rule",
             remedy="leave the column as it is, mask a key column instead of excluding it, or exclude the table",
         )
     return kept

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import GIVE_UP, DataAtRisk
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -27,7 +27,6 @@ from cdc_core.model.staged import (
     row_field,
     staged_schema,
 )
-from cdc_core.remedies import GIVE_UP
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +102,6 @@ def unknown_value(part: TableRows, what: str) -> DataAtRisk:
         f"Rows of {part.schema.name} lack values that the pipeline needs: {what}.",
         where=f"from {part.rows[FILE][0]}:{part.rows[POS][0]} on",
         code="sink.unknown_value",
-        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline. Where "
-        f"the rows are needed as they are, {GIVE_UP}",
+        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline. For the "
+        f"rows that are logged already, {GIVE_UP}",
     )

@@ -35,7 +35,7 @@ Function = Callable[..., pa.RecordBatch]
 
 
 def function_of(name: str) -> Function:
-    """The function that an entry point names. Raises UsageError (sink.processor_unknown)."""
+    """The function that an entry point names. Raises UsageError (install.missing)."""
     found = {one.name: one for one in entry_points(group=GROUP)}
     try:
         function: Function = found[name].load()
@@ -48,7 +48,7 @@ def function_of(name: str) -> Function:
         raise UsageError(
             f"The processor {name!r} {why}.",
             where="tables.processors",
-            code="sink.processor_unknown",
+            code="install.missing",
             remedy=f"where the source is read, install the package that has this entry point in the group {GROUP}",
         ) from None
     return function
@@ -62,7 +62,7 @@ class Process:
     function: Function
 
     def apply(self, part: TableRows) -> TableRows:
-        """Raises Refused (sink.processor), and DataAtRisk (sink.unknown_value) where the log lacks values."""
+        """Raises Refused (config.function), and DataAtRisk (sink.unknown_value) where the log lacks values."""
         images = Images.of(part.rows, part.schema)
         names = [column.name for column in part.schema.columns]
         images.require_carried(names, part, f"the processor {self.rule.use}")
@@ -126,7 +126,7 @@ class Process:
         return Refused(
             f"The processor {self.rule.use!r} cannot be used on {schema.name}: {why}.",
             where="tables.processors",
-            code="sink.processor",
+            code="config.function",
             remedy="fix the function, or narrow its `match`; nothing of these rows was staged",
         )
 

@@ -54,7 +54,7 @@ class Filter:
     def apply(self, part: TableRows) -> TableRows:
         """The rows that meet the conditions, with their `entry`.
 
-        Raises UsageError (sink.filter) for a column that the table has not, or a value that its column cannot have;
+        Raises UsageError (config.invalid) for a column that the table has not, or a value that its column cannot have;
         DataAtRisk (sink.unknown_value).
         """
         condition = self.conditions[0] if len(self.conditions) == 1 else Joined(True, self.conditions)
@@ -79,7 +79,7 @@ class Filter:
         return UsageError(
             f"The condition {self.text!r} does not fit {part.schema.name}: {why}.",
             where="tables.rows",
-            code="sink.filter",
+            code="config.invalid",
             remedy="fix the condition, or narrow its `match` to the tables that it fits",
         )
 

@@ -21,7 +21,16 @@ from pathlib import Path
 
 import pymysql
 
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import (
+    DefinitionChanged,
+    LeaseHeld,
+    LockstepError,
+    OtherServer,
+    Paused,
+    Refused,
+    RetryLater,
+    TableRefused,
+)
 from cdc_core.extract import hosts
 from cdc_core.informing import informing
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
@@ -79,13 +88,12 @@ def copier_lease(opened: OpenPipeline, source: str) -> AbstractContextManager[Le
     """The right to copy tables of a source and to stage claims of its rows, renewed until the block ends. A killed
     process keeps it for `limits.lease_s`.
 
-    Raises RetryLater (snapshot.running): another copier has it.
+    Raises RetryLater (lease.held): another copier has it.
     """
     lease_s = opened.pipeline.limits.lease_s
-    taken = RetryLater(
+    taken = LeaseHeld(
         f"Another process is copying tables of the source {source!r}.",
         where=source,
-        code="snapshot.running",
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
         "continues after its last chunk",
     )
@@ -101,8 +109,8 @@ def copy_tables(
 ) -> dict[str, Refused]:
     """Reads these tables to their ends, in several readers; what was read before is not read again.
 
-    Returns why tables cannot be copied (snapshot.no_key, snapshot.key_type), by `database.table`.
-    Raises Refused (snapshot.not_started, snapshot.throttle), RetryLater (snapshot.other_server, snapshot.redefined,
+    Returns why tables cannot be copied (snapshot.not_copyable), by `database.table`.
+    Raises Refused (source.not_extracted, snapshot.throttle), RetryLater (source.other_server, table.redefined,
     snapshot.paused), and what reading and the store raise. What was read until then stays read.
     """
     pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
@@ -245,9 +253,7 @@ class _Reader:
                     return
                 try:
                     self._read_one(table)
-                except Refused as error:
-                    if error.code not in keys.NOT_COPIED:
-                        raise
+                except TableRefused as error:
                     self._work.refuse(table, error)
 
     def _read_one(self, table: TableChunks) -> None:
@@ -388,32 +394,29 @@ class _Reader:
 
 def _altered(error: LockstepError) -> bool:
     """Whether it is about a table, column or index that was there when the definition was read."""
-    return is_altered(error.__cause__) or error.code == "results.definition_changed"
+    return is_altered(error.__cause__) or isinstance(error, DefinitionChanged)
 
 
 @contextmanager
 def _unchanged(schema: TableSchema) -> Iterator[None]:
-    """A statement of a read view. Raises RetryLater (snapshot.redefined) if the table is another than at its begin."""
+    """A statement of a read view. Raises RetryLater (table.redefined) if the table is another than at its begin."""
     try:
         yield
     except LockstepError as error:
         if not _altered(error):
             raise
-        raise RetryLater(
-            f"{schema.name} was redefined or truncated just when its copy began.",
+        raise DefinitionChanged(
+            f"{schema.name} was altered or truncated when its copy began.",
             where=schema.name,
-            code="snapshot.redefined",
             remedy="the next attempt begins the copy of this table again",
         ) from None
 
 
 def paused(source: str, pause: CopyPause) -> RetryLater:
     """The error of a copy that is not made, because somebody has paused the copies of the source."""
-    return RetryLater(
-        f"Copies of the source {source!r} have been paused since {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC by "
-        f"{pause.holder}.",
+    return Paused(
+        f"{pause.holder} paused copies of the source {source!r} at {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC.",
         where=source,
-        code="snapshot.paused",
         remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
     )
 
@@ -422,9 +425,9 @@ def _staged(meta: Meta, source: str) -> Checkpoint:
     staged = meta.positions.checkpoint(source)
     if staged is None:
         raise Refused(
-            f"Nothing of the source {source!r} was extracted yet, so that no copy could be placed in its log.",
+            f"Nothing of the source {source!r} was extracted yet.",
             where=source,
-            code="snapshot.not_started",
+            code="source.not_extracted",
             remedy="run `lockstep extract` first",
         )
     return staged
@@ -432,10 +435,8 @@ def _staged(meta: Meta, source: str) -> Checkpoint:
 
 def _require_same(staged: Checkpoint, server: ServerFacts, source: str) -> None:
     if is_other_server(staged, server):
-        raise RetryLater(
-            f"The server of {source!r} that was read last does not answer, and another one does: its log is a new "
-            "timeline, which the extractor begins.",
+        raise OtherServer(
+            f"Another server of {source!r} answers than the one that was read last.",
             where=source,
-            code="snapshot.other_server",
-            remedy="run `lockstep extract` first; the copy then continues at the new server",
+            remedy="run `lockstep extract` first, which moves to the new server; the copy then continues there",
         )

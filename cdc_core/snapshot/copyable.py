@@ -6,7 +6,6 @@ It must keep true that what is said beforehand (estimate) and what a copier refu
 from __future__ import annotations
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.sink import Capture
@@ -15,7 +14,7 @@ from cdc_core.source.survey import is_transactional
 
 
 def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
-    """Raises Refused (snapshot.no_key, snapshot.key_type, snapshot.shared_keys, schema.reserved_column)."""
+    """Raises Refused (snapshot.not_copyable, source.unsupported_table)."""
     if schema.key:
         keys.key_columns(schema)
     require_unreserved(schema)
@@ -24,46 +23,39 @@ def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) ->
 
 
 def require_view(schema: TableSchema, engine: str) -> None:
-    """A table without a key is read at one place of the log. Raises Refused (snapshot.no_key)."""
+    """A table without a key is read at one place of the log. Raises Refused (snapshot.not_copyable)."""
     if not schema.key and not is_transactional(engine):
-        raise Refused(
-            f"{schema.name} has neither a primary key nor a unique key without nulls, and its engine gives no view of "
-            "it at one place of the log.",
-            where=schema.name,
-            code="snapshot.no_key",
-            remedy="give the table a primary key, or ENGINE=InnoDB; or load its rows into the targets by a dump "
-            "(docs/tutorial.md)",
+        raise keys.not_copyable(
+            schema.name,
+            f"{schema.name} has no key, and its engine gives no consistent view of it.",
+            "give the table a primary key, or ENGINE=InnoDB",
         )
 
 
 def require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
-    """A copy of rows without a key replaces all rows of the target's table. Raises Refused (snapshot.no_key)."""
+    """A copy of rows without a key replaces all rows of the target's table. Raises Refused (snapshot.not_copyable)."""
     for logical in () if schema.key else capture.route(schema.database, schema.table):
         fed = any(target.table(logical) is not None for target in pipeline.targets)
         if fed and not pipeline.feeds_alone(schema.name, logical):
-            raise Refused(
-                f"{schema.name} has neither a primary key nor a unique key without nulls, and rows of {logical} may "
-                "come from other tables too: which of them a copy has to replace, nothing tells.",
-                where=schema.name,
-                code="snapshot.no_key",
-                remedy="give the table a primary key; or route it to a logical table of its own; or load its rows into "
-                "the targets by a dump (docs/tutorial.md)",
+            raise keys.not_copyable(
+                schema.name,
+                f"{schema.name} has no key, and other tables may feed {logical} too, so Lockstep cannot know which "
+                "rows a copy must replace.",
+                "give the table a primary key, or route it to a logical table of its own",
             )
 
 
 def require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
     """Where rows of several tables count as one, the newest wins; how old a copied row is, nothing tells.
 
-    Raises Refused (snapshot.shared_keys).
+    Raises Refused (snapshot.not_copyable).
     """
     for logical in capture.route(schema.database, schema.table):
         for target in pipeline.targets:
             if pipeline.counts_newest(target.name, logical, schema.name):
-                raise Refused(
-                    f"Rows of {schema.name} and of other tables with the same key count as one row of {logical}, for "
-                    "which the newest change counts; of a copied row nothing tells when it was changed.",
-                    where=f"targets.{target.name}.tables.{logical}.shared_keys",
-                    code="snapshot.shared_keys",
-                    remedy="load the tables' rows into the target by a dump (docs/tutorial.md); or, if the tables "
-                    "share no keys, leave out shared_keys",
+                raise keys.not_copyable(
+                    f"targets.{target.name}.tables.{logical}.shared_keys",
+                    f"Rows of several tables count as one row of {logical}, the newest change first, and Lockstep "
+                    f"cannot know when a copied row of {schema.name} last changed.",
+                    "leave out shared_keys if the tables share no keys",
                 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import LeaseHeld, Paused, Refused
 from cdc_core.extract.drained import DrainResult
 from cdc_core.extract.sources import extract_if_free, extract_sources
 from cdc_core.meta import ChunkRetries
@@ -16,7 +16,7 @@ from cdc_core.snapshot.copier import copier_lease
 from cdc_core.snapshot.pending import PendingTable
 from cdc_core.snapshot.readmission import readmit
 from cdc_core.snapshot.staging import Staged
-from cdc_core.snapshot.steps import WAITS, read_tables, stage_read
+from cdc_core.snapshot.steps import read_tables, stage_read
 from cdc_core.stage.isolated import isolated
 
 WAIT_S = 600.0
@@ -76,9 +76,7 @@ def copy_pending(opened: OpenPipeline) -> dict[str, DrainResult]:
         wanted = pending.copied_by_runs(opened, source)
         try:
             copied = copy_sources(opened, {source: wanted})
-        except RetryLater as error:
-            if error.code not in WAITS:
-                raise
+        except (LeaseHeld, Paused) as error:
             opened.progress.note(f"not copied here: {error.what}")
             continue
         note_refused(opened, copied)
@@ -121,7 +119,7 @@ def tables_to_copy(
 ) -> tuple[tuple[PendingTable, ...], dict[str, str]]:
     """The tables to copy: the named ones, all, or what is pending; of all, why others are left out.
 
-    Raises UsageError (snapshot.unknown_table), Refused (snapshot.not_captured).
+    Raises UsageError (usage.unknown_name), Refused (table.not_captured).
     """
     if everything:
         return pending.captured(opened.meta, source)

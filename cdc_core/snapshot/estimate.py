@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import pymysql
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, TableRefused
 from cdc_core.extract import hosts
 from cdc_core.meta import Meta
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
-from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import size_of
 from cdc_core.snapshot.copyable import require_copied, require_view
 from cdc_core.snapshot.watermarks import engine_of
@@ -44,9 +43,7 @@ def estimate(
         for name in tables:
             try:
                 schema = table_schema(control, *name.split(".", 1))
-            except Refused as error:
-                if error.code not in keys.NOT_COPIED:
-                    raise
+            except TableRefused as error:
                 found[name] = TableEstimate(0, 0, refused=error.what)
                 continue
             if schema is not None:

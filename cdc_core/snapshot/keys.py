@@ -13,18 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdc_core.connections import quote
-from cdc_core.errors import Refused
+from cdc_core.errors import TableRefused
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, TableSchema
 
 Key = tuple[str, ...]
 """A literal for each column of the key, in its order; with DOWN at its end where smaller values come after it."""
 DOWN = " DESC"
 
-NOT_COPIED = frozenset({
-    "snapshot.lock_denied", "snapshot.no_key", "snapshot.key_type", "snapshot.shared_keys", "schema.reserved_column",
-    "schema.unsupported_type", "source.system_versioned", "source.merge_table",
-})  # fmt: skip
-"""Codes for tables that cannot be copied."""
 _NUMBERED = frozenset({"bit", "enum", "set", "year"})
 """Compared by their numbers."""
 _MOST_LABELS = 53
@@ -32,25 +27,27 @@ _MOST_LABELS = 53
 _QUOTED = frozenset({"date", "datetime", "timestamp", "time", "uuid", "inet4", "inet6"})
 
 
+def not_copyable(where: str, what: str, way_out: str) -> TableRefused:
+    remedy = f"{way_out}; or load the rows into the targets by a dump (docs/tutorial.md)"
+    return TableRefused(what, where=where, code="snapshot.not_copyable", remedy=remedy)
+
+
 def key_columns(schema: TableSchema) -> tuple[Column, ...]:
-    """Raises Refused (snapshot.no_key, snapshot.key_type)."""
+    """Raises Refused (snapshot.not_copyable)."""
     if not schema.key:
-        raise Refused(
-            f"{schema.name} has neither a primary key nor a unique key without nulls, by which it could be copied in "
-            "parts.",
-            where=schema.name,
-            code="snapshot.no_key",
-            remedy="give the table a primary key; or load its rows into the targets by a dump (docs/tutorial.md)",
+        raise not_copyable(
+            schema.name,
+            f"{schema.name} has neither a primary key nor a unique key without nulls, so it cannot be copied in parts.",
+            "give the table a primary key",
         )
     columns = tuple(schema.column(name) for name in schema.key)
     for column in columns:
         if _expression(column) is None:
-            raise Refused(
-                f"The key of {schema.name} has the column {column.name}, whose type {column.type} has no order that "
-                "Lockstep knows.",
-                where=schema.name,
-                code="snapshot.key_type",
-                remedy="load the table's rows into the targets by a dump (docs/tutorial.md)",
+            raise not_copyable(
+                schema.name,
+                f"The key of {schema.name} has the column {column.name}, and Lockstep does not know the order of its "
+                f"type {column.type}.",
+                "give the table another primary key",
             )
     return columns
 

@@ -87,7 +87,7 @@ def captured(meta: Meta, source: str) -> tuple[tuple[PendingTable, ...], dict[st
 def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable, ...]:
     """These tables, whether anything of them is missing or not.
 
-    Raises UsageError (snapshot.unknown_table), Refused (snapshot.not_captured).
+    Raises UsageError (usage.unknown_name), Refused (table.not_captured).
     """
     coverage = {name: one for name, one in meta.coverages.find(source).tables.items() if not one.gone}
     unknown = [name for name in tables if name not in coverage]
@@ -95,8 +95,8 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
         raise UsageError(
             f"The source {source!r} has no captured table {unknown[0]!r}.",
             where="lockstep snapshot",
-            code="snapshot.unknown_table",
-            remedy=f"give database.table of one of: {', '.join(sorted(coverage)) or '(it has none)'}",
+            code="usage.unknown_name",
+            remedy=f"give database.table, one of: {', '.join(sorted(coverage)) or '(it has none)'}",
         )
     for name in tables:
         _require_captured(name, source, coverage[name])
@@ -111,11 +111,10 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 def _require_captured(name: str, source: str, coverage: TableCoverage) -> None:
     if not coverage.how.captured:
         raise Refused(
-            f"{lacks(name, source, coverage)}. Changes of the table are not staged, so that a copy of it would be "
-            "outdated at once.",
+            f"{lacks(name, source, coverage)}. Its changes are not staged, so a copy would be outdated at once.",
             where=name,
-            code="snapshot.not_captured",
-            remedy="an isolated table: fix the cause, then "
-            f"`lockstep stage isolated --source {source} --clear {name}`, or set tables.on_unreadable: resync, which "
-            "does that with each run; a table that the pipeline leaves out: capture it (tables.include)",
+            code="table.not_captured",
+            remedy=f"for an isolated table, fix the cause, then `lockstep stage isolated --source {source} --clear "
+            f"{name}` (tables.on_unreadable: resync does that with each run); a table that the pipeline leaves out "
+            "must be captured (tables.include)",
         )

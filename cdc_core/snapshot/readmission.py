@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseHeld
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage.isolated import clear, isolated
 
@@ -30,9 +30,7 @@ def readmit(
             found = isolated(opened.store, source)  # another process may have readmitted them, and extracted since
             for table in found:
                 clear(opened.store, source, table)
-    except RetryLater as error:
-        if error.code != "meta.lease_held":
-            raise
+    except LeaseHeld:
         log.info("%s: isolated tables stay so while an extractor is running: %s", source, ", ".join(found))
         return {}
     return found

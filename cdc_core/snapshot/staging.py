@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LeaseLost
 from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
@@ -75,7 +75,7 @@ class Staged:
 def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Capture) -> Staged:
     """Stages every copy that is complete and due. capture: the pipeline's rules.
 
-    Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call continues.
+    Raises RetryLater (lease.lost), and what the store raises; a repeated call continues.
     """
     finish_decided(opened.meta, opened.store, source, lease)
     capture = capture.as_in(opened.meta.coverages.find(source).surveyed.captured)
@@ -193,11 +193,10 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
         if before is not None and meta.positions.checkpoint(source) == before:
             return before, coverage
         time.sleep(0.01)
-    raise RetryLater(
-        f"The chain of {source!r} moved each time it was looked at.",
+    raise LeaseLost(
+        f"Other processes staged batches of {source!r} each time this one was about to.",
         where=source,
-        code="snapshot.moved",
-        remedy="nothing is lost; the next attempt continues with what is there",
+        remedy="nothing is lost; the next attempt continues from there",
     )
 
 

@@ -20,7 +20,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.connections import answers, shown
-from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, Refused, TableUnready
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.server_errors import Kind, kind_of
@@ -72,7 +72,7 @@ def find_standby(
 
     control, known: of the server whose log is staged. shows: GTIDs that the replica must have, which is waited for.
 
-    Raises Refused (snapshot.standby), RetryLater (snapshot.standby_behind, connection.*).
+    Raises Refused (snapshot.standby), RetryLater (source.standby_behind, connection.*).
     """
     if source.copy_from is None:
         return None
@@ -108,7 +108,7 @@ def standby_view(
     """A view for the statements of `reader`, after everything before the end of what is staged.
 
     reader, control: sessions at the replica. server: the source's, of which this is a replica. Raises RetryLater
-    (snapshot.standby_behind, source.connection_lost).
+    (source.standby_behind, connection.unreachable).
     """
     await_staged(control, staged.gtid_set, str(staged.position), source, mariadb=server.mariadb)
     if server.mariadb:
@@ -129,15 +129,15 @@ def readable_there(control: pymysql.Connection, schema: TableSchema, staged: Che
 def require_same_definition(control: pymysql.Connection, schema: TableSchema, source: str) -> None:
     """That the source defines the table as the replica does. control: a session at the source.
 
-    Raises RetryLater (snapshot.standby_behind).
+    Raises RetryLater (source.standby_behind).
     """
     if table_schema(control, schema.database, schema.table) != schema:
-        raise RetryLater(
-            f"The replica that copies read defines {schema.name} otherwise than the source.",
+        raise TableUnready(
+            f"The replica of copy_from defines {schema.name} differently than the source.",
             where=source,
-            code="snapshot.standby_behind",
-            remedy="the next attempt asks again, as the replica may be about to follow; if the definitions stay "
-            "different, make them equal, or leave out copy_from",
+            code="source.standby_behind",
+            remedy="the next attempt checks again, because the replica may only lag; if it lasts, make the "
+            "definitions equal, or leave out copy_from",
         )
 
 
@@ -157,22 +157,22 @@ def require_nothing_else(
         own = str(GtidSet.parse(there).minus(GtidSet.parse(logged_gtids(control, mariadb=False))))
     if own:
         raise DataAtRisk(
-            f"The replica that copies read has transactions that the source does not have: {own}.",
+            f"The replica of copy_from has transactions that the source does not have: {own}.",
             where=source,
             code="snapshot.standby_diverged",
-            remedy="its rows are not the source's: name another replica, or leave out copy_from",
+            remedy="name another replica, or leave out copy_from",
         )
 
 
 def await_staged(session: pymysql.Connection, gtids: str, place: str, source: str, *, mariadb: bool) -> None:
-    """Until the replica shows these transactions. Raises RetryLater (snapshot.standby_behind)."""
+    """Until the replica shows these transactions. Raises RetryLater (source.standby_behind)."""
     if gtids and not await_executed(session, gtids, mariadb=mariadb):
-        raise RetryLater(
-            f"The replica that copies read has not executed within {VISIBLE_WITHIN_S:.0f} s what the source logged "
-            f"before {place}.",
+        raise TableUnready(
+            f"The replica of copy_from did not execute within {VISIBLE_WITHIN_S:.0f} s what the source logged before "
+            f"{place}.",
             where=source,
-            code="snapshot.standby_behind",
-            remedy="the next attempt waits again; see whether the replica replicates, and how far it lags",
+            code="source.standby_behind",
+            remedy="the next attempt waits again; check that the replica replicates, and how far it lags",
         )
 
 
@@ -204,7 +204,7 @@ def _require_faithful(session: pymysql.Connection, source: str, *, mariadb: bool
 
 def _unfit(source: str, why: str, remedy: str) -> Refused:
     return Refused(
-        f"Copies cannot be read at the replica that copy_from names: {why}.",
+        f"The replica of copy_from cannot be used for copies: {why}.",
         where=f"sources.{source}.copy_from",
         code="snapshot.standby",
         remedy=remedy,

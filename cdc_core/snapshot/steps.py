@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import Refused
 from cdc_core.extract.outcome import keep_failure
 from cdc_core.meta import Lease, TableCopy
 from cdc_core.meta.task_failures import COPY, COPY_TABLE, copied_table
@@ -22,9 +22,6 @@ from cdc_core.snapshot.pending import PendingTable, copied_by_runs
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.layout import batch_path
-
-WAITS = frozenset({"snapshot.running", "snapshot.paused"})
-"""Codes for a copy that another process makes, or that somebody has paused: a task waits, and nothing has failed."""
 
 
 def due(opened: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
@@ -93,8 +90,7 @@ def _kept(opened: OpenPipeline, source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not (isinstance(error, RetryLater) and error.code in WAITS):
-            keep_failure(opened, source, error, task=COPY)
+        keep_failure(opened, source, error, task=COPY)
         raise
     opened.meta.failures.clear(COPY, source)
 

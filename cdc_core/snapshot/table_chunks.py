@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cdc_core.connections import SafeConnection
-from cdc_core.errors import RetryLater
+from cdc_core.errors import DefinitionChanged
 from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Position
@@ -90,7 +90,7 @@ class TableChunks:
 
         begin: what a read view of the table shows.
 
-        Raises Refused (snapshot.no_key, snapshot.key_type), RetryLater (snapshot.redefined), and what servers and meta
+        Raises Refused (snapshot.not_copyable), RetryLater (table.redefined), and what servers and meta
         raise.
         """
         with self._lock:
@@ -130,7 +130,7 @@ class TableChunks:
             return wanted
 
     def failed(self, chunk: PlannedChunk, error: BaseException) -> None:
-        """The chunk was not read. Raises RetryLater (meta.lease_lost)."""
+        """The chunk was not read. Raises RetryLater (lease.lost)."""
         with self._lock:
             self._meta.copies.leave_chunk(
                 self._lease, self._source, chunk.number, f"{type(error).__name__}: {error}"[:2000]
@@ -140,18 +140,17 @@ class TableChunks:
     def begin_again(self, former: TableSchema) -> None:
         """The definition has changed from `former`: what was read of it is forgotten, once, whoever notices.
 
-        Raises RetryLater (snapshot.redefined).
+        Raises RetryLater (table.redefined).
         """
         with self._lock:
             if self._copy is None or self._copy.schema != former:
                 return
             self._restarts += 1
             if self._restarts >= _RESTARTS:
-                raise RetryLater(
-                    f"The definition of {self.name} changed {_RESTARTS} times while the table was copied.",
+                raise DefinitionChanged(
+                    f"{self.name} was altered {_RESTARTS} times while it was copied.",
                     where=self._source,
-                    code="snapshot.redefined",
-                    remedy="the next attempt begins the copy of this table again",
+                    remedy="run again when the migration of the table has ended: its copy then begins again",
                 )
             log.warning("%s: %s was redefined; its copy begins again", self._source, self.name)
             self._meta.copies.drop(self._lease, self._source, self.name)

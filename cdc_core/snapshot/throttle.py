@@ -147,7 +147,7 @@ def _replication_lags(connection: SafeConnection, reference: str, source: str) -
 
 def _not_asked(what: str, why: str, source: str, remedy: str) -> Refused:
     return Refused(
-        f"The copy cannot ask for {what}, by which snapshot.throttle limits it: {why.rstrip('.')}.",
+        f"snapshot.throttle limits copies by {what}, which cannot be read: {why.rstrip('.')}.",
         where=source,
         code="snapshot.throttle",
         remedy=remedy,

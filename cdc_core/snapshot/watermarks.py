@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import pymysql
 
 from cdc_core.connections import answers, quote, shown
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import Refused, RetryLater, TableRefused, TableUnready
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.results.faults import definition_changed
@@ -88,8 +88,8 @@ def read_view(
              the reader's view would be lost.
     staged:  the end of what is staged of the log of this server.
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
-    Raises RetryLater (snapshot.not_visible, snapshot.prepared, snapshot.locked, source.connection_lost), Refused
-    (source.missing_grant).
+    Raises RetryLater (snapshot.blocked, connection.unreachable), Refused
+    (connection.grant).
     """
     kind = engine_of(control, schema)
     transactional = is_transactional(kind)
@@ -130,7 +130,7 @@ def _await_committed(control: pymysql.Connection, place: Position) -> None:
 
 def await_prepared(control: pymysql.Connection) -> None:
     """Until the XA transactions that are prepared now have ended, at a MariaDB: for some of them the log may have the
-    XA COMMIT already. Raises RetryLater (snapshot.prepared)."""
+    XA COMMIT already. Raises RetryLater (snapshot.blocked)."""
     open_ones = engine.prepared(control)
 
     def ended() -> bool:
@@ -204,7 +204,7 @@ def await_logged(control: pymysql.Connection, server: ServerFacts) -> None:
     """Until everything that is in the log now can be seen: for what was logged just before the capture began, whose
     GTIDs the checkpoint lacks because the server had not executed them.
 
-    Only where the end of what is staged is waited for by GTIDs. Raises RetryLater (snapshot.not_visible).
+    Only where the end of what is staged is waited for by GTIDs. Raises RetryLater (snapshot.blocked).
     """
     if server.mariadb or server.gtid_mode != "ON":
         return
@@ -226,20 +226,20 @@ def await_executed(control: pymysql.Connection, gtids: str, *, mariadb: bool) ->
 
 
 def _not_visible(place: str) -> RetryLater:
-    return RetryLater(
-        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before {place}.",
+    return TableUnready(
+        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had logged before {place}.",
         where="source",
-        code="snapshot.not_visible",
+        code="snapshot.blocked",
         remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
         "replication) or a blocked commit (SHOW PROCESSLIST)",
     )
 
 
 def _prepared(why: str) -> RetryLater:
-    return RetryLater(
-        f"A MariaDB logs an XA COMMIT before its rows can be seen, and does not say of which XA transactions: {why}.",
+    return TableUnready(
+        f"Prepared XA transactions hide rows that MariaDB has already logged: {why}.",
         where="source",
-        code="snapshot.prepared",
+        code="snapshot.blocked",
         remedy="the next attempt waits again; end what was left prepared (XA RECOVER FORMAT='SQL', then XA COMMIT or "
         "XA ROLLBACK)",
     )
@@ -294,41 +294,40 @@ def _lock(control: pymysql.Connection, schema: TableSchema) -> None:
             if error.args[0] != _LOCK_TIMEOUT:
                 raise explained(error, f"LOCK TABLES {name} READ") from None
             if attempt == LOCK_ATTEMPTS:
-                raise RetryLater(
-                    f"{schema.name} could not be locked for a moment: other sessions held it each time for more than "
-                    f"{LOCK_WAIT_S} s.",
+                raise TableUnready(
+                    f"Other sessions kept {schema.name} locked for more than {LOCK_WAIT_S} s at each attempt.",
                     where=schema.name,
-                    code="snapshot.locked",
-                    remedy="the next attempt tries again; end long transactions on the table, or turn GTIDs on, which "
-                    "need no lock",
+                    code="snapshot.blocked",
+                    remedy="the next attempt tries again; end long transactions on the table, or turn GTIDs on, "
+                    "which need no lock",
                 ) from None
             log.info("%s: not locked within %d s; attempt %d follows", schema.name, LOCK_WAIT_S, attempt + 1)
             time.sleep(LOCK_PAUSE_S)
 
 
 def _lock_lost(schema: TableSchema) -> RetryLater:
-    return RetryLater(
-        f"{schema.name} was locked, and no snapshot of it began within {LOCK_HELD_S} s; the server has ended the lock.",
+    return TableUnready(
+        f"The server ended the lock on {schema.name}, because no snapshot began within {LOCK_HELD_S} s.",
         where=schema.name,
-        code="snapshot.locked",
-        remedy="the next attempt tries again; see what keeps the server, or this process, from answering",
+        code="snapshot.blocked",
+        remedy="the next attempt tries again; find what keeps the server, or this process, from answering",
     )
 
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:
-    return Refused(
-        f"The account may not lock {schema.name}, which a copy needs for a moment on a MySQL without GTIDs, and for a "
+    return TableRefused(
+        f"The account may not lock {schema.name}. A copy needs that for a moment on a MySQL without GTIDs, and for a "
         f"table without a key: {said}.",
         where=schema.name,
-        code="snapshot.lock_denied",
+        code="connection.grant",
         remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or, with a key, turn "
-        "GTIDs on, which need no lock",
+        "GTIDs on",
     )
 
 
 @answers("source")
 def engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
-    """Raises RetryLater (results.definition_changed) for a table that is gone."""
+    """Raises RetryLater (table.redefined) for a table that is gone."""
     rows = query(
         control,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",

@@ -46,10 +46,10 @@ class AcceptedPlaces:
         """The error that stops the stream at a place, with the command that accepts it."""
         remedy = f"{error.remedy}. Or accept this position, once you know what changed there: "
         remedy += f"`{self._command} {place[0]}:{place[1]}`"
-        return type(error)(error.what, where=error.where, code=error.code, remedy=remedy)
+        return error.with_text(remedy=remedy)
 
     def require_used(self, before: Position | None = None) -> None:
-        """Raises UsageError (extract.accept) for a place before a position, or anywhere, at which nothing would have
+        """Raises UsageError (usage.argument) for a place before a position, or anywhere, at which nothing would have
         stopped."""
         while self._ahead and (before is None or self._ahead[0] < before):
             first = self._ahead[0]

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from cdc_core.binlog import ordinary
 from cdc_core.binlog.gtid_text import written
-from cdc_core.errors import InternalError
+from cdc_core.errors import defect
 from cdc_core.model.block import NO_TRACE, Block, Entries, EntryKind
 from cdc_core.model.coverage import TableEvent
 from cdc_core.model.position import Position
@@ -99,11 +99,10 @@ class BlockBuilder:
         """An entry from where the last one ended to `end`. A stretch without rows joins the one before it; only a
         PART may have no bytes."""
         if end < self.end or (end == self.end and kind != EntryKind.PART):
-            raise InternalError(
-                f"An entry ends at {end}, although the one before it ended at {self.end}.",
+            raise defect(
+                f"An entry ends at {end}, but the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",
-                code="source.entry_order",
-                remedy="report this as a defect; nothing after this position was staged",
+                first="nothing after this position was staged",
             )
         if kind == EntryKind.UNCAPTURED and self.in_uncaptured:
             self._join(end, commit_ts_us, events, [gtid] if gtid else [], trace)
@@ -270,9 +269,8 @@ def _require_partition(entries: Entries, begin: int, end: int, where: str) -> No
         and bool((entries.begin <= entries.end).all())
     )
     if not whole:
-        raise InternalError(
+        raise defect(
             f"The entries of a block do not cover the log from {begin} to {end}.",
             where=where,
-            code="source.partition",
-            remedy="report this as a defect; nothing of this block was staged",
+            first="nothing of this block was staged",
         )

@@ -36,7 +36,7 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
 
     connection: of `connections.connect`: text in utf8mb4, time zone UTC.
     Text, None for NULL; hex of bytes, seconds of a TIMESTAMP, the number of a BIT. Empty where the table is gone.
-    Raises RetryLater (source.connection_lost), Refused (source.missing_grant).
+    Raises RetryLater (connection.unreachable), Refused (connection.grant).
     """
     mariadb = "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower()
     rows = query(connection, _COLUMNS, (table.database, table.table))

@@ -11,9 +11,8 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import answers, is_mariadb, quote
-from cdc_core.errors import Refused
+from cdc_core.errors import RESYNC, NeverCaptured, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.remedies import RESYNC
 from cdc_core.source import merge_tables
 from cdc_core.source.facts import as_text, query
 
@@ -67,7 +66,7 @@ def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str],
 def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
     """The current definition of one table; None where it is gone, invisible, or has a type that is not supported.
 
-    Raises Refused (source.system_versioned, source.merge_table).
+    Raises Refused (source.unsupported_table).
     """
     where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     found = _read(connection, where, [database, table], frozenset({(database, table)}))
@@ -80,17 +79,14 @@ def table_schema(connection: pymysql.Connection, database: str, table: str) -> T
 
 
 SYSTEM_VERSIONED = "system-versioned: the log records its history as further rows"
-NEVER_CAPTURED = frozenset({"source.system_versioned", "source.merge_table"})
-"""Codes that `table_schema` raises for tables that can never be captured."""
 
 
 def system_versioned(database: str, table: str) -> Refused:
     """For a MariaDB table whose row events include old versions. Their key is that of the live row, except for the
     column where the version ends, which the server may not even show: a target would lose or overwrite live rows."""
-    return Refused(
+    return NeverCaptured(
         f"{database}.{table} is system-versioned: the log records its history as further rows with the same key.",
         where=f"{database}.{table}",
-        code="source.system_versioned",
         remedy="exclude the table (tables.exclude); or ALTER TABLE ... DROP SYSTEM VERSIONING on the source, and "
         f"{RESYNC}",
     )

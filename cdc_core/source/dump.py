@@ -50,9 +50,9 @@ class LogReader:
                ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
     host:      the name under which this replica registers itself and claims the server_id; "" to do neither.
     known:     of the log before `start`: it is compared before the reader is used, and another log is refused.
-    Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
-    (connection.unreachable, source.connection_lost); Refused (source.server_id_taken) before another extractor's stream
-    is ended; with `known` DataAtRisk (source.history_changed) and what `events` raises.
+    Raises while opening: Refused (connection.denied, connection.grant, connection.setting), RetryLater
+    (connection.unreachable); Refused (source.server_id_taken) before another extractor's stream
+    is ended; with `known` DataAtRisk (source.other_log) and what `events` raises.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class LogReader:
     def events(self, wait_s: float) -> list[Event]:
         """What has come, waiting at most `wait_s` for the first byte; [] when nothing did.
 
-        Raises EndOfLog; RetryLater (source.connection_lost) when neither event nor heartbeat came for the read
+        Raises EndOfLog; RetryLater (connection.unreachable) when neither event nor heartbeat came for the read
         timeout or the connection ended; else as EventFramer.take does.
         """
         if not self.framer.failed:

@@ -32,7 +32,7 @@ from cdc_core.binlog.events import (
     type_name,
 )
 from cdc_core.binlog.ordinary import Events
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.errors import LockstepError, NoEventHere
 from cdc_core.model.position import FIRST_OFFSET, Fingerprint, Position
 from cdc_core.source import faults
 from cdc_core.source.log_proof import LogProof
@@ -59,7 +59,7 @@ class EventFramer:
     buffer: receive into it.
     file, offset: where the next event should begin; ask the server for the log from there.
     ended: the server has ended the stream.
-    known: of the log before `start` (source.log_proof). Another log raises DataAtRisk (source.history_changed).
+    known: of the log before `start` (source.log_proof). Another log raises DataAtRisk (source.other_log).
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class EventFramer:
     def take(self, data: bytes) -> list[Event]:
         """The events that are complete with these bytes.
 
-        Raises what the server's error says (see faults.dump_error); DataAtRisk (source.hole, source.protocol,
-        source.bad_position, source.history_changed, binlog.checksum, binlog.malformed).
+        Raises what the server's error says (see faults.dump_error); DataAtRisk (source.log_damaged,
+        source.bad_position, source.other_log).
         """
         self._receive(data)
         return self._events_by(self.next_event)
@@ -346,11 +346,10 @@ class EventFramer:
         """None for an event of the trace, and for one before the position asked for, where no dump could begin."""
         if event.start >= self._wanted:
             if self._wanted >= 0 and event.start != self._wanted:
-                raise DataAtRisk(
-                    f"Offset {self._wanted} of {self.file} is not where an event begins.",
+                raise NoEventHere(
+                    f"No event begins at offset {self._wanted} of {self.file}.",
                     where=f"{self.file}:{self._wanted}",
-                    code="source.bad_position",
-                    remedy="use a position that SHOW BINLOG EVENTS prints for the start of a transaction",
+                    remedy="give a position that SHOW BINLOG EVENTS prints for the start of a transaction",
                 )
             self._wanted = -1
             if self.proven:

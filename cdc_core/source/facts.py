@@ -19,7 +19,7 @@ import pymysql
 
 from cdc_core import server_errors
 from cdc_core.connections import answers, identity_in
-from cdc_core.errors import InternalError, Refused
+from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.server_errors import RETRIED, Kind, kind_of
 
@@ -112,7 +112,7 @@ def as_text(value: object) -> str:
 def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] = ()) -> Rows:
     """The rows of a query. A connection that was lost meanwhile is opened again, once.
 
-    Raises RetryLater (source.connection_lost), Refused (source.missing_grant); other server errors as PyMySQL's.
+    Raises RetryLater (connection.unreachable), Refused (connection.grant); other server errors as PyMySQL's.
     """
     for attempt in (1, 2):
         try:
@@ -125,7 +125,7 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
-            raise server_errors.explained(error, where="source", passing="source.connection_lost") from None
+            raise server_errors.explained(error, where="source") from None
     raise AssertionError("unreachable")
 
 
@@ -133,12 +133,12 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
     """A server's error, for its class; itself where the statement decides what it means."""
     kind = kind_of(error)
     if kind in RETRIED or kind in (Kind.LOGIN, Kind.STATE):
-        return server_errors.explained(error, where="source", passing="source.connection_lost")
+        return server_errors.explained(error, where="source")
     if kind is Kind.DENIED:
         return Refused(
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
             where="source",
-            code="source.missing_grant",
+            code="connection.grant",
             remedy="on the source: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
         )
     return error
@@ -156,12 +156,12 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
         try:
             return question(*arguments, **named)
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
-            raise InternalError(
-                f"Lockstep cannot read the server's answer to {question.__name__!r}: {type(error).__name__}: {error}.",
+            raise Refused(
+                f"The server's answer to {question.__name__!r} cannot be read: {type(error).__name__}: {error}.",
                 where="source",
-                code="source.unknown_server",
-                remedy="check that a database answers there (a proxy in between may not support all statements), and "
-                "report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+                code="connection.answer",
+                remedy="check that a database answers there and not a proxy; if it is a MariaDB 10.6 to 11 or a "
+                "MySQL 8 to 9, report its version",
             ) from None
 
     return asked
@@ -241,11 +241,11 @@ def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
         except pymysql.err.ProgrammingError as error:
             if error.args[0] != PARSE_ERROR:
                 raise
-    raise InternalError(
-        f"The server does not know any of the statements {', '.join(statements)}.",
+    raise Refused(
+        f"The server knows none of the statements {', '.join(statements)}.",
         where="source",
-        code="source.unknown_server",
-        remedy="report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+        code="connection.answer",
+        remedy="read a MariaDB 10.6 to 11 or a MySQL 8 to 9; if it is one, report its version",
     )
 
 
@@ -261,7 +261,7 @@ def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
 @answers("source")
 @_understood
 def end_position(connection: pymysql.Connection, timeline: int) -> Position:
-    """The end of the log at this moment. Raises Refused (source.log_off)."""
+    """The end of the log at this moment. Raises Refused (connection.setting)."""
     row = log_status(connection)
     if row is None:
         raise log_off()
@@ -272,7 +272,7 @@ def log_off() -> Refused:
     return Refused(
         "The server does not write a binary log.",
         where="source",
-        code="source.log_off",
+        code="connection.setting",
         remedy="start the source with log_bin (and binlog_format=ROW)",
     )
 
@@ -280,7 +280,7 @@ def log_off() -> Refused:
 @answers("source")
 @_understood
 def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
-    """The files that the server still has, oldest first. Raises Refused (source.log_off)."""
+    """The files that the server still has, oldest first. Raises Refused (connection.setting)."""
     try:
         rows = query(connection, "SHOW BINARY LOGS")
     except pymysql.err.MySQLError as error:

@@ -17,9 +17,8 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Source
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import GIVE_UP, DataAtRisk, LockstepError, RetryLater, ServerChanged
 from cdc_core.model.position import Checkpoint, Position, above
-from cdc_core.remedies import GIVE_UP
 from cdc_core.source.facts import (
     ServerFacts,
     applies_replicated,
@@ -56,8 +55,8 @@ def fail_over(
 ) -> Failover:
     """Where to continue at the server that `control` is connected to.
 
-    Raises DataAtRisk (source.diverged, source.purged; source.other_server where there are neither GTIDs nor several
-    servers in the source), RetryLater (source.standby_behind), Refused (source.log_off).
+    Raises DataAtRisk (source.log_lost; source.other_log where there are neither GTIDs nor several
+    servers in the source), RetryLater (source.standby_behind), Refused (connection.setting).
     """
     files = binlog_files(control)
     if not files:
@@ -85,7 +84,7 @@ def after_loss(
 ) -> Failover:
     """Continues at the current end of the log, and gives up all between the stored position and there.
 
-    Raises Refused (source.log_off).
+    Raises Refused (connection.setting).
     """
     end = Search(source, control, server, binlog_files(control), known).latest()
     start = _under_next_timeline(source, end, stored)
@@ -259,8 +258,8 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
 
 def _may_be_behind(search: Search, source: Source, stored: Checkpoint) -> RetryLater:
     return RetryLater(
-        f"The standby {search.known.identity} may not yet have applied all that was read from {stored.server}: without "
-        "GTIDs, only its log and its replication can tell.",
+        f"The standby {search.known.identity} may not have applied all that was read from {stored.server} yet; "
+        "without GTIDs only its log and its replication can show that.",
         where=f"{source.name}, {stored.position}",
         code="source.standby_behind",
         remedy="nothing is lost; the next attempt continues there once the standby has applied all that it received. "
@@ -271,12 +270,12 @@ def _may_be_behind(search: Search, source: Source, stored: Checkpoint) -> RetryL
 def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
     reached = f"up to {from_us(stored.watermark_us).isoformat()}" if stored.watermark_us else "up to no known time"
     return DataAtRisk(
-        f"Without GTIDs the position at another server is found by time, and a clock was wrong: the log was read "
-        f"{reached}, but this server's clock says {from_us(now_us).isoformat()}.",
+        "Without GTIDs Lockstep finds the position at another server by time, and a clock is wrong: the log was "
+        f"read {reached}, and this server's clock says {from_us(now_us).isoformat()}.",
         where=f"{source.name}, {stored.position}",
-        code="source.no_time",
-        remedy="correct the clocks. If the previous server still answers, run once more against it, which records the "
-        f"right time; otherwise {GIVE_UP}",
+        code="source.other_log",
+        remedy="correct the clocks. If the previous server still answers, run once more against it, which records "
+        f"the right time; otherwise {GIVE_UP}",
     )
 
 
@@ -293,7 +292,7 @@ def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> Loc
     return DataAtRisk(
         f"The server {search.known.identity} lacks transactions that were read from {stored.server}: {what}.",
         where=where,
-        code="source.diverged",
+        code="source.other_log",
         remedy="they are staged, but this server never had them: apply the old server's transactions to it, or, if "
         f"it is right without them, {GIVE_UP}",
     )
@@ -303,18 +302,17 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
     return DataAtRisk(
         f"The log of {known.identity} no longer holds {what}.",
         where=f"{source.name}, failover",
-        code="source.purged",
+        code="source.log_lost",
         remedy=f"read a standby that still has this log, or {GIVE_UP}; keep the log longer "
         "(binlog_expire_logs_seconds)",
     )
 
 
 def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
-    return DataAtRisk(
-        f"The position is in the log of server {stored.server}, but this is {known.identity}: the same file and offset "
-        "mean another position here, and without GTIDs Lockstep cannot find the right one.",
+    return ServerChanged(
+        f"The position belongs to the log of server {stored.server}, but this is {known.identity}, and without GTIDs "
+        "Lockstep cannot find the same position here.",
         where=f"{source.name}, {stored.position}",
-        code="source.other_server",
-        remedy=f"point {source.connections[0]} at the server that was read before; or, if this is a standby of it, "
-        "list both under `connection`, and reading continues by time",
+        remedy=f"point {source.connections[0]} at the server that was read before; or, if this is its standby, list "
+        "both under `connection`, and reading continues by time",
     )

@@ -8,17 +8,29 @@ from contextlib import contextmanager
 import pymysql
 
 from cdc_core.binlog.events import Event, parse_incident, type_name
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.remedies import GIVE_UP
+from cdc_core.errors import (
+    GIVE_UP,
+    ConnectionLost,
+    DamagedBytes,
+    DataAtRisk,
+    LockstepError,
+    NoEventHere,
+    Refused,
+    RetryLater,
+    UndoneAfterParts,
+    UsageError,
+)
 from cdc_core.server_errors import Kind, explained, kind_of
+
+_UNSTAGED = "Nothing after this position was staged"
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"{type_name(event.header.type)} comes without the events that must precede it: the position is inside a "
-        "transaction.",
+        f"The position is inside a transaction: the first events that belong to {type_name(event.header.type)} are "
+        "missing.",
         where=where,
-        code="source.inside_transaction",
+        code="source.bad_position",
         remedy="start where a transaction begins: at a GTID event (SHOW BINLOG EVENTS lists them)",
     )
 
@@ -27,17 +39,16 @@ def grammar(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
         f"The log does not consist of whole transactions: {what}.",
         where=where,
-        code="source.grammar",
-        remedy="read this position with mysqlbinlog; if the log is intact, report this as a defect with the server's "
-        "version. Nothing of the transaction was staged",
+        code="source.log_damaged",
+        remedy="read this position with mysqlbinlog; if the log is intact, report this as a defect with the "
+        f"server's version. {_UNSTAGED}",
     )
 
 
-def undone_after_parts(why: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
-        f"A transaction too large for memory can no longer be undone, and {why}.",
+def undone_after_parts(why: str, where: str) -> UndoneAfterParts:
+    return UndoneAfterParts(
+        f"A transaction was rolled back after parts of it were read, and {why}.",
         where=where,
-        code="source.undone_after_parts",
         remedy="run again: the extractor reads the transaction again and leaves it out. Nothing of it was staged",
     )
 
@@ -46,9 +57,9 @@ def history_changed(how: str, where: str) -> DataAtRisk:
     return DataAtRisk(
         f"The log is not the one that was read before: {how}.",
         where=where,
-        code="source.history_changed",
-        remedy="the log was reset, the data was restored from a backup, or another server answers here. If it is the "
-        f"wrong server, point the connection back at the right one; otherwise {GIVE_UP}",
+        code="source.other_log",
+        remedy="if another server answers here, point the connection back at the right one; if the log was reset or "
+        f"the data restored from a backup, {GIVE_UP}",
     )
 
 
@@ -60,18 +71,18 @@ def scratch() -> Iterator[None]:
     except OSError as error:
         raise RetryLater(
             f"A transaction larger than memory cannot be written to a temporary file: {error.strerror or error}.",
-            code="source.scratch",
-            remedy="free space for temporary files, or set TMPDIR to another directory; then run again",
+            code="disk.error",
+            remedy="free space, or set TMPDIR to another directory; then run again",
         ) from error
 
 
 def incident(event: Event, where: str) -> DataAtRisk:
     found = parse_incident(event)
     return DataAtRisk(
-        f"The source reports that it lost changes before it logged them: {found.message or 'no reason given'}.",
+        f"The source lost changes before it logged them: {found.message or 'it gives no reason'}.",
         where=where,
-        code="source.incident",
-        remedy=f"the log alone can no longer reproduce the source: {GIVE_UP}",
+        code="source.log_lost",
+        remedy=f"the log can no longer reproduce the source: {GIVE_UP}",
     )
 
 
@@ -105,7 +116,7 @@ def nothing_to_accept(where: str) -> UsageError:
     return UsageError(
         "There is nothing to accept here: nothing at this position stops the source.",
         where=where,
-        code="extract.accept",
+        code="usage.argument",
         remedy="copy the file and offset from the error that stopped the source; if it no longer stops, run without "
         "--accept",
     )
@@ -113,38 +124,35 @@ def nothing_to_accept(where: str) -> UsageError:
 
 def xa_unknown(xid: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"XA COMMIT {xid}: its XA PREPARE is not in the part of the log that the server still has.",
+        f"The server no longer has the log with the XA PREPARE of XA COMMIT {xid}.",
         where=where,
-        code="source.xa_unknown",
-        remedy=f"the log has no longer what that transaction changed: {GIVE_UP}",
+        code="source.log_lost",
+        remedy=f"what that transaction changed is unknown: {GIVE_UP}",
     )
 
 
 def hole(what: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
+    return DamagedBytes(
         f"The log has a gap: {what}.",
         where=where,
-        code="source.hole",
-        remedy="read this position with mysqlbinlog; if the file is intact, report this as a defect with the server's "
-        "version. Nothing after this position was staged",
+        remedy="read this position with mysqlbinlog; if the file is intact, report this as a defect with the "
+        f"server's version. {_UNSTAGED}",
     )
 
 
 def protocol(what: str, where: str) -> DataAtRisk:
-    return DataAtRisk(
+    return DamagedBytes(
         f"The stream is not a binary log: {what}.",
         where=where,
-        code="source.protocol",
-        remedy="check what is between Lockstep and the server (a proxy may not support replication); if nothing is, "
-        "report the server's version",
+        remedy="check what is between Lockstep and the server, such as a proxy that does not support replication; if "
+        "nothing is, report the server's version",
     )
 
 
 def connection_lost(why: str, where: str) -> RetryLater:
-    return RetryLater(
+    return ConnectionLost(
         f"The stream of the log ended: {why}.",
         where=where,
-        code="source.connection_lost",
         remedy="nothing is lost; the next attempt continues from the last durable position",
     )
 
@@ -160,23 +168,23 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
         return Refused(
             f"The account may not read the log: {text}.",
             where=where,
-            code="source.missing_grant",
+            code="connection.grant",
             remedy="GRANT REPLICATION SLAVE ON *.* to the account on the source",
         )
     if number != _FATAL:
-        return explained(error, where=where, passing="source.connection_lost")
+        return explained(error, where=where)
     if "could not find first log" in lower or "purged" in lower:
         return DataAtRisk(
             f"The server has purged the log from this position on: {text}.",
             where=where,
-            code="source.purged",
-            remedy=f"the log no longer has these changes: {GIVE_UP}. Keep the log longer (binlog_expire_logs_seconds)",
+            code="source.log_lost",
+            remedy=f"{GIVE_UP}. Keep the log longer (binlog_expire_logs_seconds)",
         )
     if "> file size" in lower or "impossible position" in lower:
         return DataAtRisk(
             f"The log ends before this position: {text}.",
             where=where,
-            code="source.position_beyond_end",
+            code="source.other_log",
             remedy="compare SHOW BINARY LOGS with the position. If the server's log was reset, or lost its end, "
             f"{GIVE_UP}",
         )
@@ -188,16 +196,14 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
             remedy="give each replica and each source in the pipeline file its own server_id",
         )
     if "bogus data" in lower or "did not pass" in lower or "read past" in lower:
-        return DataAtRisk(
+        return NoEventHere(
             f"The server cannot read its log here: {text}.",
             where=where,
-            code="source.bad_position",
             remedy="if the position was set by hand, use one at which an event begins (SHOW BINLOG EVENTS); otherwise "
             f"the file is damaged (mysqlbinlog --verify-binlog-checksum): {GIVE_UP}",
         )
-    return DataAtRisk(
+    return NoEventHere(
         f"The server stopped the stream: {text}.",
         where=where,
-        code="source.dump_refused",
         remedy="fix the cause that the server's message names; nothing after this position was staged",
     )

@@ -29,7 +29,7 @@ class GtidSet:
 
     @classmethod
     def parse(cls, text: str) -> GtidSet:
-        """Raises UsageError (source.gtid_text)."""
+        """Raises UsageError (usage.argument)."""
         spans: dict[str, list[tuple[int, int]]] = {}
         domains: dict[int, tuple[int, int]] = {}
         for part in "".join(text.split()).lower().split(","):
@@ -138,7 +138,7 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Intervals:
 def _unreadable(text: str) -> UsageError:
     return UsageError(
         f"{text!r} is not a GTID set.",
-        code="source.gtid_text",
+        code="usage.argument",
         remedy="write it as the server prints it: uuid:1-5 on MySQL, 0-1-5 on MariaDB",
     )
 

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.events import Event
-from cdc_core.errors import Refused
+from cdc_core.errors import RESYNC, Refused
 from cdc_core.model.position import Position, begin_of
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.remedies import RESYNC
 from cdc_core.source.later_statements import LaterStatements, LogAhead, statement_of
 from cdc_core.source.statements import Action, Statement, Table
 
@@ -149,7 +148,7 @@ class History:
     def at(self, name: Table, point: LogPoint) -> TableSchema | None:
         """A table's definition at a point; None where the table no longer exists, and nothing is known.
 
-        Raises Refused (binlog.schema_mismatch) where it was redefined since, and nothing is known, and where the
+        Raises Refused (source.incomplete_rows) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
         self._need(name, point)
@@ -165,7 +164,7 @@ class History:
                 f"The log does not name the columns of {'.'.join(name)}, and the table was redefined after these rows, "
                 "before Lockstep read its definition.",
                 where=f"{point.after}",
-                code="binlog.schema_mismatch",
+                code="source.incomplete_rows",
                 remedy=SCHEMA_REMEDY,
             )
         if now is not None:
@@ -175,7 +174,7 @@ class History:
     def defaults_at(self, schema: TableSchema, point: LogPoint, names: Sequence[str]) -> Mapping[str, str | None]:
         """What an INSERT at a point stored in these columns, which its image leaves out.
 
-        Raises Refused (binlog.row_image) where that is unknown.
+        Raises Refused (source.incomplete_rows) where that is unknown.
         """
         name = _name(schema)
         self._need(name, point)
@@ -248,7 +247,7 @@ class History:
 
     def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[Table, Refused]]:
         """Tables whose definition on the server is not the one at a point, although no later statement changes it, with
-        the error to raise (binlog.schema_mismatch).
+        the error to raise (source.incomplete_rows).
 
         now: current definitions, read after the point was reached. A table that is gone has no more rows to misread.
         """
@@ -384,7 +383,7 @@ def _unexplained(known: TableSchema, now: TableSchema, point: LogPoint) -> Refus
         f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
         "name columns, values could end up in the wrong columns.",
         where=f"{point.after}",
-        code="binlog.schema_mismatch",
+        code="source.incomplete_rows",
         remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this position may already be wrong",
     )
 
@@ -397,7 +396,7 @@ def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint
     return Refused(
         f"An INSERT left {', '.join(names)} to the defaults, and {why}.",
         where=f"{schema.name}, {point.after}",
-        code="binlog.row_image",
+        code="source.incomplete_rows",
         remedy=f"SET GLOBAL binlog_row_image = FULL on the source, and {RESYNC}",
     )
 

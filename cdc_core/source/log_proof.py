@@ -1,7 +1,7 @@
 """The proof that a log is the one that was read before: the trace of a fingerprint, compared event by event.
 
 If something is known of the log before a position, reading begins where the trace does. Its events are compared, not
-passed on. The last one proves the log; any difference raises DataAtRisk (source.history_changed).
+passed on. The last one proves the log; any difference raises DataAtRisk (source.other_log).
 """
 
 from __future__ import annotations

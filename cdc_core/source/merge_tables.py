@@ -13,7 +13,7 @@ import re
 import pymysql
 
 from cdc_core.connections import answers, one_line, quote
-from cdc_core.errors import Refused
+from cdc_core.errors import NeverCaptured, Refused
 from cdc_core.source.facts import as_text, query
 
 log = logging.getLogger(__name__)
@@ -26,21 +26,19 @@ NO_ROWS_OF_ITS_OWN = "a MERGE table: it shows the rows of other tables, which ch
 
 def merge_table(database: str, table: str) -> Refused:
     """Of a captured MERGE table: rows that are written to the united tables are not logged as rows of it."""
-    return Refused(
+    return NeverCaptured(
         f"{database}.{table} is {NO_ROWS_OF_ITS_OWN}.",
         where=f"{database}.{table}",
-        code="source.merge_table",
         remedy="exclude the table (tables.exclude) and capture the tables that it unites",
     )
 
 
 def united_table(name: Name, merge: Name, where: str) -> Refused:
     """Of a captured table that a MERGE table unites."""
-    return Refused(
+    return NeverCaptured(
         f"Rows of {'.'.join(name)} can be written through {'.'.join(merge)}, a MERGE table that unites it: the log has "
         "them under that name only.",
         where=where,
-        code="source.merge_table",
         remedy="drop the MERGE table, and copy the tables that it united (`lockstep snapshot`); or exclude these "
         "(tables.exclude)",
     )

@@ -10,13 +10,6 @@ import random
 import time
 from collections.abc import Callable
 
-LOST = frozenset({"source.connection_lost", "connection.unreachable"})
-"""Errors of the network, or of a server that restarts."""
-PERHAPS_ON_THE_WAY = frozenset({"binlog.checksum", "binlog.malformed", "source.protocol", "source.hole"})
-"""Malformed bytes: reading once more distinguishes damage in transit from damage in the log."""
-NO_EVENT_HERE = frozenset({"source.bad_position", "source.dump_refused"})
-"""The server's error for a position at which no event begins."""
-
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 

@@ -16,7 +16,7 @@ from cdc_core.binlog import ordinary
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import UPDATE
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import GIVE_UP, DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import OFFSET_BITS, Position
 from cdc_core.model.staged import (
@@ -33,7 +33,6 @@ from cdc_core.model.staged import (
     TS,
     staged_schema,
 )
-from cdc_core.remedies import GIVE_UP
 from cdc_core.source.growable import GrowableBytes, Int64Columns, Longs
 from cdc_core.source.pending_changes import MappedTable, Name, PendingRowEvents, PendingRows, PendingTruncate
 
@@ -251,7 +250,7 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
         raise DataAtRisk(
             f"A row event has {int(counts.max())} rows, more than an order key can number.",
             where=images.where(int(counts.argmax())),
-            code="source.event_rows",
+            code="source.log_lost",
             remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), and "
             f"{GIVE_UP}",
         )

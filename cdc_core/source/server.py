@@ -42,13 +42,13 @@ __all__ = [
 
 
 def require_log(server: ServerFacts, source: Source) -> None:
-    """Refused source.log_off."""
+    """Refused connection.setting."""
     if not server.log_bin:
         raise log_off()
 
 
 def require_grants(server: ServerFacts, source: Source) -> None:
-    """Refused source.missing_grant."""
+    """Refused connection.grant."""
     grants = server.grants
     missing = []
     if not grants.has("REPLICATION SLAVE", "REPLICATION REPLICA"):
@@ -62,41 +62,41 @@ def require_grants(server: ServerFacts, source: Source) -> None:
         raise Refused(
             f"The account lacks {', '.join(missing)}.",
             where=source.name,
-            code="source.missing_grant",
+            code="connection.grant",
             remedy=f"on the source: GRANT {', '.join(missing)} ON *.* TO the account of {account}",
         )
 
 
 def require_row_format(server: ServerFacts, source: Source) -> None:
-    """Refused source.binlog_format."""
+    """Refused connection.setting."""
     if server.binlog_format != "ROW":
         raise Refused(
-            f"binlog_format is {server.binlog_format}, so that changes are logged as statements without their rows.",
+            f"binlog_format is {server.binlog_format}, which logs statements without their rows.",
             where=source.name,
-            code="source.binlog_format",
+            code="connection.setting",
             remedy="SET GLOBAL binlog_format = 'ROW' on the source, wait until old sessions have ended, and start "
             "from a position after that",
         )
 
 
 def require_unfiltered_log(server: ServerFacts, source: Source) -> None:
-    """Refused source.log_filter."""
+    """Refused connection.setting."""
     if server.filters:
         raise Refused(
             f"The server leaves databases out of its log: {'; '.join(server.filters)}.",
             where=source.name,
-            code="source.log_filter",
+            code="connection.setting",
             remedy="remove binlog-do-db and binlog-ignore-db from the server's options, or read another server",
         )
 
 
 def require_replicated_changes_logged(server: ServerFacts, source: Source) -> None:
-    """Refused source.replica_updates."""
+    """Refused connection.setting."""
     if server.is_replica and not server.logs_replicated:
         raise Refused(
             "The server is a replica and does not log the changes that it replicates (log_replica_updates is OFF).",
             where=source.name,
-            code="source.replica_updates",
+            code="connection.setting",
             remedy="start it with log_slave_updates (MySQL: log_replica_updates) = ON, or read its primary",
         )
 

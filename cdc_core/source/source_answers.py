@@ -12,13 +12,13 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Source
-from cdc_core.errors import Refused
+from cdc_core.errors import NeverCaptured
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.cascades import Captures, require_seen_cascades
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import NEVER_CAPTURED, table_schema
+from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import end_position, now_us
 from cdc_core.source.foreign_keys import ForeignKey, foreign_keys
 
@@ -57,9 +57,7 @@ class SourceAnswers:
         """Like `definition`; None for a table that cannot be captured."""
         try:
             return self.definition(database, table)
-        except Refused as error:
-            if error.code not in NEVER_CAPTURED:
-                raise
+        except NeverCaptured:
             return None
 
     def defaults(self, table: TableSchema) -> Mapping[str, str | None]:

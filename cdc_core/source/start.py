@@ -20,10 +20,9 @@ from cdc_core.binlog.events import Event, EventType
 from cdc_core.binlog.events import format_crc as format_crc_of
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
 from cdc_core.config import Source, StartConfig
-from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.errors import GIVE_UP, DataAtRisk, NoEventHere, Refused, ServerChanged, UsageError
 from cdc_core.leaving import leave_if_told
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
-from cdc_core.remedies import GIVE_UP
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import (
     BinlogFile,
@@ -61,8 +60,8 @@ def find_start(
     """The checkpoint to read from: `stored` if there is one, else by `source.start`.
 
     server: where to open the log for a start by position, GTID or time; by default what `source.connection` names.
-    Raises DataAtRisk (source.purged, source.position_beyond_end, source.other_server, source.history_changed,
-    source.bad_position), UsageError (source.start_time, source.gtid_text), Refused (source.log_off, source.gtid_off).
+    Raises DataAtRisk (source.log_lost, source.other_log, source.bad_position), UsageError
+    (config.invalid, usage.argument), Refused (connection.setting).
     """
     known = facts(connection)
     files = binlog_files(connection)
@@ -98,15 +97,14 @@ def require_available(
 ) -> None:
     """Requires that the server still has the log from a checkpoint on, and that it is the checkpoint's log.
 
-    Raises DataAtRisk (source.other_server, source.purged, source.position_beyond_end, source.history_changed).
+    Raises DataAtRisk (source.log_lost, source.other_log).
     """
     where = f"{source.name}, {checkpoint.position}"
     if checkpoint.server and checkpoint.server != known.identity:
-        raise DataAtRisk(
-            f"The position is in the log of server {checkpoint.server}, but this is {known.identity}: the same file "
-            "and offset mean another position here.",
+        raise ServerChanged(
+            f"The position belongs to the log of server {checkpoint.server}, but this is {known.identity}, where the "
+            "same file and offset mean another position.",
             where=where,
-            code="source.other_server",
             remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
             f"{GIVE_UP}",
         )
@@ -121,7 +119,7 @@ def require_available(
 
 
 def require_in_files(position: Position, files: Sequence[BinlogFile], where: str) -> None:
-    """Requires that a position is within the files. Raises DataAtRisk (source.purged, source.position_beyond_end)."""
+    """Requires that a position is within the files. Raises DataAtRisk (source.log_lost, source.other_log)."""
     sizes = {file.name: file.size_bytes for file in files}
     oldest, newest = files[0].name, files[-1].name
     if position.file in sizes:
@@ -131,18 +129,18 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
     elif position.number < file_number(oldest):
         gone = file_number(oldest) - position.number
         raise DataAtRisk(
-            f"The log at {position} is purged: the oldest file left is {oldest}, so that the changes in the {gone} "
-            f"file{'s' if gone > 1 else ''} before it are missing.",
+            f"The log at {position} is purged: the oldest file left is {oldest}, and the {gone} "
+            f"file{'s' if gone > 1 else ''} before it {'are' if gone > 1 else 'is'} missing.",
             where=where,
-            code="source.purged",
-            remedy=f"the log no longer has these changes: {GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
+            code="source.log_lost",
+            remedy=f"{GIVE_UP}; keep the log longer (binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
     raise DataAtRisk(
         f"The log ends before {position}: {what}.",
         where=where,
-        code="source.position_beyond_end",
+        code="source.other_log",
         remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {GIVE_UP}",
     )
 
@@ -228,11 +226,10 @@ class Search:
         return self.checkpoint(position, _with(head.previous, gtids), watermark_us)
 
     def _no_boundary(self, position: Position) -> DataAtRisk:
-        return DataAtRisk(
+        return NoEventHere(
             f"No transaction begins at {position}.",
             where=f"{self._source.name}, start.position",
-            code="source.bad_position",
-            remedy="use the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
+            remedy="give the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
         )
 
     def at_time(self, text: str) -> Checkpoint:
@@ -265,7 +262,7 @@ class Search:
             f"The log at {from_us(moment_us).isoformat()} is purged: the oldest file left, {oldest}, was started at "
             f"{from_us(begun_us).isoformat()}.",
             where=where,
-            code="source.purged",
+            code="source.log_lost",
             remedy=f"use a later time; `lockstep snapshot` copies the rows from before it. In a failover, {GIVE_UP}",
         )
 
@@ -276,7 +273,7 @@ class Search:
             raise Refused(
                 f"gtid_mode is {self.known.gtid_mode or 'OFF'}, so Lockstep cannot search the log for a GTID.",
                 where=f"{self._source.name}, start.gtid",
-                code="source.gtid_off",
+                code="connection.setting",
                 remedy="use start.position or start.timestamp, or set gtid_mode = ON on the source",
             )
         logged = logged_gtids(self.control, mariadb=self.known.mariadb)
@@ -284,7 +281,7 @@ class Search:
             raise DataAtRisk(
                 f"The server has logged {logged or 'nothing'}, which lacks some of {text}.",
                 where=f"{self._source.name}, start.gtid",
-                code="source.position_beyond_end",
+                code="source.other_log",
                 remedy="check that this is the server that the set came from, or a replica that has caught up with it",
             )
         for file in reversed(self.files):
@@ -295,7 +292,7 @@ class Search:
             f"The log after {text or 'the first transaction'} is purged: the oldest file left, {oldest}, begins after "
             f"{self.head(oldest).previous}.",
             where=f"{self._source.name}, start.gtid",
-            code="source.purged",
+            code="source.log_lost",
             remedy="use a later start; `lockstep snapshot` copies the rows from before it",
         )
 
@@ -406,6 +403,6 @@ def _bad_time(text: str, why: str, source: Source) -> UsageError:
     return UsageError(
         f"The start time {text!r} {why}.",
         where=f"{source.name}, start.timestamp",
-        code="source.start_time",
+        code="config.invalid",
         remedy="write it like 2026-11-21T04:00:00+00:00",
     )

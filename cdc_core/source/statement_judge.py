@@ -17,7 +17,7 @@
       stop      the source stops (source.unlogged_change), unless an operator has accepted the place
 
 A TRUNCATE is a change of its own where on_truncate is `stage`. A captured table that a MERGE table unites cannot be
-captured (source.merge_table): rows written through that are in the log under its name only.
+captured (source.unsupported_table): rows written through that are in the log under its name only.
 It must keep true that no such change passes silently, and that a table which is not captured stops nothing.
 """
 
@@ -82,7 +82,7 @@ class StatementJudge:
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
         """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
         empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change), Refused
-        (source.merge_table)."""
+        (source.unsupported_table)."""
         statement, on_truncate = logged.statement, self._policy.on_truncate
         if statement.temporary:  # such a TRUNCATE must empty nothing
             statement, on_truncate = replace(statement, unlogged=_PERHAPS_TEMPORARY), "unlogged"

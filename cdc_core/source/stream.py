@@ -19,7 +19,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.errors import ConnectionLost, DamagedBytes, LockstepError, NoEventHere
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -36,7 +36,7 @@ from cdc_core.source.history import History, LogPoint
 from cdc_core.source.later_statements import LogAhead
 from cdc_core.source.log_glance import LogGlance
 from cdc_core.source.merge_tables import united_table, united_tables
-from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
+from cdc_core.source.reconnect import Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.source_answers import SourceAnswers
 from cdc_core.source.spill import SpillableChanges
@@ -137,7 +137,7 @@ class SourceStream:
         """How many lost connections were retried."""
 
     def require_accepted(self) -> None:
-        """Raises UsageError (extract.accept) where a position to be accepted did not come."""
+        """Raises UsageError (usage.argument) where a position to be accepted did not come."""
         self._accepted.require_used()
 
     def __enter__(self) -> SourceStream:
@@ -188,7 +188,7 @@ class SourceStream:
     def blocks(self, stop: Callable[[], bool]) -> Iterator[Block]:
         """Blocks in stream order until `stop()` is true; call again to continue where it left off.
 
-        Raises RetryLater (source.connection_lost, connection.unreachable) when the source's `reconnect_s` is over, or
+        Raises RetryLater (connection.unreachable) when the source's `reconnect_s` is over, or
         at once when pieces of the open transaction have already left; DataAtRisk and Refused as the log or the server
         demand. Whole transactions that were read before such an error leave first.
         """
@@ -225,7 +225,7 @@ class SourceStream:
 
     def _verify(self) -> None:
         """Checks at intervals that no table was altered without a log entry. Isolates it, or raises
-        binlog.schema_mismatch."""
+        source.incomplete_rows."""
         if self._names_logged or time.monotonic() < self._verify_s:
             return
         self._verify_s = time.monotonic() + VERIFY_S
@@ -269,8 +269,8 @@ class SourceStream:
                     self._server, begin, source=source.name, server_id=source.server_id, known=known,
                     heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=self._replica_host,
                 )  # fmt: skip
-            except DataAtRisk as error:
-                if known is None or error.code not in PERHAPS_ON_THE_WAY | NO_EVENT_HERE:
+            except (DamagedBytes, NoEventHere) as error:
+                if known is None:
                     raise
                 if not again:
                     raise faults.history_changed(
@@ -298,13 +298,13 @@ class SourceStream:
     def _can_go_on(self, error: LockstepError) -> bool:
         """After an error: drops the connection and waits before the next; False when the error is final."""
         # A log that is reset under a stream ends the stream with some read error: connecting again compares the logs.
-        once = PERHAPS_ON_THE_WAY | NO_EVENT_HERE
-        if error.code not in LOST | once:
+        once = isinstance(error, DamagedBytes | NoEventHere)
+        if not once and not isinstance(error, ConnectionLost):
             return False
         place = self._assembler.rewind()
-        if place is None or (error.code in once and place == self._bent_at):
+        if place is None or (once and place == self._bent_at):
             return False
-        if error.code in once:
+        if once:
             self._bent_at = place
         pause_s = self._backoff.pause_s()
         if pause_s is None:

@@ -77,7 +77,7 @@ class TableRegistry:
     def use(self, event: Event, *, mariadb: bool, point: LogPoint | None = None) -> MappedTable | None:
         """The captured table that a TABLE_MAP event describes; None for one that is not captured.
 
-        point: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
+        point: of the event, for the history. Raises Refused (source.incomplete_rows, source.unsupported_table, ...).
         """
         key = event.body[8:]  # after table id and flags
         try:

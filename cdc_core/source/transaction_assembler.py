@@ -302,7 +302,7 @@ class TransactionAssembler:
         }
 
     def _next(self, event: Event, seen: Meaning) -> tuple[GroupState, Step]:
-        """Where an event leads. Raises DataAtRisk (source.inside_transaction, source.grammar) for one that is not
+        """Where an event leads. Raises DataAtRisk (source.bad_position, source.log_damaged) for one that is not
         allowed here."""
         group = self._group
         found = GRAMMAR.get((GroupState.NONE if group is None else group.state, seen))

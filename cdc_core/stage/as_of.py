@@ -106,12 +106,12 @@ class AsOf:
         ]
 
     def require_staged(self, checkpoints: Mapping[str, Checkpoint | None]) -> None:
-        """By source. Raises Refused (stage.as_of), UsageError (stage.as_of_sources)."""
+        """By source. Raises Refused (stage.as_of), UsageError (usage.argument)."""
         if self.position is not None and len(checkpoints) > 1:
             raise UsageError(
-                f"A position belongs to one source, but the pipeline has {len(checkpoints)} sources.",
+                f"A position belongs to one source, and the pipeline has {len(checkpoints)}.",
                 where=str(self.position),
-                code="stage.as_of_sources",
+                code="usage.argument",
                 remedy="give a time instead",
             )
         for source, checkpoint in checkpoints.items():
@@ -133,17 +133,17 @@ class AsOf:
                 )
 
     def require_begun(self, manifests: Sequence[Manifest]) -> None:
-        """Raises Refused (stage.as_of_before) if everything staged came later; for a moment that names no table yet."""
+        """Raises Refused (stage.as_of) if everything staged came later; for a moment that names no table yet."""
         if manifests and not self.cut(manifests):
             first = min(manifests, key=lambda one: one.begin.position.seq)
             begins = str(first.begin.position)
             if self.position is None:
                 begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"
             raise Refused(
-                "Nothing is staged from before the requested moment.",
+                "The first batch begins after the requested moment.",
                 where=str(self.position or from_us(self.time_us or 0).isoformat()),
-                code="stage.as_of_before",
-                remedy=f"ask for a moment after {begins}, where the first batch begins",
+                code="stage.as_of",
+                remedy=f"ask for a moment after {begins}",
             )
 
 

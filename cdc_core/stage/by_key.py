@@ -32,7 +32,7 @@ def by_key_schema(files: TableFiles) -> pa.Schema:
 def by_key_rows(store: ObjectStore, files: TableFiles, key: Sequence[str]) -> Iterator[pa.Table]:
     """In any order: `by_key_schema`.
 
-    Raises DataAtRisk (stage.missing, stage.damaged), RetryLater (stage.removed), Refused (stage.key).
+    Raises DataAtRisk (stage.damaged), RetryLater (stage.removed), Refused (stage.key).
     """
     rule, schema = TableRule(pa.schema(files.columns()), key), by_key_schema(files)
     truncates, lost = [schema.empty_table()], 0

@@ -3,7 +3,7 @@
 The rows of one table that its source table had under one definition come into one file, in stream order; it ends where
 another definition takes effect, or when it is large. Parts that are large, or alone, are left as they are. A file
 counts only after it was read back from the stage and has the rows of its parts, by their number, their counts and
-their digest; until the record of the range names it (`stage.compaction`), nobody reads it.
+their digest; until the record of the range names it (`stage.damaged`), nobody reads it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def compact(
 
     batches: of the log, one after the other. epoch: of the right to compact. progressed: told how many of the range's
     files are done.
-    Raises DataAtRisk (stage.missing, stage.damaged, stage.compacted_differs); what was written then is not named by
+    Raises DataAtRisk (stage.damaged); what was written then is not named by
     any record, and a sweep removes it.
     """
     wanted = files_of(batches)
@@ -156,7 +156,7 @@ def _written(
 
 
 def rows_of(store: ObjectStore, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of a file as they are on the stage. Raises DataAtRisk (stage.missing, stage.damaged)."""
+    """The rows of a file as they are on the stage. Raises DataAtRisk (stage.damaged)."""
     with open_intact(store, part) as file:
         yield from pq.ParquetFile(file).iter_batches(_ROWS)
 
@@ -184,7 +184,7 @@ def differs(path: str, what: str) -> DataAtRisk:
     return DataAtRisk(
         f"The compacted file {path} does not have the rows of its parts: {what}.",
         where=path,
-        code="stage.compacted_differs",
-        remedy="nothing refers to the file, and all parts are as they were: run `lockstep stage verify --deep`; if it "
-        "finds nothing, report this",
+        code="stage.damaged",
+        remedy="nothing refers to the file, and all parts are as they were: run `lockstep stage verify --deep`; if "
+        "it finds nothing, report this",
     )

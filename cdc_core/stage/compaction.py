@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.errors import DataAtRisk, FilesLost, LockstepError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compaction import BatchCounts, Compaction
 from cdc_core.model.documents import UnknownVersion
@@ -78,7 +78,7 @@ NO_COMPACTIONS = Compactions()
 
 
 def read(store: ObjectStore, sources: Iterable[str]) -> Compactions:
-    """Raises DataAtRisk (stage.compaction), Refused (stage.version)."""
+    """Raises DataAtRisk (stage.damaged), Refused (install.version)."""
     return Compactions({source: tuple(_apart(records(store, source))) for source in sources})
 
 
@@ -88,15 +88,13 @@ def records(store: ObjectStore, source: str) -> Iterator[Compaction]:
         if info.path.endswith(".json"):
             try:
                 data = store.get(info.path)
-            except DataAtRisk as error:
-                if error.code == "stage.missing":  # purged, since it was listed
-                    continue
-                raise
+            except FilesLost:
+                continue  # purged, since it was listed
             yield parse(data, info.path, source, store.uri)
 
 
 def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
-    """A record from its text. Raises DataAtRisk (stage.compaction), Refused (stage.version)."""
+    """A record from its text. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
     try:
         found = Compaction.from_bytes(data)
         if found.source != source or compaction_path(source, found.begin) != path:
@@ -106,10 +104,9 @@ def parse(data: bytes, path: str, source: str, where: str) -> Compaction:
         raise other_version(path, where, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is not the record of a compacted range that this version can read: {type(error).__name__}: "
-            f"{error}.",
+            f"{path} is not a readable record of a compacted range: {type(error).__name__}: {error}.",
             where=where,
-            code="stage.compaction",
+            code="stage.damaged",
             remedy="restore the file from a backup of the stage. If no `.removed` is beside it, all parts are still "
             "there: then delete the record, and compact again",
         ) from None

@@ -103,14 +103,14 @@ def _needs_no_purged(coverage: TableCoverage | None, horizon: Horizon) -> bool:
 
 
 def require_unpurged(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> None:
-    """Raises Refused (stage.purged) if changes were purged without which the state of the table cannot be read."""
+    """Raises Refused (stage.partial) if changes were purged without which the state of the table cannot be read."""
     for lacking in purged_of(store, manifests, [table], as_of).values():
         raise Refused(
             lacking,
             where=table,
-            code="stage.purged",
-            remedy="read the table at a target; or copy it (`lockstep snapshot`); or ask for what changed since the "
-            "horizon alone (`stage export --since-horizon`, or the view of its changes)",
+            code="stage.partial",
+            remedy="read the table at a target, copy it (`lockstep snapshot`), or read only what changed since the "
+            "horizon (`stage export --since-horizon`, or the view of its changes)",
         )
 
 

@@ -48,7 +48,7 @@ _Read = Callable[[], Iterator[pa.Table]]
 
 @contextmanager
 def parts_of_events(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[Iterator[Iterable[pa.Table]]]:
-    """The events of each part. Raises DataAtRisk (stage.missing, stage.damaged), RetryLater (stage.removed)."""
+    """The events of each part. Raises DataAtRisk (stage.damaged), RetryLater (stage.removed)."""
     rows, size = (sum(getattr(one.part, name) for one in files.parts) for name in ("rows", "size_bytes"))
     count = min(max(-(-rows // PART_ROWS), -(-size // PART_BYTES)), _MOST_PARTS)
     if count < 2:

@@ -214,7 +214,7 @@ class FileStore:
             _sync_all(one.parent for one in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Raises RetryLater (stage.unreadable) for a folder that cannot be listed: it is not an empty one."""
+        """Raises RetryLater (disk.error) for a folder that cannot be listed: it is not an empty one."""
 
         def failed(error: OSError) -> None:
             if not isinstance(error, FileNotFoundError | NotADirectoryError):  # gone meanwhile, or never there
@@ -243,31 +243,31 @@ class FileStore:
     def _unwritable(self, path: str, error: OSError) -> LockstepError:
         if error.errno in _NO_LINKS and error.filename2 is not None:
             return Refused(
-                f"The file system has no hard links, which put-if-absent needs: {error.strerror}.",
+                f"The file system has no hard links, which writing only if absent needs: {error.strerror}.",
                 where=self.uri,
-                code="stage.not_linkable",
+                code="stage.unsuitable",
                 remedy="put the stage on a local POSIX file system (ext4, xfs, ...) or in a bucket",
             )
         if error.errno in _NOT_ALLOWED:
             return Refused(
-                f"Cannot write {path}: {error.strerror or error}.",
+                f"{path} cannot be written: {error.strerror or error}.",
                 where=self.uri,
-                code="stage.not_writable",
+                code="disk.not_permitted",
                 remedy="let the account that runs Lockstep create and write this directory, or name another one in "
                 "stage.uri",
             )
         return RetryLater(
-            f"Cannot write {path}: {error.strerror or error}.",
+            f"{path} cannot be written: {error.strerror or error}.",
             where=self.uri,
-            code="stage.unwritable",
-            remedy="free some space on the disk, or raise the quota; the next attempt continues where this one stopped",
+            code="disk.error",
+            remedy="free space on the disk, or raise the quota; the next attempt continues where this one stopped",
         )
 
     def _unreadable(self, path: str, error: OSError) -> LockstepError:
         return RetryLater(
-            f"Cannot read {path}: {error.strerror or error}.",
+            f"{path} cannot be read: {error.strerror or error}.",
             where=self.uri,
-            code="stage.unreadable",
+            code="disk.error",
             remedy="let the account that runs Lockstep read the stage's directory; then run again",
         )
 

@@ -47,8 +47,8 @@ class Horizon:
 
 
 def read(store: ObjectStore, source: str) -> Horizon | None:
-    """None for a source without purged history. Raises DataAtRisk (stage.horizon) for any other file there,
-    Refused (stage.version)."""
+    """None for a source without purged history. Raises DataAtRisk (stage.damaged) for any other file there,
+    Refused (install.version)."""
     path = horizon_path(source)
     data = find(store, path)
     if data is None:
@@ -62,10 +62,10 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
         raise other_version(path, store.uri, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is not a horizon that this version can read: {type(error).__name__}: {error}.",
+            f"{path} is not a readable horizon: {type(error).__name__}: {error}.",
             where=store.uri,
-            code="stage.horizon",
-            remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
+            code="stage.damaged",
+            remedy="restore the file from a backup of the stage, or use the version of Lockstep that wrote it",
         ) from None
 
 

@@ -34,7 +34,7 @@ class StagedBytes(Protocol):
 
 
 def require_intact(store: ObjectStore, parts: Iterable[StagedBytes]) -> None:
-    """Raises DataAtRisk (stage.missing, stage.damaged) for the first part that is gone or has other bytes."""
+    """Raises DataAtRisk (stage.damaged) for the first part that is gone or has other bytes."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sha256") as pool:
         for error in pool.map(lambda part: damage(store, part), {part.path: part for part in parts}.values()):
             if error is not None:
@@ -42,7 +42,7 @@ def require_intact(store: ObjectStore, parts: Iterable[StagedBytes]) -> None:
 
 
 def damage(store: ObjectStore, part: StagedBytes, *, deep: bool = True) -> DataAtRisk | None:
-    """What is wrong with a part (stage.missing, stage.damaged). deep: read it and compare its sha256, too."""
+    """What is wrong with a part (stage.damaged). deep: read it and compare its sha256, too."""
     info = store.stat(part.path)
     if info is None:
         return missing(part.path, store.uri)
@@ -63,7 +63,7 @@ def damage(store: ObjectStore, part: StagedBytes, *, deep: bool = True) -> DataA
 def fetch(store: ObjectStore, part: StagedBytes, to: Path) -> None:
     """Copies a part of a bucket to a local file: its bytes are read once, for the copy and for their sha256.
 
-    Raises DataAtRisk (stage.missing, stage.damaged).
+    Raises DataAtRisk (stage.damaged).
     """
     found = hashlib.sha256()
     with store.open_input(part.path) as source, to.open("wb") as copy:
@@ -78,7 +78,7 @@ def fetch(store: ObjectStore, part: StagedBytes, to: Path) -> None:
 def open_intact(store: ObjectStore, part: StagedBytes) -> Iterator[BinaryIO]:
     """An intact part, to be read: in place, or from a local copy as long as the context lasts.
 
-    Raises DataAtRisk (stage.missing, stage.damaged).
+    Raises DataAtRisk (stage.damaged).
     """
     if store.local_path(part.path) is not None:
         error = damage(store, part)
@@ -102,6 +102,6 @@ def _damaged(store: ObjectStore, part: StagedBytes, how: str) -> DataAtRisk:
         f"The staged file {part.path} {how}.",
         where=f"{store.uri} {part.path}",
         code="stage.damaged",
-        remedy="restore the file from a backup of the stage, else copy its table again; `lockstep stage verify --deep` "
+        remedy="restore the file from a backup of the stage, or copy its table again; `lockstep stage verify --deep` "
         "lists every such file",
     )

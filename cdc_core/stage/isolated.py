@@ -31,15 +31,15 @@ def clear(store: ObjectStore, source: str, table: str) -> None:
     """The table is captured again, from the source's durable position on; a second call, before anything is read from
     there, does nothing. The source's extractor must not be running.
 
-    Raises UsageError (stage.not_isolated).
+    Raises UsageError (usage.unknown_name).
     """
     manifest = newest(store, source)
     if manifest is None or table not in manifest.isolated:
         raise UsageError(
             f"The table {table} of source {source} is not isolated.",
             where=store.uri,
-            code="stage.not_isolated",
-            remedy="`lockstep stage isolated` names those that are",
+            code="usage.unknown_name",
+            remedy="name one that `lockstep stage isolated` lists",
         )
     store.put_if_absent(cleared_path(source, manifest.end.position, table), b"")
 

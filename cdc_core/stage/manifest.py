@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import pyarrow.lib as pa_lib
 import pyarrow.parquet as pq
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, FilesLost, LockstepError, Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.compaction import Compaction
 from cdc_core.model.documents import UnknownVersion
@@ -102,7 +102,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
 
 
 def read(store: ObjectStore, source: str, begin: Position) -> Manifest:
-    """The manifest of the batch that begins there. Raises DataAtRisk (stage.missing, stage.manifest)."""
+    """The manifest of the batch that begins there. Raises DataAtRisk (stage.damaged)."""
     path = manifest_path(source, begin)
     return parse(store.get(path), path, store.uri)
 
@@ -110,7 +110,7 @@ def read(store: ObjectStore, source: str, begin: Position) -> Manifest:
 def parse(data: bytes, path: str, where: str) -> Manifest:
     """A manifest from its text: every field has its type, and every part is a file that its batch may name.
 
-    Raises DataAtRisk (stage.manifest) for anything else, Refused (stage.version).
+    Raises DataAtRisk (stage.damaged) for anything else, Refused (install.version).
     """
     try:
         manifest = Manifest.from_bytes(data)
@@ -120,10 +120,10 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
         raise other_version(path, where, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is not a manifest that this version can read: {type(error).__name__}: {error}",
+            f"{path} is not a readable manifest: {type(error).__name__}: {error}",
             where=where,
-            code="stage.manifest",
-            remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
+            code="stage.damaged",
+            remedy="restore the file from a backup of the stage, or use the version of Lockstep that wrote it",
         ) from None
 
 
@@ -135,7 +135,7 @@ def chain(
     after: the end of the last batch that is known already; the first batch must begin there. By default it begins at
            the horizon, or at the start.
     known: manifests by their paths, which are not read again. Those of one mapping are taken together or not at all.
-    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version),
+    Raises DataAtRisk (stage.chain, stage.damaged), Refused (install.version),
     RetryLater (stage.removed: by a purge meanwhile).
     """
     infos, end, problems = _extent(store, source) if after is None else (list(_from(store, source, after)), after, [])
@@ -172,7 +172,7 @@ def newest(store: ObjectStore, source: str) -> Manifest | None:
 def require_reached(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> None:
     """The chain, whose newest batch is `last`, reaches what meta recorded before the chain was read.
 
-    Raises DataAtRisk (stage.gap, stage.start).
+    Raises DataAtRisk (stage.chain, stage.damaged).
     """
     problem = lost_end(store, source, last, recorded)
     if problem is not None:
@@ -183,20 +183,19 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
     """An extractor may continue from what meta recorded: the stage has what meta knows, and meta knows of the stage.
 
     recorded: the position in meta, read before the stage; None where meta knows nothing of the source.
-    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
-    (stage.gap, stage.start) when meta knows some that the stage has lost.
+    Raises Refused (meta.behind) when the stage holds batches of this source and meta knows none, DataAtRisk
+    (stage.chain, stage.damaged) when meta knows some that the stage has lost.
     """
     if recorded is None:
         first = next(iter(chain(store, source)), None)
         if first is not None:
             raise Refused(
-                f"The stage holds batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
-                "but the meta database knows none of them.",
+                f"The stage has batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
+                "and the meta database has none of them.",
                 where=source,
-                code="extract.meta_behind",
-                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; if "
-                "the batches are those of another pipeline of the same name, or from another server, give this one a "
-                "stage of its own",
+                code="meta.behind",
+                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; "
+                "if another pipeline or server wrote the batches, give this pipeline its own stage",
             )
         return
     if starts.read(store, source) is None:
@@ -219,12 +218,12 @@ def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: P
     if end >= recorded:
         return None
     what = f"The stage ends at {end}; the meta database has recorded staged batches up to {recorded}."
-    return ChainProblem("stage.gap", manifests_prefix(source), what)
+    return ChainProblem("stage.chain", manifests_prefix(source), what)
 
 
 def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) -> None:
     """Every batch that meta knows, by the path of its manifest, has it on the stage; those before the horizon need
-    none. Raises DataAtRisk (stage.missing, stage.start)."""
+    none. Raises DataAtRisk (stage.damaged)."""
     listed = {info.path for info in store.list(manifests_prefix(source))}
     wanted = list(manifests)
     if wanted and starts.read(store, source) is None:
@@ -234,7 +233,7 @@ def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) ->
 
 def require_found(store: ObjectStore, source: str, wanted: Iterable[str], found: Collection[str]) -> None:
     """The manifests that are wanted, by their paths, were found on the stage; those before the horizon need not be.
-    Raises DataAtRisk (stage.missing)."""
+    Raises DataAtRisk (stage.damaged)."""
     lost = [path for path in wanted if path not in found]
     horizon = horizons.read(store, source) if lost else None
     for path in lost:
@@ -272,18 +271,18 @@ def _problems(
     for path in sorted(set(known) - {info.path for info in infos}):
         if path >= first:
             what = "The meta database has a batch whose manifest is not in the stage."
-            problems.append(ChainProblem("stage.missing", path, what))
+            problems.append(ChainProblem("stage.damaged", path, what))
     files = _Files(store, deep)
     ranges, broken = _ranges(store, source)
     problems += broken
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     last: Manifest | None = None
-    whole = True
+    whole = readable = True
     batches: list[Manifest] = []
     for path, found in _read(store, [info.path for info in infos]):
         if isinstance(found, LockstepError):
             problems.append(ChainProblem(found.code, path, found.what))
-            whole = False
+            whole = readable = False
             continue
         last = manifest = found
         problem = _link(end, path, manifest)
@@ -293,7 +292,8 @@ def _problems(
         for key, schema in manifest.schemas.items():
             if schema.id != key:
                 what = f"The definition {key} of {schema.name} does not match its id."
-                problems.append(ChainProblem("stage.manifest", path, what))
+                problems.append(ChainProblem("stage.damaged", path, what))
+                readable = False
         range_ = None if manifest.copied else ranges.at(source, manifest.begin.position.seq)
         if range_ is not None:
             rows[range_.begin.name].update({path: 1} | _rows_of(manifest.parts))
@@ -308,7 +308,7 @@ def _problems(
     if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
         assert problem is not None
         problems.append(problem)
-    return problems if any(one.code == "stage.manifest" for one in problems) else _healed(problems, batches, ranges)
+    return problems if not readable else _healed(problems, batches, ranges)
 
 
 def _healed(
@@ -348,7 +348,7 @@ def _range_problems(store: ObjectStore, files: _Files, one: Compaction, found: C
     problems = []
     if found and found != wanted:  # without any, all of its batches are before the horizon
         what = f"The compacted range {one} does not have the batches or the numbers of rows of its manifests."
-        problems.append(ChainProblem("stage.compaction", path, what))
+        problems.append(ChainProblem("stage.damaged", path, what))
     for part in one.parts:
         if found and parse_compacted(part.path):
             problems += files.problems(part, f"the compacted range {one}")
@@ -464,14 +464,14 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
     start = starts.read(store, source)
     problems = []
     if start is None and (infos or horizon is not None):
-        problems.append(ChainProblem("stage.start", start_path(source), starts.missing_start(store, source).what))
+        problems.append(ChainProblem("stage.damaged", start_path(source), starts.missing_start(store, source).what))
     if horizon is None:
         return infos, None if start is None else start.position, problems
     first = first_at(source, horizon.position)
     infos = [info for info in infos if info.path >= first]
     if not infos:
         what = f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch."
-        problems.append(ChainProblem("stage.gap", manifests_prefix(source), what))
+        problems.append(ChainProblem("stage.chain", manifests_prefix(source), what))
     return infos, horizon.position, problems
 
 
@@ -532,11 +532,11 @@ def _manifests(
 
 
 def _fetched(store: ObjectStore, source: str, paths: Sequence[str], pool: ThreadPoolExecutor) -> list[bytes]:
-    """Raises RetryLater (stage.removed), DataAtRisk (stage.missing)."""
+    """Raises RetryLater (stage.removed), DataAtRisk (stage.damaged)."""
     try:
         return list(pool.map(store.get, paths))
-    except DataAtRisk as error:
-        horizon = horizons.read(store, source) if error.code == "stage.missing" else None
+    except FilesLost as error:
+        horizon = horizons.read(store, source)
         if horizon is not None and paths[0] < first_at(source, horizon.position):
             raise horizons.removed(error.what, where=error.where) from None
         raise
@@ -552,14 +552,14 @@ def _link(end: Position | None, path: str, manifest: Manifest) -> ChainProblem |
     """What is wrong with a manifest's place after a batch that ended at `end`."""
     begin, stop = manifest.begin.position, manifest.end.position
     if path != manifest.path:
-        return ChainProblem("stage.fork", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
+        return ChainProblem("stage.chain", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
     if stop < begin or (stop == begin) != manifest.copied:
-        return ChainProblem("stage.fork", path, f"The batch at {begin} ends at {stop}: before it begins.")
+        return ChainProblem("stage.chain", path, f"The batch at {begin} ends at {stop}: before it begins.")
     if end is None or begin == end:
         return None
     if begin < end:
-        return ChainProblem("stage.fork", path, f"A batch begins at {begin}, inside the one that ends at {end}.")
-    return ChainProblem("stage.gap", path, f"Nothing is staged from {end} to {begin}.")
+        return ChainProblem("stage.chain", path, f"A batch begins at {begin}, inside the one that ends at {end}.")
+    return ChainProblem("stage.chain", path, f"Nothing is staged from {end} to {begin}.")
 
 
 class _Files:

@@ -3,9 +3,9 @@
 Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (except an
 PartOutput: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
 
-Errors of every store: RetryLater (stage.unwritable, stage.unreachable, stage.answer, stage.redirected), Refused
-(stage.denied, stage.no_bucket, stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError
-(stage.path).
+Errors of every store: RetryLater (disk.error, stage.unreachable), Refused
+(stage.denied, stage.unsuitable), DataAtRisk (stage.damaged), InternalError
+(internal.defect).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from cdc_core.errors import DataAtRisk, Refused, defect
+from cdc_core.errors import DataAtRisk, FilesLost, Refused, defect
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,9 @@ class ObjectStore(Protocol):
 
 
 def checked_path(path: str) -> str:
-    """The path itself. Raises InternalError (stage.path) for one that could leave the root or be ambiguous."""
+    """The path itself. Raises InternalError (internal.defect) for one that could leave the root or be ambiguous."""
     if not path or any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
-        raise defect(f"{path!r} is not a path of a stage.", code="stage.path")
+        raise defect(f"{path!r} is not a path of a stage.")
     return path
 
 
@@ -120,26 +120,23 @@ def find(store: ObjectStore, path: str) -> bytes | None:
     """The contents of a path; None if it does not exist."""
     try:
         return store.get(path)
-    except DataAtRisk as error:
-        if error.code != "stage.missing":
-            raise
+    except FilesLost:
         return None
 
 
 def missing(path: str, where: str) -> DataAtRisk:
     """The error for a missing path that should exist."""
-    return DataAtRisk(
+    return FilesLost(
         f"{path} is not in the stage.",
         where=where,
-        code="stage.missing",
-        remedy="run `lockstep stage verify`; restore the file from a backup of the stage, or re-sync its tables",
+        remedy="run `lockstep stage verify`; restore the file from a backup of the stage, or copy its tables again",
     )
 
 
 def check_writable(store: ObjectStore) -> None:
     """Proves on a path of its own that the store writes, reads, lists, deletes and honours put-if-absent.
 
-    Raises Refused (stage.not_conditional) where a second put-if-absent wins too, else the store's own errors.
+    Raises Refused (stage.unsuitable) where a second put-if-absent wins too, else the store's own errors.
     """
     path = f".probe/{uuid.uuid4().hex}"
     data = uuid.uuid4().bytes
@@ -150,7 +147,7 @@ def check_writable(store: ObjectStore) -> None:
             raise Refused(
                 "The store lets a second writer overwrite files that must be written only once.",
                 where=store.uri,
-                code="stage.not_conditional",
+                code="stage.unsuitable",
                 remedy="use a store that honours `If-None-Match: *` on PUT (AWS S3, s3proxy, versitygw, recent MinIO), "
                 "or a local directory",
             )

@@ -47,7 +47,7 @@ def duckdb_of_files() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def local_files(store: ObjectStore, files: TableFiles) -> Iterator[list[FileGroup]]:
-    """The files are local as long as the context lasts. Raises DataAtRisk (stage.missing, stage.damaged)."""
+    """The files are local as long as the context lasts. Raises DataAtRisk (stage.damaged)."""
     as_of, later = files.as_of, later_places(files.manifests, files.as_of)
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         groups: dict[tuple[str, str], tuple[TableSchema, list[str]]] = {}

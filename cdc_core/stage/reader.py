@@ -53,7 +53,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     """Every staged change of a logical table, in the order of the manifests, under one schema.
 
     Added columns are null where they did not exist yet, widened types are widened.
-    Raises Refused (stage.no_table, stage.schema_conflict), DataAtRisk (stage.missing).
+    Raises Refused (usage.unknown_name, stage.schema_conflict), DataAtRisk (stage.damaged).
     """
     parts = parts_of(manifests, table)
     schema = unified_schema(table, definitions_of(parts))
@@ -82,8 +82,8 @@ def table_state(
     since_horizon: where history was purged, give the rows that changed since.
     partial:   give the rows that are staged, whatever is missing.
     as_of:     the state at a moment; the caller has seen that it is staged completely.
-    Raises Refused (stage.no_table, stage.schema_conflict, stage.key, stage.purged, stage.partial), DataAtRisk
-    (stage.missing).
+    Raises Refused (usage.unknown_name, stage.schema_conflict, stage.key, stage.partial), DataAtRisk
+    (stage.damaged).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     schema, batches = _state(store, manifests, table, key, as_of, partial=partial)
@@ -154,7 +154,7 @@ def _between(
     store: ObjectStore, manifests: Sequence[Manifest], table: str, since: AsOf | None, until: AsOf | None
 ) -> tuple[list[StagedPart], pa.Schema]:
     """The parts that may have changes between two moments, and the schema of these. Files are opened only where the
-    types of a column exclude each other. Raises Refused (stage.no_table, stage.as_of_before, stage.schema_conflict)."""
+    types of a column exclude each other. Raises Refused (usage.unknown_name, stage.as_of, stage.schema_conflict)."""
     if until is not None:
         until.require_begun(manifests)
     every, before, up_to = parts_of(manifests, table), _paths(manifests, since), _paths(manifests, until)
@@ -205,7 +205,7 @@ def by_key_batches(
             f"{table} has no key, so it has no changes by key.",
             where=table,
             code="stage.key",
-            remedy="read its changes as they are, or name the columns that identify a row",
+            remedy="read its changes as they are, or name columns that identify a row",
         )
     schema = changes_columns(store, manifests, table, until=until)
     found = (some.select(schema.names) for some in by_key_rows(store, files, own))
@@ -254,7 +254,7 @@ def export(
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
     dropped: also columns that the table no longer has, null in rows that changed since.
-    Raises what `table_state` does, and RetryLater (stage.unwritable).
+    Raises what `table_state` does, and RetryLater (disk.error).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     schema, batches = _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped)
@@ -263,7 +263,7 @@ def export(
 
 def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
     """The rows written, as CSV to a path that ends with .csv, else as Parquet. The file appears whole or not at all.
-    Raises RetryLater (stage.unwritable)."""
+    Raises RetryLater (disk.error)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
 
@@ -284,10 +284,10 @@ def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path,
         os.replace(temporary, path)
     except OSError as error:
         raise RetryLater(
-            f"Cannot write the export: {error.strerror or error}.",
+            f"The export cannot be written: {error.strerror or error}.",
             where=str(path),
-            code="stage.unwritable",
-            remedy="create the directory, free some space there, or let the account write there",
+            code="disk.error",
+            remedy="create the directory, free space there, or let the account write there",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -303,7 +303,7 @@ def _require_all_rows(
     since_horizon: bool,
     partial: bool,
 ) -> None:
-    """Raises Refused (stage.purged, stage.partial) where rows are missing that the caller has not waived."""
+    """Raises Refused (stage.partial) where rows are missing that the caller has not waived."""
     if not partial and not since_horizon:
         coverage.require_unpurged(store, manifests, table, as_of)
     if not partial:

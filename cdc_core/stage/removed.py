@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import FilesLost
 from cdc_core.model.position import Position
 from cdc_core.stage import compaction
 from cdc_core.stage import horizon as horizons
@@ -18,14 +18,12 @@ from cdc_core.stage.objects import ObjectStore
 def unless_removed(store: ObjectStore, begins: Mapping[str, Position], paths: Iterable[str]) -> Iterator[None]:
     """Around reads of staged files. begins: by source, where the first batch begins that is read. paths: of the files.
 
-    Raises RetryLater (stage.removed) in place of DataAtRisk (stage.missing) if meanwhile a purge has moved a horizon
+    Raises RetryLater (stage.removed) in place of DataAtRisk (stage.damaged) if meanwhile a purge has moved a horizon
     past these batches, or if one of the files is a part whose rows are in a compacted file.
     """
     try:
         yield
-    except DataAtRisk as error:
-        if error.code != "stage.missing":
-            raise
+    except FilesLost as error:
         for source, begin in begins.items():
             horizon = horizons.read(store, source)
             if horizon is not None and begin < horizon.position:

@@ -70,7 +70,7 @@ class S3Store:
         if not bucket:
             raise UsageError(
                 f"{uri!r} does not name a bucket.",
-                code="stage.uri",
+                code="config.invalid",
                 remedy="write stage.uri as s3://bucket or s3://bucket/prefix",
             )
         self._uri = uri
@@ -272,7 +272,7 @@ class S3Store:
             return Refused(
                 f"There is no bucket {self._bucket!r}.",
                 where=self.uri,
-                code="stage.no_bucket",
+                code="stage.denied",
                 remedy="create the bucket, or fix stage.uri",
             )
         if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
@@ -295,7 +295,7 @@ class S3Store:
             return Refused(
                 f"The bucket refuses the request ({code}): {text}",
                 where=f"{self.uri} {path}",
-                code="stage.refused",
+                code="stage.denied",
                 remedy="change the rule of the bucket that the message names, or use another bucket. A bucket with an "
                 "object lock demands checksums that Lockstep does not send",
             )
@@ -466,7 +466,7 @@ def _refuse_redirect(response: Any = None, **_: Any) -> None:
         raise RetryLater(
             f"The bucket's endpoint redirects to {str(answer.headers.get('Location', 'another host'))[:200]!r} "
             f"(HTTP {answer.status_code}); Lockstep sends its requests nowhere else.",
-            code="stage.redirected",
+            code="stage.unreachable",
             remedy="set stage.s3_endpoint, with http or https, and stage.s3_region to those where the bucket is; check "
             "what answers there: a proxy may",
         )
@@ -476,7 +476,7 @@ def _unusable(what: str, where: str) -> RetryLater:
     return RetryLater(
         f"The bucket's endpoint gave an answer that cannot be right: {what}.",
         where=where,
-        code="stage.answer",
+        code="stage.unreachable",
         remedy="check what answers at stage.s3_endpoint: a proxy or a gateway may; the next attempt may succeed",
     )
 
@@ -489,6 +489,6 @@ def _scratch_full(scratch: Path, error: OSError) -> RetryLater:
     return RetryLater(
         f"Cannot write the scratch directory: {error.strerror or error}.",
         where=str(scratch),
-        code="stage.unwritable",
+        code="disk.error",
         remedy="free some space there, or set TMPDIR to a directory with enough space; then run again",
     )

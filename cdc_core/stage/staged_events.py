@@ -48,7 +48,7 @@ def file_events(
 ) -> Iterator[pa.Table]:
     """Many events at once; at least one table, if only an empty one. condition: of the changes that count.
 
-    Raises DataAtRisk (stage.missing, stage.damaged).
+    Raises DataAtRisk (stage.damaged).
     """
     names, before = needed_columns(rule, file.schema, key_changes=may_change_key(file, rule))
     gathered: list[pa.Table] = []

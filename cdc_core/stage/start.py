@@ -2,7 +2,7 @@
 It is kept on the stage itself.
 
 `starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
-removed. The first batch begins there; with the horizon (`stage.horizon`) it distinguishes a chain from the rest of one
+removed. The first batch begins there; with the horizon (`stage.damaged`) it distinguishes a chain from the rest of one
 whose first manifests are lost. An extractor that finds a start and nothing else begins there again.
 """
 
@@ -48,7 +48,7 @@ def read(store: ObjectStore, source: str) -> Checkpoint | None:
 
 
 def load(store: ObjectStore, source: str) -> Start | None:
-    """None if nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
+    """None if nothing of the source was ever staged. Raises DataAtRisk (stage.damaged), Refused (install.version)."""
     path = start_path(source)
     data = find(store, path)
     if data is None:
@@ -70,12 +70,11 @@ def require_own(store: ObjectStore, source: str, pipeline: str) -> Start | None:
     start = load(store, source)
     if start is not None and start.pipeline != pipeline:
         raise Refused(
-            f"The batches of source {source!r} on this stage are those of the pipeline {start.pipeline!r}, not of "
-            f"{pipeline!r}.",
+            f"The pipeline {start.pipeline!r} staged the batches of source {source!r} on this stage, not {pipeline!r}.",
             where=f"{store.uri} {start_path(source)}",
             code="stage.other_pipeline",
-            remedy="nothing was changed. Give each pipeline a stage of its own (stage.uri), or give the source another "
-            "name in one of the two pipeline files; a pipeline that was renamed gets its former name back",
+            remedy="nothing was changed. Give each pipeline its own stage (stage.uri), or rename the source in one "
+            "of the two pipeline files; a renamed pipeline needs its former name",
         )
     return start
 
@@ -110,7 +109,6 @@ def _lost(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
         what,
         where=where,
-        code="stage.start",
-        remedy="restore the file from a backup of the stage, together with the manifests that were lost with it; "
-        "`lockstep stage verify` shows what is missing",
+        code="stage.damaged",
+        remedy="restore the file from a backup of the stage, together with what else `lockstep stage verify` misses",
     )

@@ -61,7 +61,7 @@ def state_order(rule: TableRule) -> list[str]:
 def state_rows(store: ObjectStore, files: TableFiles, rule: TableRule) -> Iterator[pa.Table]:
     """The rows of a state, in any order: `state_schema`.
 
-    Raises DataAtRisk (stage.missing, stage.damaged), RetryLater (stage.removed), Refused (stage.key).
+    Raises DataAtRisk (stage.damaged), RetryLater (stage.removed), Refused (stage.key).
     """
     schema, lost = state_schema(list(rule.columns)), 0
     with parts_of_events(store, files, rule) as parts:

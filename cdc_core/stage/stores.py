@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:
     """The store of a stage URI (`file:///directory`, `s3://bucket/prefix`); nothing is touched yet.
 
-    Credentials of a bucket come from the environment, as boto3 finds them. Raises UsageError (install.missing_extra).
+    Credentials of a bucket come from the environment, as boto3 finds them. Raises UsageError (install.missing).
     """
     if uri.startswith("s3://"):
         require("s3", by=f"the stage {uri}")

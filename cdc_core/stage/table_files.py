@@ -45,7 +45,7 @@ class TableFiles:
 
     @classmethod
     def at(cls, manifests: Sequence[Manifest], table: str, as_of: AsOf | None) -> TableFiles:
-        """All of them. Raises Refused (stage.no_table, stage.as_of_before)."""
+        """All of them. Raises Refused (usage.unknown_name, stage.as_of)."""
         every = parts_of(manifests, table)
         if as_of is None:
             return cls(table, manifests, as_of, every, every)
@@ -154,8 +154,8 @@ def _check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
             f"The key column {lacking[0]!r} is not in every definition of the table.",
             where=f"{table}: {schema.name} as of definition {schema.id}",
             code="stage.key",
-            remedy="give a key that all staged definitions have, or copy the table again (`lockstep snapshot`): its "
-            "state is then read from the copy on",
+            remedy="give key columns that all staged definitions have, or copy the table again (`lockstep "
+            "snapshot`): its state then begins with the copy",
         )
 
 
@@ -164,11 +164,11 @@ def require_key(table: str, key: Sequence[str], lost: int) -> None:
     (stage.key)."""
     if lost:
         raise Refused(
-            f"{lost} changes of {table} lack a column of the key ({', '.join(key)}): the log did not carry it.",
+            f"The log did not carry a column of the key ({', '.join(key)}) for {lost} changes of {table}.",
             where=table,
             code="stage.key",
-            remedy="name no other key than the table's own, whose columns the log always carries; or copy the table "
-            "again (`lockstep snapshot`)",
+            remedy="use the table's own key, which the log always carries; or copy the table again (`lockstep "
+            "snapshot`)",
         )
 
 

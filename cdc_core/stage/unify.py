@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -48,7 +48,7 @@ class StagedPart:
 def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
     """The parts of a logical table: batch by batch as given, within a batch in stream order.
 
-    Raises Refused (stage.no_table) where there is none, with the names that are there.
+    Raises Refused (usage.unknown_name) where there is none, with the names that are there.
     """
     found: list[StagedPart] = []
     others: set[str] = set()
@@ -60,10 +60,10 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
         ]
         others.update(part.table for part in manifest.parts)
     if not found:
-        raise Refused(
+        raise UsageError(
             f"Nothing is staged for the table {table!r}.",
-            code="stage.no_table",
-            remedy=f"name one of those that are: {', '.join(sorted(others)) or '(none yet)'}",
+            code="usage.unknown_name",
+            remedy=f"name one of: {', '.join(sorted(others)) or '(none yet)'}",
         )
     return found
 
@@ -89,13 +89,13 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
 
 
 def definition_of(manifest: Manifest, part: Part) -> TableSchema:
-    """Raises DataAtRisk (stage.manifest) where the manifest has another definition under the id."""
+    """Raises DataAtRisk (stage.damaged) where the manifest has another definition under the id."""
     schema = manifest.schemas[part.schema_id]
     if schema.id != part.schema_id:
         raise DataAtRisk(
             f"The definition {part.schema_id} of {part.table} does not match its id.",
             where=manifest.path,
-            code="stage.manifest",
+            code="stage.damaged",
             remedy="restore the file from a backup of the stage",
         )
     return schema
@@ -265,10 +265,9 @@ def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refuse
                 kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
     text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
     return Refused(
-        f"The column {column!r} has types without an exact common one: {text}.",
+        f"The types of column {column!r} have no exact common type: {text}.",
         where=table,
         code="stage.schema_conflict",
-        remedy="for its state, copy the table again (`lockstep snapshot`): it is then read from the copy on; apply the "
-        "batches before the change and those after it separately; route source tables that differ to different "
-        "logical tables",
+        remedy="copy the table again to read its state (`lockstep snapshot`); apply the batches before and after the "
+        "change separately; route source tables that differ to different logical tables",
     )

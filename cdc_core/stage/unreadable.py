@@ -14,6 +14,6 @@ def other_version(path: str, where: str, error: UnknownVersion) -> Refused:
     return Refused(
         f"{path} cannot be read: {error}.",
         where=where,
-        code="stage.version",
+        code="install.version",
         remedy="upgrade Lockstep on this host to the version that wrote the file" if newer else remedy,
     )

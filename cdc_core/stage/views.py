@@ -47,8 +47,8 @@ _READ_OTHERWISE = (
     "with --partial"
 )
 
-_KEY_CHANGED, _KEYS_DIFFER = "the state alone", "the key"
-"""In place of the code stage.key: the changes can be read."""
+_KEY_CHANGED, _KEYS_DIFFER, _PURGED = "the state alone", "the key", "the horizon"
+"""In place of a code, where the changes can be read."""
 _STATE_ALONE = "the state of the table (the view without a suffix) begins after that, and can be read"
 
 
@@ -94,7 +94,7 @@ def sql(
                 every = TableFiles.at(manifests, table, as_of)
                 state = every.needed()
                 reasons = {
-                    "stage.purged": purged.get(table, ""),
+                    _PURGED: purged.get(table, ""),
                     "stage.partial": "; ".join(lacking.get(table, ())),
                     _KEY_CHANGED: "" if partial else state.key_changed(),
                     _KEYS_DIFFER: state.keys_differ(),
@@ -118,8 +118,8 @@ def sql(
             raise UsageError(
                 f"DuckDB refuses the query: {error}",
                 code="stage.sql",
-                remedy=f"fix the query; staged are {names or '(none yet)'}, and each of them with _changes appended, "
-                f"or _by_key if it has a key{hint}",
+                remedy=f"fix the query; the tables are {names or '(none yet)'}, each also with _changes appended, "
+                f"and with _by_key if it has a key{hint}",
             ) from None
 
 
@@ -137,11 +137,11 @@ def _require_query(query: str) -> None:
         if one.type == kinds.SELECT or (one.type in (kinds.EXPLAIN, kinds.MULTI) and not _COPY.search(query)):
             continue
         raise UsageError(
-            f"The views can only be queried: this is a statement of type {one.type.name}.",
+            f"The views can only be queried, and this is a statement of type {one.type.name}.",
             where=one.query.strip()[:80],
             code="stage.sql",
-            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on "
-            "the paths that `lockstep stage ls --files` prints",
+            remedy="write a SELECT; for a file of the answer use -o FILE, --json, or DuckDB itself on the paths that "
+            "`lockstep stage ls --files` prints",
         )
 
 
@@ -275,21 +275,22 @@ def _refused(said: str) -> Refused | DataAtRisk | None:
     if said.count(_MARK) < 4:
         return None
     _, code, what, where, *_ = said.split(_MARK)
-    if code in ("stage.damaged", "stage.missing"):
+    if code == "stage.damaged":
         remedy = "restore the file from a backup of the stage; the state of the table (the view without a suffix) may "
         return DataAtRisk(f"{what}.", where=where, code=code, remedy=f"{remedy}not need it")
     if code in ("stage.schema_conflict", "stage.key"):
         return Refused(
             f"The changes cannot be read as those of one table: {what}.",
             code=code,
-            remedy="read them up to a position before the change (--as-of). Or use `changes()` in Python: if no type "
-            f"holds both, its error names `since` and `until` for either side. And {_STATE_ALONE}",
+            remedy="read them up to a position before the change (--as-of); in Python, the error of `changes()` "
+            "names `since` and `until` for either side, if no type holds both. "
+            f"{_STATE_ALONE[0].upper()}{_STATE_ALONE[1:]}",
         )
     if code == _KEYS_DIFFER:
         return Refused(f"The table has no key: {what}.", code="stage.key", remedy=GIVE_KEY)
     if code == _KEY_CHANGED:
         return Refused(f"{what[0].upper()}{what[1:]}.", code="stage.key", remedy=COPY_AGAIN)
-    if code == "stage.purged":
-        return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
+    if code == _PURGED:
+        return Refused(f"{what}.", code="stage.partial", remedy=_READ_OTHERWISE)
     remedy = f"{_READ_OTHERWISE}; `lockstep snapshot` copies what is missing"
     return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=remedy)

@@ -119,7 +119,7 @@ class BatchWriter:
     def add(self, block: Block) -> None:
         """Takes a block. After any error the batch can only be aborted.
 
-        Raises InternalError (stage.batch_range) where the block does not continue the batch, and the store's errors.
+        Raises InternalError (internal.defect) where the block does not continue the batch, and the store's errors.
         """
         if self._done or block.begin != self.position or block.source != self._source:
             raise self._wrong(f"A block of {block.source} at {block.begin} does not follow {self.position}.")
@@ -139,7 +139,7 @@ class BatchWriter:
         """Makes every part durable; the manifest to commit. On an error everything is aborted.
 
         end: where the batch ends: the end of the last block (any later position for a batch without blocks).
-        Raises InternalError (stage.batch_range), also inside an open transaction, and the store's errors.
+        Raises InternalError (internal.defect), also inside an open transaction, and the store's errors.
         """
         ends_right = end.position == self.position if self._began is not None else end.position > self.position
         if self._done or self.open_transaction or not ends_right or end.position == self._begin.position:
@@ -221,7 +221,6 @@ class BatchWriter:
             raise defect(
                 f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
                 where=f"{self._source} {self.position}",
-                code="stage.schema",
                 attach="the table's definition",
             )
         return part
@@ -285,8 +284,7 @@ class BatchWriter:
 
     def _wrong(self, what: str) -> InternalError:
         return defect(
-            f"The batch that begins at {self._begin.position} is used wrongly. {what}",
+            f"The batch that begins at {self._begin.position} was misused. {what}",
             where=self._source,
-            code="stage.batch_range",
             first="the extractor resumes at the last staged position",
         )

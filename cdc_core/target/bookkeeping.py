@@ -26,7 +26,7 @@ import pymysql
 
 from cdc_core.config import WAY_BACK_SUFFIX, Target
 from cdc_core.connections import quote, resolve
-from cdc_core.errors import RetryLater
+from cdc_core.errors import TargetBusy
 from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES
 from cdc_core.server_errors import NO_TABLE, number_of
 from cdc_core.target.faults import denied, sees_nothing_of, translating
@@ -115,7 +115,8 @@ def create(cursor: Any, database: str, names: Collection[str]) -> None:
 def read(
     cursor: Any, database: str, name: str, columns: str, where: str = "", arguments: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
-    """Rows of one of the tables; none if it is not there, or its database. Raises Refused (target.grant) for an account
+    """Rows of one of the tables; none if it is not there, or its database. Raises Refused (connection.grant) for an
+    account
     that may not read it."""
     try:
         cursor.execute(f"SELECT {columns} FROM {quote(database, name)}{where and f' WHERE {where}'}", arguments or None)
@@ -291,12 +292,11 @@ def lock_tables(cursor: Any, tables: Sequence[str], *, wait_s: int = LOCK_WAIT_S
     for table, got in zip(tables, row or [0], strict=False):
         if got != 1:
             _unlock(cursor, names)
-            raise RetryLater(
+            raise TargetBusy(
                 f"Another run has been writing to this table for more than {wait_s} s."
                 if wait_s
                 else "Another run is writing to this table.",
                 where=table,
-                code="target.busy",
                 remedy="wait for that run, or end it; then run this task again",
             )
     return names

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pymysql.converters import escape_string
 
 from cdc_core.connections import quote
-from cdc_core.errors import Refused
+from cdc_core.errors import ColumnsMissing, Refused
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, Column, ColumnType, TableSchema
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.target import pairs
@@ -144,7 +144,7 @@ def planned_table(
     """The table that takes all rows of the origins, at least one.
 
     alone: no other source table can feed it, so that what is unique at the source is unique here.
-    Raises Refused (target.sources_differ, target.key, target.unsupported).
+    Raises Refused (target.not_creatable, target.definition).
     """
     return _Plan(logical, tuple(origins), tuple(key), dialect, alone).table(versioned=versioned)
 
@@ -189,7 +189,7 @@ class _Plan:
         )
 
     def _agreed(self) -> list[Column]:
-        """The columns of all origins, in the order of the first ones. Raises Refused (target.sources_differ)."""
+        """The columns of all origins, in the order of the first ones. Raises Refused (target.not_creatable)."""
         found: dict[str, list[tuple[TableSchema, Column]]] = {}
         for origin in self.origins:
             for column in origin.schema.columns:
@@ -213,7 +213,7 @@ class _Plan:
             raise Refused(
                 f"The source tables of {self.logical!r} have different columns: {'; '.join(dict.fromkeys(differ))}.",
                 where=self.logical,
-                code="target.sources_differ",
+                code="target.not_creatable",
                 remedy="make the columns the same on the sources; or create the table yourself, with types that take "
                 "the values of both",
             )
@@ -287,7 +287,7 @@ class _Plan:
             raise Refused(
                 f"The column {column.name} is a VECTOR, which this target does not have.",
                 where=self.logical,
-                code="target.unsupported",
+                code="target.not_creatable",
                 remedy="exclude the column (tables.columns.exclude); or use MySQL 9, or MariaDB 11.7 or later",
             )
         if not kind.collation:
@@ -368,11 +368,10 @@ class _Plan:
     def _key_index(self, columns: Mapping[str, PlannedColumn]) -> PlannedIndex:
         large = [name for name in self.key if columns[name.lower()].type.base in _LARGE_OR_JSON]
         if large and not self.dialect.mariadb:
-            raise Refused(
+            raise ColumnsMissing(
                 f"The key column {large[0]} is {columns[large[0].lower()].type}, of which MySQL has no unique key over "
                 "whole values.",
                 where=self.logical,
-                code="target.key",
                 remedy="name other key columns in targets.*.tables.*.key, or use a target on MariaDB",
             )
         names = ", ".join(quote(columns[name.lower()].name) for name in self.key)

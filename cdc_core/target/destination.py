@@ -221,12 +221,12 @@ def _loaded(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...
 def _require_shard_key(
     sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema], key: Sequence[str]
 ) -> None:
-    """Raises Refused (target.shard_key), and what sharding.shard_function raises. key: of the rows."""
+    """Raises Refused (config.table_rule), and what sharding.shard_function raises. key: of the rows."""
     if any(sharding.key not in _names(schema) for schema in schemas):
         raise Refused(
             f"The shard key {sharding.key!r} is not a column of every source table of {logical!r}.",
             where=f"targets.{target}.tables",
-            code="target.shard_key",
+            code="config.table_rule",
             remedy="name a column that all of them have",
         )
     if sharding.function == "python":
@@ -240,7 +240,7 @@ def _require_shard_key(
                 f"The collation of the shard key {sharding.key!r} of {logical!r}, {kind.collation}, treats values as "
                 f"equal that {sharding.function} tells apart by bytes: one row's versions would be in two shards.",
                 where=f"targets.{target}.tables",
-                code="target.shard_key",
+                code="config.table_rule",
                 remedy=f"shard by another column; or give it, on the source, {BYTEWISE}; or set function: python, with "
                 "a function that gives such keys one shard",
             )

@@ -16,7 +16,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import is_mariadb, quote, sensible, utf8_literal
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import ColumnsMissing, LockstepError, Refused, TableMissing
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.server_errors import number_of
@@ -145,7 +145,7 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
 
 def require_shown_names(connection: pymysql.Connection[Any], names: Iterable[str]) -> None:
     """A server that keeps names in small letters takes others too, and never shows them: whatever is looked for by such
-    a name, such as gates and counters, seems not to be there. Raises Refused (target.name_case)."""
+    a name, such as gates and counters, seems not to be there. Raises Refused (config.table_rule)."""
     capital = sorted(name for name in names if name != name.lower())
     if not capital:
         return
@@ -157,7 +157,7 @@ def require_shown_names(connection: pymysql.Connection[Any], names: Iterable[str
             f"The server keeps names of tables and databases in small letters (lower_case_table_names = 1), and the "
             f"rules name {capital[0]}.",
             where=capital[0],
-            code="target.name_case",
+            code="config.table_rule",
             remedy=f"name {capital[0].lower()} in `database` and `table` of the rule",
         )
 
@@ -197,7 +197,7 @@ def _column(
 
 @sensible("target")
 def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
-    """Raises Refused (target.local_infile, target.binlog_format) if bulk loading is off or cannot be logged."""
+    """Raises Refused (connection.setting) if bulk loading is off or cannot be logged."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@local_infile, @@log_bin, @@binlog_format")
         local_infile, log_bin, binlog_format = cursor.fetchone() or (0, 0, "")
@@ -205,14 +205,14 @@ def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
         raise Refused(
             "The server does not allow LOAD DATA LOCAL INFILE.",
             where=where,
-            code="target.local_infile",
+            code="connection.setting",
             remedy="SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file",
         )
     if log_bin and str(binlog_format).upper() == "STATEMENT":
         raise Refused(
             "The server's binary log has the format STATEMENT, which cannot log what is written from temporary tables.",
             where=where,
-            code="target.binlog_format",
+            code="connection.setting",
             remedy="SET GLOBAL binlog_format = ROW (or MIXED) on the target, and binlog_format=ROW in its option file",
         )
 
@@ -236,10 +236,9 @@ def table_problems(
     """
     if facts is None:
         return [
-            Refused(
+            TableMissing(
                 f"The table {name} does not exist on the target, or the account has no privilege to see it.",
                 where=name,
-                code="target.table",
                 remedy="`lockstep target create` creates it, with all keys and defaults; or "
                 f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
             )
@@ -273,19 +272,17 @@ def table_problems(
         unknown = one.name.lower() not in known and one.name.lower() not in settled
         if unknown and not one.optional and one.name != VERSION_COLUMN:
             found.append(
-                Refused(
+                ColumnsMissing(
                     f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
                     where=name,
-                    code="target.column",
                     remedy=_optional(facts, one),
                 )
             )
     if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
         found.append(
-            Refused(
+            ColumnsMissing(
                 f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
                 where=name,
-                code="target.column",
                 remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
             )
         )
@@ -351,14 +348,13 @@ def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) ->
                     f"TRUNCATE TABLE {_quoted(facts)}; {remedy}; and copy the table again (`lockstep snapshot`), "
                     "unless its copy is pending"
                 )
-        yield Refused(f"{what}.", where=facts.name, code="target.key", remedy=remedy)
+        yield ColumnsMissing(f"{what}.", where=facts.name, remedy=remedy)
     for one in key:
         column = facts.by_name.get(one.lower())
         if column is not None and column.nullable:
-            yield Refused(
+            yield ColumnsMissing(
                 f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",
                 where=facts.name,
-                code="target.key",
                 remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NOT NULL",
             )
 
@@ -400,10 +396,9 @@ def _column_problem(
     if there is None:
         if column.generated and column.key_part is None:
             return None  # nothing is lost: it is computed from other columns
-        return Refused(
+        return ColumnsMissing(
             f"The source's column {column.name} ({column.type}) is missing in {facts.name}.",
             where=facts.name,
-            code="target.column",
             remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
         )
     problem = pairs.problem(column.type, there.type)
@@ -411,11 +406,10 @@ def _column_problem(
         if not problem or (column.generated and column.key_part is None):
             return None
     elif not column.logged and partial:
-        return Refused(
+        return ColumnsMissing(
             f"{column.name} is a virtual column of the source, whose values MariaDB left out of the log "
             f"(binlog_row_image is not FULL); in {facts.name} it is a plain column.",
             where=facts.name,
-            code="target.column",
             remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
             "binlog_row_image = FULL on the source and copy the whole table to the target",
         )
@@ -435,7 +429,7 @@ def _column_problem(
     return Refused(
         f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
         where=facts.name,
-        code="target.type",
+        code="target.definition",
         remedy=remedy,
     )
 
@@ -530,7 +524,8 @@ def require_grants(
     where: str,
     known: DatabaseGrants | None = None,
 ) -> None:
-    """Raises Refused (target.grant), which names each privilege that the account lacks, and what target.faults makes of
+    """Raises Refused (connection.grant), which names each privilege that the account lacks, and what target.faults
+    makes of
     other errors, such as those of a server that takes no writes now.
 
     known: what database_grants says, if that is known. Single tables are asked for what it does not have everywhere.

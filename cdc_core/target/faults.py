@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, TargetAltered, TargetBusy
 from cdc_core.server_errors import Kind, explained, kind_of, said_by
 from cdc_core.target.server_words import reason
 
@@ -32,38 +32,39 @@ class _Fault:
 
 _UNAVAILABLE = _Fault(
     RetryLater,
-    "target.unavailable",
+    "connection.unreachable",
     "The target accepts no writes now",
     "run the task again once the server accepts writes; if this lasts, check its log and its disk, the limit that the "
     "message names, and whether it is a read-only replica (read_only, super_read_only): then point the connection at "
     "another server",
 )
 _FAULTS: dict[Kind, _Fault] = {
-    Kind.BUSY: _Fault(RetryLater, "target.busy", "The target is busy",
+    Kind.BUSY: _Fault(TargetBusy, "target.busy", "The target is busy",
                       "run the task again; if this lasts, look on the target for long transactions, and for a backup "
                       "that keeps tables from being made or altered (LOCK INSTANCE FOR BACKUP, FLUSH TABLES WITH READ "
                       "LOCK, BACKUP STAGE)"),
     Kind.PASSING: _UNAVAILABLE,
     Kind.GONE: _UNAVAILABLE,
-    Kind.GROUP: _Fault(RetryLater, "target.group", "The target's replication group did not take the transaction",
+    Kind.GROUP: _Fault(RetryLater, "target.busy", "The target's replication group did not take the transaction",
                    "if this lasts, the transaction is too large for the group: raise "
                    "group_replication_transaction_size_limit on all of its servers; the server's log has the reason"),
     Kind.KEYS_OF_GROUP: _Fault(Refused, "target.limit", "A transaction has too many rows for the replication group",
                            "raise group_replication_transaction_size_limit on all servers of the group"),
-    Kind.NOT_IN_GROUP: _Fault(Refused, "target.engine", "The target's replication group takes no writes to the table",
+    Kind.NOT_IN_GROUP: _Fault(Refused, "target.definition",
+                          "The target's replication group takes no writes to the table",
                           "give the table a primary key and ENGINE=InnoDB, as Group Replication requires"),
-    Kind.DENIED: _Fault(Refused, "target.grant", "The target refused a statement",
+    Kind.DENIED: _Fault(Refused, "connection.grant", "The target refused a statement",
                     f"GRANT {', '.join(PRIVILEGES)} ON the target's databases to the pipeline's account"),
-    Kind.ALTERED: _Fault(RetryLater, "target.altered", "The target's table was altered while the job ran",
+    Kind.ALTERED: _Fault(TargetAltered, "target.busy", "The target's table was altered while the job ran",
                      "run the task again, which reads the definition again; if this lasts, run `lockstep check`"),
     Kind.LIMIT: _Fault(Refused, "target.limit", "The server's limits leave too little space in the table for what "
                     "Lockstep adds to it",
                     "set guard.store: table, which adds no column; or make the longest columns TEXT or BLOB, rename "
                     "the column that the message names, raise the limit that it names, or leave the table out of the "
                     "target's tables"),
-    Kind.ENGINE: _Fault(Refused, "target.engine", "The table's storage engine cannot be written in a transaction",
+    Kind.ENGINE: _Fault(Refused, "target.definition", "The table's storage engine cannot be written in a transaction",
                     "ALTER TABLE ... ENGINE=InnoDB"),
-    Kind.LOCAL_INFILE: _Fault(Refused, "target.local_infile", "The server does not allow LOAD DATA LOCAL INFILE",
+    Kind.LOCAL_INFILE: _Fault(Refused, "connection.setting", "The server does not allow LOAD DATA LOCAL INFILE",
                           "SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file"),
     Kind.ROW: _Fault(DataAtRisk, "target.row_error", "A row does not fit the target table",
                  "change the target's column or constraint so that it takes what the source holds, then run the task "
@@ -91,7 +92,7 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     """Lockstep's error for a server's."""
     fault = _FAULTS[Kind.ROW] if is_row_error(error) else _FAULTS.get(kind_of(error))
     if fault is None:
-        return explained(error, where=where, who="The target", said=reason(error), unknown="target.statement")
+        return explained(error, where=where, who="The target", said=reason(error))
     # The other texts quote names, which show what to do, and no values of rows.
     said = reason(error) if fault.kind is DataAtRisk else said_by(error)
     return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
@@ -103,7 +104,7 @@ def lacks(account: str, database: str, privileges: Sequence[str], *, where: str)
     return Refused(
         f"The account {account} lacks {listed} on {database}.",
         where=where,
-        code="target.grant",
+        code="connection.grant",
         remedy=f"GRANT {listed} ON {quote(database)}.* TO '{user}'@'{host}'",
     )
 

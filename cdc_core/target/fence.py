@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.config import Target
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, TargetFenced
 from cdc_core.target.bookkeeping import ALL, NOTE_CHARS, Fence, TableState, change_states, states, states_in
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.sharding import ShardTable
@@ -52,10 +52,9 @@ def require_let_through(state: TableState, table: str, pipeline: str) -> None:
 
 
 def fenced(table: str, note: str) -> Refused:
-    return Refused(
+    return TargetFenced(
         f"There is a fence around the table: {note}.",
         where=table,
-        code="target.fenced",
         remedy="nothing was written. If Lockstep is to write to this table again, and no application does, lower the "
         "fence (`lockstep target fence PIPELINE --lower`)",
     )

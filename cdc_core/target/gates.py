@@ -89,7 +89,7 @@ def make_gates(places: Places, environ: Mapping[str, str] | None = None, *, pati
     """Makes the triggers that tables lack; gates are open until somebody closes them. patience_s: how long transactions
     that use a table are waited for.
 
-    Raises Refused (cutover.no_trigger), RetryLater (cutover.not_closed), and target.faults' errors.
+    Raises Refused (connection.grant), RetryLater (cutover.locked), and target.faults' errors.
     """
     end_s = time.monotonic() + patience_s
     for reference, tables in places.items():
@@ -204,13 +204,13 @@ def lost_gates(places: Places, environ: Mapping[str, str] | None = None) -> Data
         return None
     names = some_of(sorted(one.table for one in lost), 3)
     return DataAtRisk(
-        f"A cutover has led the application away from {names}, and nothing keeps writes out any more: the gates were "
-        "dropped, or the table was swapped for another one. What is written there is lost.",
+        f"A cutover has led the application away from {names}, and nothing keeps writes out of them: the gates were "
+        "dropped, or a table was swapped for another one. Writes there are lost.",
         where=", ".join(places),
         code="cutover.gates_gone",
-        remedy=f"`lockstep cutover resume {lost[0].pipeline}` closes them again; then verify the pipeline that writes "
-        "to these tables: it names the rows that were written meanwhile. If the application is meant to write there, "
-        f"and no cutover is open, delete the rows of these tables from {GATES}",
+        remedy=f"`lockstep cutover resume {lost[0].pipeline}` closes the gates again; then verify the pipeline that "
+        "writes to these tables, which names the rows written meanwhile. If the application is meant to write "
+        f"there, and no cutover is open, delete the rows of these tables from {GATES}",
     )
 
 
@@ -308,7 +308,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
         return Refused(
             "The account may not create triggers while the server writes a binary log.",
             where=reference,
-            code="cutover.no_trigger",
+            code="connection.grant",
             remedy="nothing was switched. SET GLOBAL log_bin_trust_function_creators = ON; or grant SUPER to the "
             "account",
         )
@@ -317,7 +317,7 @@ def _explained(error: pymysql.err.MySQLError, reference: str) -> LockstepError:
             "Gates could not be created, closed or opened: a transaction uses a table, or has not ended after a gate "
             "refused it, or a backup keeps triggers from being created.",
             where=reference,
-            code="cutover.not_closed",
+            code="cutover.locked",
             remedy="nothing was switched. End that transaction or backup, or wait for its end; then begin again",
         )
     return translated(error, where=reference)

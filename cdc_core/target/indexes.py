@@ -31,7 +31,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import Server, quote, resolve
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater, TargetBusy
 from cdc_core.server_errors import Kind, kind_of, number_of
 from cdc_core.target.bookkeeping import (
     LOCK_WAIT_S,
@@ -69,7 +69,6 @@ _BUILD_ATTEMPTS = 3
 _DUPLICATE_NAME = 1061
 _NO_SPACE = frozenset({1114, 1799, 1878})
 """For temporary files (tmpdir, innodb_tmpdir), or for the log of other sessions' writes during the statement."""
-_BUSY = "target.busy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ def _parts(index: IndexDefinition) -> IndexParts:
 
 def build(connection: pymysql.Connection[Any], database: str, table: str) -> None:
     """Adds the indexes that are due and not there, and notes that nothing is due, now or later. The caller has the
-    table's lock. Raises Refused (target.index), and PyMySQL's errors, after which they are still due."""
+    table's lock. Raises Refused (target.definition), and PyMySQL's errors, after which they are still due."""
     with connection.cursor() as cursor:
         due = _due(cursor, database, table)
         if due is None:
@@ -218,9 +217,9 @@ def _refusal(error: pymysql.err.MySQLError, table: str) -> Exception:
     if denied(error) or translated(error, where=table).retriable:
         return error
     return Refused(
-        f"The server does not take indexes that the table had before its first load: {reason(error)}.",
+        f"The server refuses indexes that the table had before its first load: {reason(error)}.",
         where=table,
-        code="target.index",
+        code="target.definition",
         remedy=f"the column due of {STATES} in its database has their definitions. Alter the table so that it takes "
         "them; or add an index of the same name in another form, and Lockstep leaves that one to you. Then run this "
         "again",
@@ -248,7 +247,8 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
 
 def build_due(tables: Iterable[IndexedTable]) -> None:
     """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
-    the indexes stay due. Raises Refused (target.index) and what altering raises, of the first table, after all others
+    the indexes stay due. Raises Refused (target.definition) and what altering raises, of the first table, after all
+    others
     are done."""
     listed = list(tables)
     if not listed:
@@ -263,9 +263,7 @@ def _built_now_or_later(one: IndexedTable) -> None:
     try:
         with _alone(one) as connection:
             build(connection, one.database, one.table)
-    except RetryLater as error:
-        if error.code != _BUSY:
-            raise
+    except TargetBusy as error:
         log.warning("%s: its indexes are still due: %s", one.name, error.what)
 
 
@@ -304,7 +302,7 @@ def _postponed(one: IndexedTable) -> bool:
             return postpone(connection, one.database, one.table)
     except LockstepError as error:
         log.info("%s: its indexes do not wait for the load: %s", one.name, error)
-        return error.code != _BUSY
+        return not isinstance(error, TargetBusy)
 
 
 def _built_quietly(tables: Sequence[IndexedTable]) -> None:
@@ -335,7 +333,7 @@ def with_due(places: Places, environ: Mapping[str, str] | None = None, *, later:
 
 def settle(places: Places, environ: Mapping[str, str] | None = None) -> None:
     """Builds what is due in these tables, after which none of their indexes ever waits again. Raises RetryLater
-    (target.busy), Refused (target.index), and as `with_due`."""
+    (target.busy), Refused (target.definition), and as `with_due`."""
     for table in with_due(places, environ, later=True):
         with translating(table.name), _alone(table, SETTLE_WAIT_S) as connection:
             build(connection, table.database, table.table)
@@ -345,6 +343,6 @@ def indexes_due(table: str) -> RetryLater:
     return RetryLater(
         "Indexes of the table are due: they were dropped before its first load, and are built after it.",
         where=table,
-        code="target.indexes_due",
+        code="target.busy",
         remedy="the next run builds them, and `lockstep target create PIPELINE` does; then run this again",
     )

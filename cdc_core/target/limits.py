@@ -43,7 +43,7 @@ def engines_of(connection: pymysql.Connection[Any], database: str, tables: Colle
 
 
 def require_engine(facts: TableFacts, found: Engine | None) -> None:
-    """Raises Refused (target.engine) for a table that cannot be written in a transaction, and for a view."""
+    """Raises Refused (target.definition) for a table that cannot be written in a transaction, and for a view."""
     if found is None or found[2] == "YES":
         return
     engine, kind, _ = found
@@ -51,7 +51,7 @@ def require_engine(facts: TableFacts, found: Engine | None) -> None:
     raise Refused(
         f"{facts.name} {shown}, which cannot roll back: a write that fails half-way would leave rows there.",
         where=facts.name,
-        code="target.engine",
+        code="target.definition",
         remedy=f"ALTER TABLE {quote(facts.database)}.{quote(facts.table)} ENGINE=InnoDB"
         if engine
         else "name a table, not a view",

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pymysql
 
 from cdc_core.connections import SafeConnection, Server, connect, quote, sensible
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, ValuesAbsent
 from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
@@ -522,11 +522,10 @@ def shown_key(key: bytes) -> str:
 
 def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
     """The error for updates of rows that the target does not have, whose values the log did not all carry."""
-    return DataAtRisk(
-        f"{rows} rows are not in the target, and the source's log did not have all of their values; the first has the "
+    return ValuesAbsent(
+        f"The target lacks {rows} rows, and the source's log did not carry all of their values; the first has the "
         f"key {shown_key(key)}.",
         where=where,
-        code="target.absent_values",
         remedy="copy the whole table to the target, then run the task again; to prevent this, SET GLOBAL "
         "binlog_row_image = FULL on the source; nothing of this transaction was written",
     )

@@ -41,9 +41,6 @@ from cdc_core.target.sharding import ShardTable, by_server, placed_tables, same_
 
 log = logging.getLogger(__name__)
 
-MADE_BY_POLICY = frozenset({"target.table", "target.column", "target.key"})
-"""Errors of a target's table that creating or extending it may end."""
-
 LiteralsOf = Callable[["pymysql.Connection[Any]", TableDefinition], Literals]
 """The exact literal defaults of a table (source.defaults)."""
 
@@ -122,7 +119,7 @@ def make_tables(
 ) -> list[MadeTable]:
     """Makes the tables of these logical tables. made: is called after each one.
 
-    Raises UsageError (target.template, target.connections), Refused (target.same_table, target.name_case), and what
+    Raises UsageError (config.invalid), Refused (config.table_rule), and what
     connecting raises.
     """
     tables = list(by_server(target, placed_tables(target, wanted)))
@@ -226,7 +223,7 @@ def _refused(error: pymysql.err.MySQLError, where: str) -> LockstepError:
     return Refused(
         f"The server refuses the definition of the table: {reason(error)}.",
         where=where,
-        code="target.create",
+        code="target.not_creatable",
         remedy="see the statement with `lockstep target create --dry-run`; create the table by hand, in a form that "
         "the server accepts",
     )
@@ -419,7 +416,7 @@ def _database_is_absent(connection: pymysql.Connection[Any], database: str) -> b
 def _require_apart(
     connection: pymysql.Connection[Any], places: Sequence[tuple[str, ShardTable]], target: Target
 ) -> None:
-    """Raises Refused (target.same_table) where two logical tables would be one table of the server."""
+    """Raises Refused (config.table_rule) where two logical tables would be one table of the server."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@lower_case_table_names")
         row = cursor.fetchone()

@@ -63,7 +63,7 @@ def write_copies(
 ) -> WriteCounts:
     """A `Transact` of write_shard. upto: by source, where the last batch of the run begins.
 
-    Raises DataAtRisk (target.row_error, target.copies).
+    Raises DataAtRisk (target.row_error).
     """
     assert not careful
     facts = write.facts
@@ -254,7 +254,7 @@ def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
         raise DataAtRisk(
             f"The write ended with {found} {what} instead of {wanted}.",
             where=facts.name,
-            code="target.copies",
+            code="target.row_error",
             remedy="look for triggers of the target that change, add or delete rows, and for other writers; "
             "nothing of this shard was written",
         )

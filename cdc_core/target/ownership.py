@@ -19,7 +19,7 @@ from typing import Any
 
 from cdc_core.config import Target
 from cdc_core.connections import SafeConnection, quote, resolve, utf8_literal
-from cdc_core.errors import Refused
+from cdc_core.errors import ExistingRows
 from cdc_core.target.bookkeeping import (
     LEDGER,
     MARKS,
@@ -90,20 +90,18 @@ def _left(database: str, table: str, there: Ours, *others: str) -> dict[str, str
 def require_answer(target: Target, writer: Writer, logical: str, table: str) -> None:
     """For a table that has rows, and is not the writer's. Raises Refused (target.existing)."""
     if target.existing == "replace" and logical in writer.in_part:
-        raise Refused(
-            "The table has rows to be replaced, and the run leaves out changes of it that no later run brings.",
+        raise ExistingRows(
+            "The table has rows to be replaced, and the run leaves out changes that no later run brings.",
             where=table,
-            code="target.existing",
             remedy=f"nothing was written. First replay all of it: `lockstep run {writer.pipeline} --replay --target "
-            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source tables "
-            f"again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
+            f"{target.name} --table {logical}`, without --from; or, where batches were purged, copy its source "
+            f"tables again: `lockstep snapshot`. Or keep the rows: `existing: keep` in targets.{target.name}",
         )
     if target.existing is None:
-        raise Refused(
+        raise ExistingRows(
             "The table has rows, or versions and deleted keys of rows, that this stage has not written. Those that the "
             "source does not have would stay for ever, because no run knows of them.",
             where=table,
-            code="target.existing",
             remedy=f"nothing was written. Set `existing` in targets.{target.name} of the pipeline file: with replace, "
             "the first run empties such tables before it writes the copied rows; with keep, their rows stay until the "
             "source changes them",

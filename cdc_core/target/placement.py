@@ -44,12 +44,12 @@ def begin_write(cursor: Any, facts: TableFacts, pipeline: str, placement: str) -
 
 def misplaced(name: str, noted: str, wanted: str) -> DataAtRisk:
     return DataAtRisk(
-        f"The table was written as {noted}, and would now be {wanted}: rows that belong elsewhere would stay where "
-        "they are, beside their newer versions.",
+        f"The table was written as {noted}, and would now be written as {wanted}: rows would stay in the wrong "
+        "place, beside their newer versions.",
         where=name,
         code="target.layout",
         remedy="restore the former sharding and names; or give the target a new name and new tables (`lockstep "
-        "reshard`); or, if every row is where it belongs now, `lockstep target layout PIPELINE --accept TABLE`",
+        "reshard`); or, if every row already is where it belongs, `lockstep target layout PIPELINE --accept TABLE`",
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote, sensible
-from cdc_core.errors import Refused
+from cdc_core.errors import ColumnsMissing, Refused
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.server_errors import number_of
 from cdc_core.target.bookkeeping import OF_A_RUN, create, tables_locked
@@ -82,7 +82,8 @@ def prepare_several(connection: pymysql.Connection[Any], tables: Sequence[TableF
     """Adds what is missing to tables of one database; the facts afterwards. The server is asked once for all of them.
 
     The connection has the settings of session.WRITING: key columns are copied as the table has them, zero dates too.
-    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable) of
+    Raises Refused (connection.grant, target.prepare, config.table_rule), RetryLater (target.busy,
+    connection.unreachable) of
     the first table that cannot be prepared; those after it may have been left as they were.
     """
     database = tables[0].database
@@ -145,7 +146,7 @@ Ours = Mapping[str, Mapping[str, str]]
 
 @sensible("target")
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours | None = None) -> None:
-    """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look.
+    """Raises Refused (config.table_rule) when versions of the rows are kept where `guard.store` does not look.
 
     there: what ours_beside says, if it is known.
     """
@@ -196,10 +197,9 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
         )
         return
     if found.keys() != wanted.keys():
-        raise Refused(
+        raise ColumnsMissing(
             f"{name} has the key ({', '.join(found)}); the key of {facts.name} is now ({', '.join(wanted)}).",
             where=facts.name,
-            code="target.key",
             remedy=f"if no batch from before the change of the key will be replayed into the table, "
             f"DROP TABLE {quote(facts.database)}.{quote(name)}; otherwise restore the former key",
         )
@@ -282,7 +282,7 @@ def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:
     return Refused(
         f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
         where=facts.name,
-        code="target.guard_store",
+        code="config.table_rule",
         remedy=f"set guard.store: {store}; or empty the table, remove its versions ({away}) and replay it. If the "
         "pipeline is a way back to this table, the application has left the tables that it reads: stop it",
     )

@@ -161,7 +161,7 @@ def _by_bounds(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
 
 
 def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
-    """The function that `python` names. Raises Refused (target.shard_function) when it cannot be loaded."""
+    """The function that `python` names. Raises Refused (config.function) when it cannot be loaded."""
     reference = sharding.python or ""
     try:
         found = EntryPoint(reference, reference, "lockstep.shard").load()
@@ -197,7 +197,7 @@ def _bad_function(sharding: Sharding, why: str) -> Refused:
     return Refused(
         f"The shard function {sharding.python} {why}.",
         where=f"sharding of {sharding.key}",
-        code="target.shard_function",
+        code="config.function",
         remedy="install it next to Lockstep, also where Spark's workers run; it takes an Arrow array of keys and the "
         "number of shards, and returns an integer from 0 to that number minus one for each key",
     )
@@ -214,7 +214,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 def _refused(sharding: Sharding, why: str) -> Refused:
     return Refused(
         f"The shard key {sharding.key!r} {why}.",
-        code="target.shard_key",
+        code="config.table_rule",
         remedy="set sharding.key to a column that is never null; if it is not an integer, use function: hash",
     )
 
@@ -222,14 +222,14 @@ def _refused(sharding: Sharding, why: str) -> Refused:
 def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
     """All physical tables of a logical table, in shard order.
 
-    Raises UsageError (target.template, target.connections) if names or servers do not match the shards.
+    Raises UsageError (config.invalid) if names or servers do not match the shards.
     """
     rule = target.table(logical)
     if rule is None:
         raise UsageError(
             f"Target {target.name!r} has no rule for the table {logical!r}.",
             where=f"targets.{target.name}.tables",
-            code="target.template",
+            code="config.invalid",
             remedy=f"add a rule for {logical!r}, or one for '*'",
         )
     sharding = rule.sharding
@@ -239,7 +239,7 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
             f"Target {target.name!r} has {len(target.connections)} connections for {databases} database(s) of "
             f"{logical!r}.",
             where=f"targets.{target.name}.connections",
-            code="target.connections",
+            code="config.invalid",
             remedy="give one connection for all databases, or one for each database number in order",
         )
     found = tuple(_named(target, logical, rule))
@@ -248,14 +248,14 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
         raise UsageError(
             f"{len(found)} shards of {logical!r} have only {len(names)} different table names.",
             where=f"targets.{target.name}.tables",
-            code="target.template",
+            code="config.invalid",
             remedy="use {d} in `database` and {t} in `table`, so that each shard has a table of its own",
         )
     return found
 
 
 def require_apart(target: Target, logicals: Iterable[str]) -> None:
-    """Raises Refused (target.same_table) where two of the logical tables would be one table, and what shard_tables
+    """Raises Refused (config.table_rule) where two of the logical tables would be one table, and what shard_tables
     raises."""
     seen: dict[tuple[int, str], str] = {}
     for logical in logicals:
@@ -270,7 +270,7 @@ def same_table(target: Target, place: ShardTable, one: str, other: str) -> Refus
     return Refused(
         f"{one!r} and {other!r} would both be the table {place.name} of the target.",
         where=f"targets.{target.name}.tables",
-        code="target.same_table",
+        code="config.table_rule",
         remedy="give them different names in `database` and `table` of their rules; or, if they belong together, one "
         "logical name with `routes`",
     )
@@ -291,7 +291,7 @@ def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTab
             raise UsageError(
                 f"The name template {rule.database!r} / {rule.table!r} of {logical!r} cannot be filled: {error}.",
                 where=f"targets.{target.name}.tables",
-                code="target.template",
+                code="config.invalid",
                 remedy="use {logical}, {table}, {d} and {t}; {database} exists only where the logical name is "
                 "'database.table'",
             ) from None

@@ -169,7 +169,7 @@ def write_shard(
     and gives another one afterwards; None: one is opened for this table.
 
     Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
-    target.absent_values, target.key_collapse), RetryLater (target.parts_lost), and what target.faults makes of the
+    target.absent_values, target.key_collapse), RetryLater (target.busy), and what target.faults makes of the
     server's errors. Whatever is raised, nothing was written, unless the connection broke during the commit: then the
     rows may have been written, and a repeated call finds them.
     """
@@ -236,16 +236,16 @@ def _begin(connection: SafeConnection, cursor: Any, write: ShardWrite) -> None:
 
 def _require_written(cursor: Any, write: ShardWrite, as_left: str, arguments: Sequence[Any]) -> None:
     """The ledger row is as this run has left it: a server that shows that has all that the run has written so far.
-    Raises RetryLater (target.parts_lost)."""
+    Raises RetryLater (target.busy)."""
     cursor.execute(
         f"SELECT COUNT(*) FROM {LEDGER} WHERE run_id = %s AND table_name = %s AND {as_left}", tuple(arguments)
     )
     if not cursor.fetchone()[0]:
         raise RetryLater(
-            "What this run has written to the table before is not in it, or another task writes the same run: the "
-            "server may have failed over, or the table may have been created again.",
+            "The table lacks what this run wrote to it before: the server failed over, the table was created again, "
+            "or another task writes the same run.",
             where=write.facts.name,
-            code="target.parts_lost",
+            code="target.busy",
             remedy="run the task again: it writes everything; no batch was marked as consumed",
         )
 
@@ -432,12 +432,12 @@ class ShardTransaction:
         rows = int(self.cursor.fetchone()[0])
         if rows:
             raise DataAtRisk(
-                f"{rows} rows of the table do not say which source table they come from, so that nothing tells whether "
-                f"the copy of one of the tables that feed {self.write.logical!r} should remove them.",
+                f"{rows} rows have no source table recorded, so Lockstep cannot decide whether the copy of a table "
+                f"that feeds {self.write.logical!r} should delete them.",
                 where=facts.name,
                 code="target.unknown_origin",
-                remedy="copy the other tables that feed it too (`lockstep snapshot PIPELINE TABLE...`): every row that "
-                "a source has then says its origin; remove the rows that are left, which no source has; then run again",
+                remedy="copy the other tables that feed it too (`lockstep snapshot PIPELINE TABLE...`), which "
+                "records the origin of every row that a source has; remove the rows that are left; then run again",
             )
 
     def upsert(self, upserts: int) -> None:
@@ -471,11 +471,11 @@ class ShardTransaction:
         if not self.careful:
             raise _Collision
         raise DataAtRisk(
-            f"After the write, {there} of {upserts} rows are in the table as they should be.",
+            f"After the write, only {there} of {upserts} rows are in the table as written.",
             where=self.facts.name,
             code="target.unique_conflict",
-            remedy="look for triggers of the target that change rows, or for keys that are equal only in the target's "
-            "collation; nothing of this transaction was written",
+            remedy="look for triggers of the target that change rows, or for keys that are equal only in the "
+            "target's collation; nothing of this transaction was written",
         )
 
     def ledger(self, states: States, upserts: int) -> WriteCounts:
@@ -656,12 +656,12 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
             row = cursor.fetchone()
             if row:
                 raise DataAtRisk(
-                    f"The target computes a value of {name} that differs from the source's, in the row with key "
+                    f"The target computes another value of {name} than the source, in the row with key "
                     f"{shown_key(bytes(row[0]))}.",
                     where=facts.name,
-                    code="target.generated",
-                    remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or drop "
-                    "it there if it is generated on the source; nothing of this transaction was written",
+                    code="target.row_error",
+                    remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or "
+                    "drop it there if it is generated on the source; nothing of this transaction was written",
                 )
 
 

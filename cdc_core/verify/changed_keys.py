@@ -32,7 +32,7 @@ def changed_keys(
     before_us: only of changes that were committed before this time, µs UTC. on_truncate: raised for a change that
     removes all rows.
 
-    Raises DataAtRisk (stage.missing, stage.damaged).
+    Raises DataAtRisk (stage.damaged).
     """
     rule = TableRule(pa.schema([(column.name, column.type.arrow) for column in key_columns(schema)]), schema.key)
     read = FileOfEvents(file, schema, file.key_changes, seqs=((file.min_seq, file.max_seq),))

@@ -33,7 +33,7 @@ class CountedTable:
         self._targets, self._batches, self._whole = targets, batches, whole
 
     def counted(self) -> TableResult:
-        """Raises Refused (verify.not_counted), and what reading raises."""
+        """Raises Refused (verify.mode), and what reading raises."""
         started_s = time.monotonic()
         self._require_countable()
         spans: tuple[SourceSpan, ...] = ()
@@ -66,7 +66,7 @@ class CountedTable:
         )  # fmt: skip
 
     def _require_countable(self) -> None:
-        """Raises Refused (verify.not_counted)."""
+        """Raises Refused (verify.mode)."""
         names = [schema.name for _, schema in self._feeding]
         why = ""
         if any(re.fullmatch(rule.match, name) for rule in self._job.pipeline.tables.rows for name in names):
@@ -81,7 +81,7 @@ class CountedTable:
             raise Refused(
                 f"{self._name} cannot be verified in the mode {self._job.mode}: {why}.",
                 where=self._name,
-                code="verify.not_counted",
+                code="verify.mode",
                 remedy="verify the table with --mode ordered",
             )
 

@@ -40,7 +40,7 @@ def folder_of(target: str) -> str:
 def keep(job: Job, found: Verified) -> str:
     """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
 
-    Raises RetryLater (meta.lease_lost).
+    Raises RetryLater (lease.lost).
     """
     ended_us = job.meta.now_us()
     document = document_of(job, found, ended_us=ended_us)
@@ -177,10 +177,10 @@ def read(store: ObjectStore, path: str) -> dict[str, Any]:
             raise ValueError("its sha256 is another")
     except (ValueError, KeyError, AttributeError) as error:
         raise DataAtRisk(
-            f"The evidence is not what a verification wrote: {error}.",
+            f"The evidence is damaged, or was changed after it was written: {error}.",
             where=path,
             code="verify.evidence",
-            remedy="verify again, which writes new evidence; find out who has changed the file",
+            remedy="verify again, which writes new evidence, and find out what changed the file",
         ) from None
     return {**document, "sha256": said}
 

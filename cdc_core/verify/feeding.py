@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import RESYNC, Refused, UsageError
 from cdc_core.model.schema import TableSchema
-from cdc_core.remedies import RESYNC
 from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import SourceTables
 from cdc_core.verify.target_rows import tables_with_rows
@@ -67,27 +66,27 @@ def chosen(job: Job, fed: Fed, tables: Sequence[str] | None) -> list[str]:
     for name in tables:
         if name not in fed.tables and name not in fed.uncompared:
             raise UsageError(
-                f"No source table feeds a table {name!r} of the target {job.target.name!r}.",
+                f"No source table feeds {name!r} of the target {job.target.name!r}.",
                 where="lockstep verify",
-                code="verify.unknown_table",
-                remedy=f"give logical tables, of: {', '.join(fed.names) or '(none)'}",
+                code="usage.unknown_name",
+                remedy=f"give logical tables: {', '.join(fed.names) or '(none)'}",
             )
     return list(dict.fromkeys(tables))
 
 
 def _not_read(logical: str, source: str, table: str, why: str) -> Refused:
     return Refused(
-        f"{logical} cannot be compared: {table} of {source}, which feeds it, cannot be read: {why}.",
+        f"{logical} cannot be compared, because {table} of {source} cannot be read: {why}.",
         where=logical,
-        code="verify.not_read",
+        code="verify.not_comparable",
         remedy=f"exclude the table (tables.exclude); or make it readable again, and {RESYNC}",
     )
 
 
 def _gone(logical: str, former: str, place: str) -> Refused:
     return Refused(
-        f"{logical} cannot be compared: {former} is gone, and {place} has rows of it.",
+        f"{logical} cannot be compared: {former} is gone, and {place} still has its rows.",
         where=logical,
         code="verify.source_gone",
-        remedy="remove these rows, or the table, from the target, or exclude the source table (tables.exclude)",
+        remedy="remove these rows, or the table, from the target; or exclude the source table (tables.exclude)",
     )

@@ -77,7 +77,7 @@ def events(
     wanted: the keys. bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
     known_from: asked before each file, with the order key before which both sides have all changes: changes before the
     one that it returns cannot say more about these keys, if one source table has fed the table. None while they may.
-    Raises DataAtRisk (stage.missing, stage.damaged).
+    Raises DataAtRisk (stage.damaged).
     """
     ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
     emptied = emptied_columns(manifests, None)

@@ -56,7 +56,7 @@ class KeptProgress:
         return KEPT_BYTES - sum(one.first_bytes for name, one in self.progress.tables.items() if name != table)
 
     def keep(self, table: str, tally: Tally) -> None:
-        """Raises RetryLater (meta.lease_lost)."""
+        """Raises RetryLater (lease.lost)."""
         job = self._job
         self.progress = self.progress.with_table(table, tally)
         if job.lease is not None:

@@ -77,5 +77,5 @@ def literal(column: Column, text: str | None) -> str:
 
 def _checked(column: Column, text: str, pattern: re.Pattern[str]) -> str:
     if not pattern.fullmatch(text):
-        raise defect(f"The key column {column.name} has the value {text!r}.", code="verify.key_text")
+        raise defect(f"The key column {column.name} has the value {text!r}.")
     return text

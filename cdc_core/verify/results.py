@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, worst
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
 from cdc_core.verify.comparison import Kind
 from cdc_core.verify.judgement import Wrong
 from cdc_core.verify.modes import Mode
@@ -114,7 +114,7 @@ def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None
     unsettled = [one for one in results if one.unsettled and not one.unreplayed]
     if unsettled:
         errors.append(
-            RetryLater(
+            TableUnready(
                 f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
                 f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
                 where=f"target {target}",

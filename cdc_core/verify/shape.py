@@ -47,7 +47,7 @@ def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked:
     """schemas: of the source tables that feed the table, after the pipeline's rules; unmasked: before them, in the same
     order.
 
-    Raises Refused (verify.key_not_compared).
+    Raises Refused (verify.not_comparable).
     """
     columns: list[Column] = []
     left_out: dict[str, str] = {}
@@ -70,8 +70,8 @@ def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked:
             raise Refused(
                 f"The key column {name} of {destination.logical} cannot be compared: {left_out.get(name, 'unknown')}.",
                 where=f"target {destination.target}",
-                code="verify.key_not_compared",
-                remedy="compare the table by other means, or make the column a plain one on both sides",
+                code="verify.not_comparable",
+                remedy="make the column a plain one on both sides, or compare the table by other means",
             )
     masked = {
         column.name

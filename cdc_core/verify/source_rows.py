@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from cdc_core.config import Pipeline
 from cdc_core.connections import SafeConnection, Server
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import DefinitionChanged, OtherServer, Paused, Refused, TableRefused
 from cdc_core.extract import hosts
 from cdc_core.meta import Meta
 from cdc_core.model.block import TableRows
@@ -175,7 +175,7 @@ class SourceTables:
     def read(self, schema: TableSchema, logical: str, take: Take) -> Iterator[Read]:
         """Reads a table; each piece of its rows that is routed to the logical table goes to `take`.
 
-        Raises RetryLater (verify.redefined, verify.paused), and what read_view, Throttle and TableReader raise.
+        Raises RetryLater (table.redefined, snapshot.paused), and what read_view, Throttle and TableReader raise.
         """
         if _in_chunks(schema):
             yield from self.read_after(schema, logical, (), take)
@@ -252,17 +252,16 @@ class SourceTables:
         return pace
 
     def _wait(self) -> None:
-        """Until a chunk may be read. Raises RetryLater (verify.paused), Refused (snapshot.throttle)."""
+        """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
         if not self._reader.open:  # an error has closed it amid the rows of another table
             with translating(self.name):
                 self._reader.connect()
         while True:
             pause = self._meta.copies.paused(self.name)
             if pause is not None:
-                raise RetryLater(
-                    f"Reading of tables of {self.name} is paused since {from_us(pause.since_us)} by {pause.holder}.",
+                raise Paused(
+                    f"{pause.holder} paused reading tables of {self.name} at {from_us(pause.since_us)}.",
                     where=self.name,
-                    code="verify.paused",
                     remedy="`lockstep snapshot PIPELINE --resume` lets it continue after its last range",
                 )
             why = self._throttle.why(self._control)
@@ -298,10 +297,9 @@ class SourceTables:
                         take(routed)
             ended(count, last)
             if table_schema(self._control, schema.database, schema.table) != schema:
-                raise RetryLater(
-                    f"{schema.name} was redefined while it was verified.",
+                raise DefinitionChanged(
+                    f"{schema.name} was altered while it was verified.",
                     where=self.name,
-                    code="verify.redefined",
                     remedy="verify it again; nothing was concluded about it",
                 )
         self._pace(schema).read(count, size_bytes, time.monotonic() - began_s)
@@ -336,7 +334,7 @@ def open_source(
 ) -> Iterator[SourceTables]:
     """Two sessions at the server that the extractor reads. waiting: told why, while no chunk may be read.
 
-    Raises Refused (verify.not_started), RetryLater (verify.other_server), and what hosts.connect raises.
+    Raises Refused (source.not_extracted), RetryLater (source.other_server), and what hosts.connect raises.
     """
     pipeline, meta, environ = opened.pipeline, opened.meta, opened.environ
     config = pipeline.source(name)
@@ -358,17 +356,16 @@ def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
     staged = meta.positions.checkpoint(name)
     if staged is None:
         raise Refused(
-            f"Nothing of the source {name!r} was extracted yet, so that its rows have no place in its log.",
+            f"Nothing of the source {name!r} was extracted yet.",
             where=name,
-            code="verify.not_started",
+            code="source.not_extracted",
             remedy="run `lockstep run` first",
         )
     if is_other_server(staged, server):
-        raise RetryLater(
-            f"The server of {name!r} that was read last does not answer, and another one does.",
+        raise OtherServer(
+            f"Another server of {name!r} answers than the one that was read last.",
             where=name,
-            code="verify.other_server",
-            remedy="run `lockstep extract` first, which begins the log of the new server; then verify again",
+            remedy="run `lockstep extract` first, which moves to the new server; then verify again",
         )
     return staged
 
@@ -376,9 +373,7 @@ def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
 def _in_chunks(schema: TableSchema) -> bool:
     try:
         keys.key_columns(schema)
-    except Refused as error:
-        if error.code not in keys.NOT_COPIED:
-            raise
+    except TableRefused:
         return False
     return True
 

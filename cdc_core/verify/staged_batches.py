@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc_core.errors import RetryLater
+from cdc_core.errors import TableUnready
 from cdc_core.extract.sources import extract_if_free
 from cdc_core.model.batch import Manifest
 from cdc_core.stage import coverage
@@ -77,7 +77,7 @@ class StagedBatches:
     def chains_until(self, spans: Sequence[SourceSpan]) -> list[Manifest]:
         """All batches of the sources, once they reach as far as the sources were read.
 
-        Raises RetryLater (verify.not_staged).
+        Raises RetryLater (stage.behind).
         """
         job, deadline_s = self._job, time.monotonic() + self._job.wait_s
         for span in spans:
@@ -90,12 +90,12 @@ class StagedBatches:
                 if staged is not None and staged.position >= span.high:
                     break
                 if time.monotonic() > deadline_s:
-                    raise RetryLater(
-                        f"The stage did not reach {span.high} within {job.wait_s:.0f} s, up to which {span.source} was "
-                        "read, so that rows that differ may have changed meanwhile.",
+                    raise TableUnready(
+                        f"{span.source} was read up to {span.high}, and the stage did not reach that within "
+                        f"{job.wait_s:.0f} s. Rows that differ may have changed meanwhile.",
                         where=self._table,
-                        code="verify.not_staged",
-                        remedy="see in `lockstep status` whether the source is extracted; then verify again",
+                        code="stage.behind",
+                        remedy="check in `lockstep status` that the source is extracted; then verify again",
                     )
                 time.sleep(_PAUSE_S)
         for source in self._sources:

@@ -122,9 +122,9 @@ class Table:
         job, sampled = self._job, self._job.mode is Mode.RANDOM
         if sampled and self._whole:
             raise Refused(
-                f"No sample of {self._name} can be taken: {self._whole}.",
+                f"{self._name} cannot be sampled: {self._whole}.",
                 where=self._name,
-                code="verify.not_sampled",
+                code="verify.mode",
                 remedy="verify the table with --mode ordered",
             )
         if tally.ranges:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import LockstepError, Refused, TableUnready
 from cdc_core.informing import informing
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.verify import evidence
@@ -31,7 +31,7 @@ from cdc_core.verify.target_rows import TargetTables
 def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     """Verifies these logical tables of the target, or all that it takes and that have, or had, a source table.
 
-    Raises UsageError (verify.unknown_table), Refused (verify.no_tables), RetryLater (verify.paused), and what opening
+    Raises UsageError (usage.unknown_name), Refused (config.no_match), RetryLater (snapshot.paused), and what opening
     the sources raises; Refused (cutover.switched). What concerns one table alone is its result's error.
     """
     _require_before_a_switch(job)
@@ -43,12 +43,11 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
         wanted = chosen(job, fed, tables)
         if not wanted:
             raise Refused(
-                f"No table that a source has is one of the target {job.target.name!r}, so that there is nothing to "
-                "compare.",
+                f"No table of a source feeds the target {job.target.name!r}, so there is nothing to compare.",
                 where=f"targets.{job.target.name}.tables",
-                code="verify.no_tables",
-                remedy="compare tables.include, the routes and the target's rules with the tables that the source has: "
-                "`lockstep check`; where the source has none yet, verify once it has",
+                code="config.no_match",
+                remedy="compare tables.include, the routes and the target's rules with the tables of the source "
+                "(`lockstep check`); if the source has none yet, verify later",
             )
         kept = KeptProgress(job, wanted)
         results = []
@@ -59,9 +58,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                     raise fed.uncompared[name]
                 result = _verified(job, name, fed.tables[name], targets, kept)
             except LockstepError as error:
-                if error.code == "verify.paused" or (
-                    error.retriable and not error.code.startswith(("verify.", "results.", "snapshot."))
-                ):
+                if error.retriable and not isinstance(error, TableUnready):
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
@@ -79,8 +76,7 @@ def _require_before_a_switch(job: Job) -> None:
     back = job.meta.cutovers.latest(led.way_back)
     if back is None or not back.switched or back.created_us < led.created_us:
         raise Refused(
-            f"A cutover has led the application to the tables of {job.target.name!r}, whose rows are newer than those "
-            "of the sources.",
+            f"A cutover has led the application to {job.target.name!r}, whose rows are now newer than the sources'.",
             where=f"cutover {led.cutover_id}",
             code="cutover.switched",
             remedy=f"`lockstep verify {led.way_back}` compares in the direction in which changes flow now",
@@ -140,7 +136,7 @@ def verify_target(
     """Verifies a target under its lease, and keeps the evidence on the stage. An interrupted verification continues.
 
     begun_after_us: continues only one that was begun after this time. sample_percent, seed: as of `Job`. Raises as
-    `verify`; RetryLater (verify.running).
+    `verify`; RetryLater (lease.held).
     """
     with verifier_lease(opened, target) as lease, opened.progress.comparing() as report:
         job = Job(
@@ -169,7 +165,8 @@ class TableKeys:
     def __init__(self, job: Job, fed: Fed, table: str, targets: TargetTables) -> None:
         """targets: the target's sessions, which several tables may share; the caller closes them.
 
-        Raises UsageError (verify.unknown_table), Refused (verify.not_read, verify.source_gone), and what opening the
+        Raises UsageError (usage.unknown_name), Refused (verify.not_comparable, verify.source_gone), and what opening
+        the
         destination raises.
         """
         chosen(job, fed, [table])

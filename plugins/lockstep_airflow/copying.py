@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
 
-from cdc_core.errors import Refused, RetryLater, combined
+from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, combined
 from cdc_core.windows import to_us
 from cdc_core.words import counted, some_of
 from lockstep_airflow.credentials import exported
@@ -33,7 +33,7 @@ from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.specs import COPY, PLAN
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from airflow.sdk import Context
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -52,7 +52,7 @@ def _wanted(context: Context, ready: OpenPipeline, source: str) -> tuple[Pending
     """What a run of the DAG copies of a source: the tables that its form names, or what is pending.
 
     Not tables that the form names and that were staged since the run was asked for: it was this run, or did the same.
-    Raises UsageError (airflow.copy, snapshot.unknown_table), Refused (snapshot.not_captured).
+    Raises UsageError (usage.argument, usage.unknown_name), Refused (table.not_captured).
     """
     from cdc_core.snapshot.pending import chosen, pending
     from cdc_core.snapshot.steps import copied_since
@@ -97,10 +97,9 @@ class CopyPlanOperator(Leaving, BaseOperator):
                     source,
                 )
                 if not extract_if_free(ready, source) and ready.meta.positions.checkpoint(source) is None:
-                    raise RetryLater(
+                    raise LeaseHeld(
                         f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
                         where=source,
-                        code="snapshot.not_extracted",
                         remedy="the next attempt looks again",
                     )
             found = {source: _wanted(context, ready, source) for source in sources}
@@ -130,11 +129,6 @@ class PipelineSensor(Leaving, BaseSensorOperator):
         """What of the pipeline it is for."""
         raise NotImplementedError
 
-    @property
-    def waits(self) -> Collection[str]:
-        """Codes of errors after which it looks again."""
-        raise NotImplementedError
-
     def poke(self, context: Context) -> PokeReturnValue:
         if is_dry_run(context):
             raise AirflowSkipException("A dry run copies nothing.")
@@ -146,9 +140,7 @@ class PipelineSensor(Leaving, BaseSensorOperator):
         ):
             try:
                 return self.step(context, ready)
-            except RetryLater as error:
-                if error.code not in self.waits:
-                    raise
+            except (LeaseHeld, Paused) as error:
                 log.info("%s: waiting: %s", self.subject, error)
                 return PokeReturnValue(False)
 
@@ -168,12 +160,6 @@ class _CopySensor(PipelineSensor):
     @property
     def subject(self) -> str:
         return self.source
-
-    @property
-    def waits(self) -> Collection[str]:
-        from cdc_core.snapshot.steps import WAITS
-
-        return WAITS
 
 
 class CopySensor(_CopySensor):
@@ -198,9 +184,7 @@ class CopySensor(_CopySensor):
             try:
                 with ready.progress.copying({one.name: one.rows for one in tables}) as report:
                     refused = read_tables(ready, self.source, tables, lease, report)
-            except RetryLater as error:
-                if error.code != "snapshot.other_server":
-                    raise
+            except OtherServer as error:
                 log.info("%s: extracting first: %s", self.source, error)
                 extract_if_free(ready, self.source, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
@@ -256,7 +240,7 @@ class StageCopySensor(_CopySensor):
 
     def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
         """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
-        airflow.not_copied where that task has not run."""
+        run.clear_task where that task has not run."""
         from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 
         ti = context["ti"]
@@ -287,7 +271,7 @@ def _not_copied(source: str, tables: Sequence[str]) -> Refused:
         f"The task {COPY} has not said that it has read what this run was to copy of {source}: it was marked, or "
         f"Airflow has removed its XCom. Not copied: {some_of(tables, _MOST_NAMED)}.",
         where=f"task {COPY}",
-        code="airflow.not_copied",
+        code="run.clear_task",
         remedy=f"what was read is staged; clear the task {COPY} with this one: it continues after the last chunk",
     )
 

@@ -221,7 +221,7 @@ def staged_name(pipeline: Pipeline, logical: str) -> Name:
 
 
 def target_name(pipeline: Pipeline, target: Target, logical: str, environ: Mapping[str, str]) -> Name:
-    """Of a table of a target. Raises UsageError (connection.unset, target.template, target.connections)."""
+    """Of a table of a target. Raises UsageError (config.unset, config.invalid)."""
     places = [
         Name(_server(target.connections[one.connection], environ), one.name) for one in shard_tables(target, logical)
     ]

@@ -72,6 +72,6 @@ def _only_one(found: Iterable[DagSpec], file: Path, specs: Mapping[str, DagSpec]
         raise UsageError(
             f"The DAG {first.dag_id!r} already belongs to the pipeline {first.pipeline!r} in {first.file}.",
             where=str(file),
-            code="airflow.pipeline_twice",
+            code="airflow.pipelines",
             remedy="give one of the two another name (key pipeline), or remove one file",
         )

@@ -69,7 +69,7 @@ class ReshardOperator(CommandOperator):
         return RetryLater(
             f"The command ended with {how}, without an answer.",
             where="the log above",
-            code="reshard.ended",
+            code="run.interrupted",
             remedy="nothing is lost: the next try continues; look there for what ended the command",
         )
 
@@ -78,6 +78,6 @@ def _not_filled() -> Refused:
     return Refused(
         f"The task {FILL} has not said which target it has filled: it was marked, or Airflow has removed its XCom.",
         where=f"task {FILL}",
-        code="reshard.not_filled",
+        code="run.clear_task",
         remedy=f"nothing was verified; clear the task {FILL}, which finds what is done, and this one with it",
     )

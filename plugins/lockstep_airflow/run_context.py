@@ -54,7 +54,7 @@ fills in the current time as the logical date, too."""
 
 
 def window_of(context: Context, pipeline: Pipeline) -> RunWindow:
-    """The window of the DAG run. Raises UsageError (airflow.window)."""
+    """The window of the DAG run. Raises UsageError (usage.argument)."""
     run, asked = context["dag_run"], asked_at(context)
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     interval: tuple[datetime | None, datetime | None] = start, end
@@ -73,12 +73,12 @@ def asked_at(context: Context) -> datetime:
 
 
 def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
-    """The targets that the DAG run is for. Raises UsageError (airflow.targets)."""
+    """The targets that the DAG run is for. Raises UsageError (usage.unknown_name)."""
     return chosen_targets(_params(context), tuple(target.name for target in pipeline.scheduled_targets))
 
 
 def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
-    """What a run of the replay DAG applies. Raises UsageError (airflow.window, replay.position, replay.requeue)."""
+    """What a run of the replay DAG applies. Raises UsageError (usage.argument)."""
     from cdc_core.apply.replay import Selection, places, requeued
 
     params = _params(context)
@@ -103,7 +103,7 @@ def isolated_of(context: Context) -> tuple[str, str]:
 def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Sources that a run of the snapshot DAG is for, and the tables that it names, none for all that are pending.
 
-    Raises UsageError (airflow.copy).
+    Raises UsageError (usage.argument).
     """
     params = _params(context)
     names = tuple(one.name for one in pipeline.sources)
@@ -112,14 +112,14 @@ def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], 
         raise UsageError(
             f"The pipeline has no source {source!r}.",
             where=f"param {SOURCE}",
-            code="airflow.copy",
+            code="usage.argument",
             remedy=f"choose from {', '.join(names)}, or leave it empty for all",
         )
     if tables and not source and len(names) > 1:
         raise UsageError(
             f"The pipeline has {len(names)} sources, and {TABLES} names tables of one of them.",
             where=f"param {SOURCE}",
-            code="airflow.copy",
+            code="usage.argument",
             remedy=f"choose one of {', '.join(names)}",
         )
     return ((source,) if source else names), tables
@@ -143,7 +143,7 @@ class Asked:
 
 
 def verify_params(context: Context, pipeline: Pipeline) -> Asked:
-    """Raises UsageError (airflow.targets)."""
+    """Raises UsageError (usage.unknown_name)."""
     params = _params(context)
     names = tuple(target.name for target in pipeline.targets)
     target = params.get(TARGET)
@@ -158,12 +158,12 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
 
 
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:
-    """Places in the source's log that the DAG run accepts. Raises UsageError (cli.usage, airflow.accept)."""
+    """Places in the source's log that the DAG run accepts. Raises UsageError (usage.argument)."""
     return tuple(_places(context, pipeline, source, ACCEPT))
 
 
 def abandoned_of(context: Context, pipeline: Pipeline, source: str) -> tuple[str, int] | None:
-    """The place from which on the DAG run gives up the source's log. Raises UsageError (cli.usage, airflow.accept)."""
+    """The place from which on the DAG run gives up the source's log. Raises UsageError (usage.argument)."""
     return next(_places(context, pipeline, source, ABANDON), None)
 
 
@@ -176,7 +176,7 @@ def _places(context: Context, pipeline: Pipeline, source: str, param: str) -> It
             raise UsageError(
                 f"{text!r} does not begin with a source of the pipeline.",
                 where=f"param {param}",
-                code="airflow.accept",
+                code="usage.argument",
                 remedy="give SOURCE=FILE:OFFSET, such as shop=binlog.000012:4711",
             )
         if name == source:

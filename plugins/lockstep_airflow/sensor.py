@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
-from cdc_core.errors import LockstepError, RetryLater, UsageError
+from cdc_core.errors import LeaseHeld, LockstepError, UsageError
 from cdc_core.model.coverage import lacks
 from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, to_us
 from lockstep_airflow import metrics
@@ -105,9 +105,7 @@ class ExtractSensor(Leaving, BaseSensorOperator):
                 return PokeReturnValue(True, staged)
             try:
                 self._extractor = self._start(context)
-            except RetryLater as error:
-                if error.code != "meta.lease_held":
-                    raise
+            except LeaseHeld as error:
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)
         try:
@@ -130,13 +128,13 @@ class ExtractSensor(Leaving, BaseSensorOperator):
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
 
     def _require_in_time(self, window: RunWindow) -> None:
-        """Raises UsageError (airflow.window): the DAG has one run at a time, which would keep all others waiting."""
+        """Raises UsageError (usage.argument): the DAG has one run at a time, which would keep all others waiting."""
         if window.end_us > to_us(datetime.now(UTC)) + round(self.timeout * MICROSECONDS):
             raise UsageError(
                 f"The window {window} ends later than this task waits for, which is {self.timeout / 3600:g} h "
                 "(airflow.timeout_s).",
                 where=f"param {WINDOW_END}",
-                code="airflow.window",
+                code="usage.argument",
                 remedy=f"trigger again with an earlier {WINDOW_END}, or without: for everything up to now",
             )
 

@@ -22,7 +22,7 @@ _EXTRAS = {"queue": "spark.yarn.queue", "namespace": "spark.kubernetes.namespace
 
 
 def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Driver:
-    """Raises UsageError (airflow.spark_connection, install.missing_extra), Refused (airflow.deploy_mode)."""
+    """Raises UsageError (airflow.connection, install.missing), Refused (spark.setup)."""
     from cdc_core.extras import require
     from spark_jobs.driver import Driver
 
@@ -32,7 +32,7 @@ def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Dri
         raise UsageError(
             f"Airflow has no connection {connection_id!r}.",
             where="spark.connection",
-            code="airflow.spark_connection",
+            code="airflow.connection",
             remedy=f"add it: airflow connections add {connection_id} --conn-type spark --conn-host 'local[*]', or the "
             "URL of your cluster's master; a Spark Connect endpoint has type spark_connect and a host sc://…",
         ) from None
@@ -46,7 +46,7 @@ def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Dri
         raise Refused(
             f"The Spark connection {connection_id!r} has deploy-mode cluster.",
             where="spark.connection",
-            code="airflow.deploy_mode",
+            code="spark.setup",
             remedy="set deploy-mode to client: the driver then runs on the task's host, with the logins of its "
             "environment, and ends with the task; its executors are the cluster's anyway (docs/spark.md)",
         )

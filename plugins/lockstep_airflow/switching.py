@@ -24,7 +24,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater, from_text
+from cdc_core.errors import RetryLater, RolledBack, from_text
 from cdc_core.windows import CLOCK_TOLERANCE_US, to_us
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THERE, BACK = "there", "back"
-FINAL = frozenset({"cutover.rolled_back"})
-"""Codes for what passes by itself, and is not tried again: writes are stopped again only when somebody asks for it."""
 
 
 class CutoverOperator(BaseOperator):
@@ -72,7 +70,7 @@ class CutoverOperator(BaseOperator):
             raise AirflowSkipException("What the way back needs was looked at before the application was switched.")
         if self.step == "rehearse" and not params.get(REHEARSE, True):
             raise AirflowSkipException("The form asks for no rehearsal.")
-        with as_airflow_failures(f"cutover: {self.step}", final=FINAL):
+        with as_airflow_failures(f"cutover: {self.step}"):
             pipeline = config.load(Path(self.file))
             ti = context["ti"]
             if self.step == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
@@ -110,7 +108,7 @@ class CutoverOperator(BaseOperator):
                 f"The process of the cutover ended with {f'signal {-code}' if code < 0 else f'code {code}'}, "
                 "without an answer.",
                 where="the log above",
-                code="cutover.ended",
+                code="run.interrupted",
                 remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended it",
             )
         document: dict[str, Any] = json.loads(text)
@@ -128,10 +126,9 @@ def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
     if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
         return
     if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):
-        raise RetryLater(
+        raise RolledBack(
             f"The cutover that was approved has ended since: it is {known.state}"
             f"{f' ({known.error})' if known.error else ''}.",
             where=f"cutover {known.cutover_id}",
-            code="cutover.rolled_back",
             remedy="nothing was begun; to begin another one, clear the run from its approve task on",
         )

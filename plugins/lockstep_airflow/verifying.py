@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WAITS = frozenset({"verify.running", "verify.paused"})
-"""Codes for what ends without the task: it waits, and nothing has failed."""
-
 
 class _TargetSensor(PipelineSensor):
     """Of one target."""
@@ -52,10 +49,6 @@ class _TargetSensor(PipelineSensor):
     @property
     def subject(self) -> str:
         return self.target
-
-    @property
-    def waits(self) -> frozenset[str]:
-        return WAITS
 
 
 class VerifySensor(_TargetSensor):
@@ -107,10 +100,6 @@ class RepairSensor(_TargetSensor):
     def __init__(self, *, connection: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.connection = connection
-
-    @property
-    def waits(self) -> frozenset[str]:
-        return WAITS | {"snapshot.running"}
 
     def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
         from cdc_core.repair.repairer import repair_target

@@ -63,7 +63,7 @@ def run_window(
     interval_end: datetime | None,
     asked_at: datetime,
 ) -> RunWindow:
-    """The window of a run; the module's docstring has the order. Raises UsageError (airflow.window)."""
+    """The window of a run; the module's docstring has the order. Raises UsageError (usage.argument)."""
     start, end = moment_us(params, WINDOW_START), moment_us(params, WINDOW_END)
     if start is not None or end is not None:
         window = RunWindow(start or 0, end if end is not None else to_us(asked_at))
@@ -75,7 +75,7 @@ def run_window(
         raise UsageError(
             f"The window {window} is empty.",
             where=f"params {WINDOW_START}, {WINDOW_END}",
-            code="airflow.window",
+            code="usage.argument",
             remedy=f"give a {WINDOW_END} after {WINDOW_START}, or leave both out",
         )
     return window
@@ -111,21 +111,22 @@ def interval_of(
 
 
 def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
-    """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError (airflow.targets)."""
+    """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError
+    (usage.unknown_name)."""
     asked = tuple(params.get(TARGETS) or known)
     unknown = [name for name in asked if name not in known]
     if unknown:
         raise UsageError(
             f"The pipeline has no target {unknown[0]!r}.",
             where=f"param {TARGETS}",
-            code="airflow.targets",
+            code="usage.unknown_name",
             remedy=f"choose from {', '.join(known)}, or leave it empty for all",
         )
     return tuple(name for name in known if name in asked)
 
 
 def moment_us(params: Mapping[str, Any], name: str) -> int | None:
-    """A param that holds a moment; None if it is empty. Raises UsageError (airflow.window)."""
+    """A param that holds a moment; None if it is empty. Raises UsageError (usage.argument)."""
     text = params.get(name)
     if text is None or text == "":
         return None
@@ -135,6 +136,6 @@ def moment_us(params: Mapping[str, Any], name: str) -> int | None:
         raise UsageError(
             f"{str(text)!r} {error}.",
             where=f"param {name}",
-            code="airflow.window",
+            code="usage.argument",
             remedy="write it like 2026-11-21T04:00:00Z",
         ) from None

@@ -271,7 +271,7 @@ def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
         done = made.lockstep("cutover", verb, "shop.yaml", code=None)
         document: dict[str, Any] = json.loads(done.out)
         code = document.get("error", {}).get("code")
-        if code not in ("cutover.running", "cutover.rolled_back"):
+        if code not in ("lease.held", "cutover.rolled_back"):
             assert code is None, done.out + done.err
             return document
         assert time.monotonic() < end_s, done.out + done.err

@@ -34,12 +34,12 @@ def test_what_a_log_has_lost_is_given_up_and_every_table_is_copied_again(
         execute(made.source, f"DELETE FROM {items} WHERE id = 6", f"DROP TABLE {gone}")
         place = reached(made)
         error = failure(lockstep("run", "shop.yaml", code=4))
-        assert error["code"] == {"reset": "source.position_beyond_end", "purged": "source.purged"}[lost]
+        assert error["code"] == {"reset": "source.other_log", "purged": "source.log_lost"}[lost]
         assert f"`lockstep extract shop.yaml --source {made.name} --abandon {place}`" in error["remedy"]
 
         # Only what could not be read is given up, and once.
         error = failure(lockstep("extract", "shop.yaml", "--abandon", "binlog.000001:4", code=2))
-        assert (error["code"], place in error["what"]) == ("extract.abandon", True)
+        assert (error["code"], place in error["what"]) == ("usage.argument", True)
         assert reached(made) == place
         for _ in range(2):
             lockstep("extract", "shop.yaml", "--abandon", place)

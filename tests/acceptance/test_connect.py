@@ -48,7 +48,7 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
         base = file.read_text()
         spark: dict[str, Any] = {"master": endpoint.url, "driver_rows": 0}
         file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.executor.memory': '1g'}})}\n")
-        assert set(problems(lockstep)) == {"spark.remote_setting"}
+        assert set(problems(lockstep)) == {"spark.setup"}
         file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.sql.ansi.enabled': 'true'}})}\n")
         source_database.execute(*CHANGES)
         with command_lines() as seen:

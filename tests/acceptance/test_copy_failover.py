@@ -128,8 +128,8 @@ def test_changes_without_a_key_that_may_come_again_are_taken_with_a_copy_that_ta
     pair.primary.kill()
     pair.promote()
     run(pair.replica, "INSERT INTO bare VALUES (4)", "DELETE FROM bare WHERE n = 1", database=pair.name)
-    assert lockstep("run", "shop.yaml", code=3).error["code"] == "plan.overlap"
-    assert lockstep("run", "shop.yaml", code=3).error["code"] == "plan.overlap"
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "stage.partial"
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "stage.partial"
     lockstep("snapshot", "shop.yaml", f"{pair.name}.bare")
     run(pair.replica, "INSERT INTO bare VALUES (5)", database=pair.name)
     lockstep("run", "shop.yaml")

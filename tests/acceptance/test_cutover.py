@@ -133,7 +133,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         lockstep("verify", "shop_back.yaml")
         assert made.cutover("complete", "shop.yaml")["state"] == "COMPLETE"
         over = made.cutover("back", "shop.yaml", code=2)["error"]
-        assert (over["code"], "was completed" in over["what"]) == ("cutover.not_switched_yet", True)
+        assert (over["code"], "was completed" in over["what"]) == ("usage.nothing_open", True)
 
 
 def killed_at(made: Shop, state: str, verb: str) -> None:
@@ -162,7 +162,7 @@ def _came_to(made: Shop, state: str, verb: str) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         process.stderr.close()
-    assert "cutover.running" in "".join(said), "".join(said)
+    assert "lease.held" in "".join(said), "".join(said)
     return False
 
 
@@ -278,10 +278,10 @@ def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: An
         prepared = made.cutover("run", "shop.yaml", code=75)["error"]
         execute(made.source, "SET GLOBAL innodb_table_locks = ON")
         if isinstance(made.source, MariaDb):  # beside it no row can be compared
-            assert prepared["code"] == "snapshot.prepared"
+            assert prepared["code"] == "snapshot.blocked"
         else:
             assert prepared["code"] == "cutover.rolled_back"
-            assert "transactions that have written to them are still open" in prepared["what"]
+            assert "transactions that wrote to them are still open" in prepared["what"]
         execute(made.source, "XA COMMIT 'moving'")
 
         with (
@@ -398,16 +398,16 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
         lockstep("run", "shop.yaml")
         execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
         changed = made.cutover("run", "shop.yaml", code=4)["error"]
-        assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("cutover.differs", True)
+        assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("verify.differs", True)
         assert [one["state"] for one in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
 
         execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
                 f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
         stray = made.cutover("run", "shop.yaml", code=4)["error"]
-        assert (stray["code"], stray["what"].startswith("items has ")) == ("cutover.differs", True)
+        assert (stray["code"], stray["what"].startswith("items has ")) == ("verify.differs", True)
         execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4000 WHERE id = 4")
         last = made.cutover("run", "shop.yaml", code=4)["error"]
-        assert (last["code"], "greatest key of items" in last["what"]) == ("cutover.differs", True)
+        assert (last["code"], "greatest key of items" in last["what"]) == ("verify.differs", True)
         execute(mariadb_target, f"UPDATE {made.name}_0.items_0 SET id = 4 WHERE id = 4000")
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
         execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
@@ -603,7 +603,7 @@ def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
 
         # A group that fails leaves the other one where it is.
         execute(made.target, f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")
-        assert made.cutover("run", "items.yaml", code=4)["error"]["code"] == "cutover.differs"
+        assert made.cutover("run", "items.yaml", code=4)["error"]["code"] == "verify.differs"
         assert made.cutover("run", "orders.yaml")["state"] == "WATCH"
         with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
             execute(made.source, f"DELETE FROM {orders}")

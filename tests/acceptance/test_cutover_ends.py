@@ -213,7 +213,7 @@ def test_a_cutover_that_is_told_twice_to_end_lets_the_application_write_first(
         made.until(lambda: started.ended)
         started.kill()
         assert released.exists(), log.read_text()
-        assert '"cli.interrupted"' in log.read_text()
+        assert '"run.interrupted"' in log.read_text()
         found = made.cutover("status", "shop.yaml")
         assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal")
         nothing_is_left(made)
@@ -351,7 +351,7 @@ def test_nobody_says_not_switched_where_the_command_has_said_that_it_has_switche
         )
         execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
         error = made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=2)["error"]
-        assert (error["code"], "leave --answer out" in error["remedy"]) == ("cutover.answered", True)
+        assert (error["code"], "leave --answer out" in error["remedy"]) == ("usage.argument", True)
         made.refuses_late_writes()
         assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
         lockstep("run", "shop_back.yaml")
@@ -379,10 +379,10 @@ def test_a_cutover_is_ended_at_the_target_that_it_leads_to_and_a_chase_is_given_
         first, second = f"{made.name}_shards", f"{made.name}_others"
         for verb in (["resume", "--answer", "not-switched"], ["abort"], ["run"]):
             error = made.cutover(*verb, "shop.yaml", "--target", second, code=2)["error"]
-            assert (error["code"], f"--target {first}" in error["remedy"]) == ("cutover.other_target", True)
+            assert (error["code"], f"--target {first}" in error["remedy"]) == ("usage.argument", True)
         assert made.cutover("status", "shop.yaml", code=4)["state"] == "SWITCHING"
         made.cutover("resume", "--answer", "not-switched", "shop.yaml", "--target", first, code=3)
-        assert made.cutover("abort", "shop.yaml", "--target", second, code=2)["error"]["code"] == "cutover.other_target"
+        assert made.cutover("abort", "shop.yaml", "--target", second, code=2)["error"]["code"] == "usage.argument"
         assert made.cutover("abort", "shop.yaml", "--target", first)["state"] == "ROLLED_BACK"
 
 
@@ -444,7 +444,7 @@ def test_a_cutover_that_was_paused_while_another_process_has_finished_it_leaves_
             monkeypatch.setattr(machine, "chase", paused)
             with pytest.raises(RetryLater) as caught:
                 machine.run(work, lease)
-        assert caught.value.code == "meta.lease_lost"
+        assert caught.value.code == "lease.lost"
         execute(made.target, f"INSERT INTO {made.name}_0.orders_0 (id, n) VALUES (4, 4)")
         lockstep("run", "shop_back.yaml")
         assert made.old("orders") == REST | {4: 4}
@@ -570,7 +570,7 @@ def test_functions_stop_and_switch_an_application_as_commands_do(lockstep: Any, 
         path.write_text(path.read_text().replace(f"{made.folder}/switch.sh", switch_with))
         lockstep("run", "shop.yaml")
         error = made.cutover("plan", "shop.yaml", code=3)["error"]
-        assert (error["code"], "No module named 'proxies'" in error["what"]) == ("cutover.hook", True)
+        assert (error["code"], "No module named 'proxies'" in error["what"]) == ("hook.missing", True)
         lockstep.environ["PYTHONPATH"] = f"{ROOT}:{made.folder}"
         for said, code, expected in (
             ("no", 3, "cutover.not_switched"), ("raises", 4, "cutover.unknown"), ("hangs", 4, "cutover.unknown")

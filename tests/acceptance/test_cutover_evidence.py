@@ -70,16 +70,16 @@ def test_updates_of_a_table_that_was_isolated_after_its_verification_are_not_lef
 
         # It is isolated while writes are stopped, by the last of them.
         late = made.cutover("run", "shop.yaml", code=3)["error"]
-        assert (late["code"], "orders" in late["what"]) == ("cutover.not_captured", True)
+        assert (late["code"], "orders" in late["what"]) == ("table.not_captured", True)
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
         assert made.called() == []
 
         # It is known beforehand.
         (made.folder / "stop.sh").write_text("#!/bin/sh\n")
         planned = made.cutover("plan", "shop.yaml", code=3)
-        assert planned["error"]["code"] == "cutover.not_captured"
+        assert planned["error"]["code"] == "table.not_captured"
         for verb in ("rehearse", "run"):
-            assert made.cutover(verb, "shop.yaml", code=3)["error"]["code"] == "cutover.not_captured"
+            assert made.cutover(verb, "shop.yaml", code=3)["error"]["code"] == "table.not_captured"
 
         # Read again, it waits for its copy, and then every row is verified first.
         lockstep("stage", "isolated", "shop.yaml", "--clear", f"{made.name}.orders")

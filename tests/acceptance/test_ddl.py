@@ -86,7 +86,7 @@ targets:
         assert altered(at, name) < 64
         time.sleep(5.1)  # its lease
     lockstep("ddl", *direction)
-    assert lockstep("ddl", "resume", "shop.yaml", code=2).error["code"] == "ddl.nothing_open"
+    assert lockstep("ddl", "resume", "shop.yaml", code=2).error["code"] == "usage.nothing_open"
     done = lockstep("ddl", "run", "shop.yaml", "add.sql").document
     assert done["done"]
     assert {one["definition"] for one in done["tables"][0]["shards"]} == {done["tables"][0]["shards"][0]["definition"]}

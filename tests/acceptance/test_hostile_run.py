@@ -148,7 +148,7 @@ def test_a_run_gives_no_server_without_tls_anything_where_tls_was_asked_for(shop
         shop.goes_to(**{place: server.port})
         shop.lockstep.environ[place.upper()] += "&ssl_mode=REQUIRED"
         done = shop.lockstep("run", "shop.yaml", code=3)
-        assert "connection.tls_missing" in done.out
+        assert "connection.unproven" in done.out
         assert not server.received
         assert CANARY not in done.out + done.err
 

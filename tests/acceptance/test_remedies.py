@@ -71,7 +71,7 @@ Failing = tuple[Sequence[str], str, str]
 
 
 def nothing_run(shop: Shop) -> Failing:
-    return ("verify", "shop.yaml"), "verify.not_started", "run"
+    return ("verify", "shop.yaml"), "source.not_extracted", "run"
 
 
 def no_evidence(shop: Shop) -> Failing:
@@ -95,7 +95,7 @@ def purged(shop: Shop) -> Failing:
         while cursor.fetchone()[0] != newest:
             cursor.execute(f"PURGE BINARY LOGS TO '{newest}'")
             cursor.execute("SHOW BINARY LOGS")
-    return ("run", "shop.yaml"), "source.purged", "extract"
+    return ("run", "shop.yaml"), "source.log_lost", "extract"
 
 
 def no_target_table(shop: Shop) -> Failing:
@@ -113,7 +113,7 @@ def meta_lost(shop: Shop) -> Failing:
     shop.run()
     for file in shop.meta().parent.glob(f"{shop.meta().name}*"):
         file.unlink()
-    return ("run", "shop.yaml"), "extract.meta_behind", "meta rebuild"
+    return ("run", "shop.yaml"), "meta.behind", "meta rebuild"
 
 
 def unlogged(shop: Shop) -> Failing:
@@ -129,7 +129,7 @@ def isolated(shop: Shop) -> Failing:
     unreadable = "ALTER TABLE orders ADD COLUMN _cdc_seq INT", "ALTER TABLE orders DROP COLUMN _cdc_seq"
     shop.source.execute(unreadable[0], "UPDATE orders SET k = 7 WHERE id = 1", unreadable[1])
     shop.lockstep("extract", "shop.yaml")
-    return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "snapshot.not_captured", "stage isolated"
+    return ("snapshot", "shop.yaml", f"{shop.name}.orders"), "table.not_captured", "stage isolated"
 
 
 def writes_lost(shop: Shop) -> Failing:

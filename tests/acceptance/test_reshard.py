@@ -75,7 +75,7 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         assert (file, done["successor"]) == (f"shop_{to}.yaml", f"{made.name}_{to}")
         assert made("reshard", "run", "shop.yaml", "--to", to) == done
         # The command of the former pipeline would lead the application to the former shards.
-        assert made("cutover", "plan", file, code=2)["error"]["code"] == "cutover.no_hook"
+        assert made("cutover", "plan", file, code=2)["error"]["code"] == "config.invalid"
         made.hook(file)
         made("run", file)
         made.write(made.target, made.old_place)
@@ -107,7 +107,7 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         made("cutover", "run", "shop.yaml")
         made.write(made.target, made.old_place)
         to = ("shop.yaml", "--to", "4x4", "--shards")
-        assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "reshard.shards"
+        assert made("reshard", "plan", *to, "4", code=2)["error"]["code"] == "usage.argument"
         files = [Path(made("reshard", "run", *to, shards)["file"]).name for shards in ("0", "1-3")]
         assert files == ["shop_4x4_s0.yaml", "shop_4x4_s1_3.yaml"]
         made.hook(*files)
@@ -118,7 +118,7 @@ def test_each_former_shard_may_be_moved_and_led_back_by_itself(lockstep: Any, se
         assert made("cutover", "run", first)["state"] == "WATCH"
         for shards in (("--shards", "0-1"), ()):  # the first part has taken shard 0
             refused = made("reshard", "run", *to[:-1], *shards, code=3)
-            assert refused["error"]["code"] == "reshard.shards"
+            assert refused["error"]["code"] == "cutover.left_before"
 
         def place(table: str, key: int) -> str:
             return made.new_place(table, key) if key % 4 == 0 else made.old_place(table, key)
@@ -192,7 +192,7 @@ def test_an_application_goes_to_more_shards_and_all_the_way_back_and_there_again
         made("run", "shop_4x4.yaml")
         same(made, "in_old", "in_new")
         # The way back from there is over: it would carry old rows to shards that the application has left.
-        assert made("run", "shop_4x4_back.yaml", code=3)["error"]["code"] == "target.guard_store"
+        assert made("run", "shop_4x4_back.yaml", code=3)["error"]["code"] == "config.table_rule"
         # There again: each pipeline finds what it has left.
         ahead(made, made.target, made.old_place("orders", 50))
         assert made("cutover", "run", "shop.yaml")["state"] == "WATCH"
@@ -303,7 +303,7 @@ def test_whatever_kills_a_reshard_the_same_command_continues(lockstep: Any, serv
             until_free(made)
             killed_after(made, arguments, f"has {before + lacking} of", beside=not lacking)
             assert before <= progress(made) < 4
-        with pytest.raises(AssertionError, match=r"plan\.unknown_target|cli\.usage"):
+        with pytest.raises(AssertionError, match=r"usage\.unknown_name|usage\.argument"):
             made("run", "shop.yaml", "--target", "shards_4x4", "--staged")
         until_free(made)
         made(*arguments)
@@ -340,7 +340,7 @@ def killed_after(made: Shop, arguments: tuple[str, ...], said: str, *, beside: b
     else:
         raise AssertionError("".join(lines))
     if beside:
-        assert made(*arguments, code=75)["error"]["code"] == "reshard.running"
+        assert made(*arguments, code=75)["error"]["code"] == "lease.held"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     process.stderr.close()
@@ -382,5 +382,5 @@ def test_a_new_target_is_refused_where_the_stage_lacks_rows(lockstep: Any, serve
         made("run", "shop.yaml")
         text = made.file.read_text()
         for verb in ("plan", "run"):
-            assert made("reshard", verb, "shop.yaml", "--to", "4x4", code=3)["error"]["code"] == "reshard.no_base"
+            assert made("reshard", verb, "shop.yaml", "--to", "4x4", code=3)["error"]["code"] == "stage.partial"
         assert made.file.read_text() == text

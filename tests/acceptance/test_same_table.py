@@ -34,9 +34,9 @@ def test_two_tables_that_the_rules_make_one_are_refused(cursors: tuple[Any, Any]
     lockstep("extract", "two.yaml")
     source.execute("INSERT INTO one_db.users VALUES (1, 'Ada'), (2, 'Bo')")
     checked = lockstep("check", "two.yaml", code=3)
-    assert "target.same_table" in checked.out
+    assert "config.table_rule" in checked.out
     refused = lockstep("run", "two.yaml", "--until", "now", code=3)  # also if it has rows of one of them alone
-    assert refused.error["code"] == "target.same_table"
+    assert refused.error["code"] == "config.table_rule"
     copy.execute("SELECT * FROM warehouse.users")
     assert copy.fetchall() == ()
     source.execute("INSERT INTO other_db.users VALUES (2, 'Xi')")

@@ -202,7 +202,7 @@ def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stop
     write(lockstep, (WHERE, "colour == 'red'"), ("targets:", "#"))
     assert "no column 'colour'" in lockstep("check", "flt.yaml", code=2).out
     source.execute("INSERT INTO orders VALUES (1, 'paid', 20, 'n', 's', 'e')")
-    assert lockstep("extract", "flt.yaml", code=2).error["code"] == "sink.filter"
+    assert lockstep("extract", "flt.yaml", code=2).error["code"] == "config.invalid"
     write(lockstep)
     lockstep("extract", "flt.yaml")
     assert len(exported(lockstep)) == 1
@@ -230,7 +230,7 @@ def test_a_column_stays_masked_or_left_out_whatever_the_letter_case_of_its_name(
 def test_a_mask_or_a_filter_that_matches_nothing_is_told_by_the_check(source: Any, lockstep: Any) -> None:
     write(lockstep, (r"flt\.orders\.email", r"flt\.order\.email"), (r"match: 'flt\.orders'", r"match: 'flt\.invoices'"))
     checked = lockstep("check", "flt.yaml", code=3).document["findings"]
-    assert [one["what"] for one in checked if one["code"] == "check.rule" and "flt.orders.email" in one["what"]]
+    assert [one["what"] for one in checked if one["code"] == "config.no_match" and "flt.orders.email" in one["what"]]
     assert [one["status"] for one in checked if "tables.rows" in one["subject"]] == ["warn"]
 
 

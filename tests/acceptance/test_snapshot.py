@@ -91,9 +91,9 @@ def test_a_table_that_cannot_be_copied_is_an_error_and_the_others_are_copied(
     lockstep("extract", "shop.yaml")
     done = lockstep("snapshot", "shop.yaml", code=3).document
     assert [one["tables"] for one in done["sources"]] == [[f"{name}.orders"]]
-    assert (done["error"]["code"], done["error"]["where"]) == ("snapshot.no_key", f"{name}.heap")
+    assert (done["error"]["code"], done["error"]["where"]) == ("snapshot.not_copyable", f"{name}.heap")
     alone = lockstep("snapshot", "shop.yaml", code=3).document
-    assert (alone["error"]["code"], "sources" in alone) == ("snapshot.no_key", False)
+    assert (alone["error"]["code"], "sources" in alone) == ("snapshot.not_copyable", False)
 
 
 @pytest.fixture(params=["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
@@ -258,7 +258,7 @@ def test_two_copies_of_a_pipeline_at_once_copy_each_row_once(source_database: An
     codes = sorted(one.returncode for one in both)
     assert codes in ([0, 0], [0, 75]), said
     if codes == [0, 75]:
-        assert any("snapshot.running" in out for out, _ in said), said
+        assert any("lease.held" in out for out, _ in said), said
     assert lockstep("snapshot", "shop.yaml").document["sources"] == []
     counted = f'SELECT count(*), count(DISTINCT order_id) FROM "{name}.orders"'
     assert lockstep("stage", "sql", "shop.yaml", counted).document["rows"] == [[8192, 8192]]
@@ -343,7 +343,7 @@ def test_a_copy_that_is_not_staged_and_a_table_that_is_gone_are_no_success(sourc
     assert "the source has the table no more" in extracted.err
     assert "`lockstep snapshot` copies" not in extracted.err
     refused = lockstep("snapshot", "shop.yaml", f"{name}.gone", code=2).error
-    assert refused["code"] == "snapshot.unknown_table"
+    assert refused["code"] == "usage.unknown_name"
     assert f"{name}.gone" not in refused["remedy"]
 
 

@@ -58,13 +58,13 @@ def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(stag
                 codes = (
                     [one["code"] for one in done.document["problems"]] if "verify" in reader else [done.error["code"]]
                 )
-                assert codes[0] in ("stage.gap", "stage.start", "stage.missing"), (piece, reader)
+                assert codes[0] in ("stage.chain", "stage.damaged"), (piece, reader)
             if piece in (manifests[-1], *(stage / "starts").glob("*")):
                 for command in ("extract", "ls"):
                     arguments = ("extract", "shop.yaml") if command == "extract" else ("stage", "ls", "shop.yaml")
-                    assert lockstep(*arguments, code=4).error["code"] in ("stage.gap", "stage.start"), piece
+                    assert lockstep(*arguments, code=4).error["code"] in ("stage.chain", "stage.damaged"), piece
                 checked = lockstep("check", "shop.yaml", code=4).document["findings"]
-                assert {one["code"] for one in checked if one["status"] == "fail"} <= {"stage.gap", "stage.start"}
+                assert {one["code"] for one in checked if one["status"] == "fail"} <= {"stage.chain", "stage.damaged"}
     assert lockstep("stage", "sql", "shop.yaml", query).document == {
         "columns": ["count_star()"], "rows": [[3]], "compared_with_meta": True,
     }  # fmt: skip
@@ -93,7 +93,7 @@ def test_each_reader_misses_a_lost_manifest_of_copied_rows_though_the_chain_has_
     with without(copied):
         for reader in readers:
             error = lockstep(*reader, code=4).error
-            assert (error["code"], copied.name in error["what"]) == ("stage.missing", True), reader
+            assert (error["code"], copied.name in error["what"]) == ("stage.damaged", True), reader
     for reader in readers:
         lockstep(*reader)
 
@@ -135,7 +135,7 @@ def test_a_purge_deletes_nothing_that_the_batch_cannot_have_written(staged: Any,
         file: file.read_bytes() for file in stage.parent.rglob("*") if file.is_file() and "meta.db" not in file.name
     }
     refused = lockstep("stage", "purge", "shop.yaml", "--older-than", "1m", code=4).error
-    assert (refused["code"], victim in refused["what"]) == ("stage.manifest", True)
+    assert (refused["code"], victim in refused["what"]) == ("stage.damaged", True)
     after = {
         file: file.read_bytes() for file in stage.parent.rglob("*") if file.is_file() and "meta.db" not in file.name
     }

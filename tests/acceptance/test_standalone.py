@@ -142,7 +142,7 @@ def test_check_says_that_executors_lack_packages(
         fit = file.read_text()
         file.write_text(fit.replace(str(cluster.python), str(python)))
         assert problems(lockstep, "--no-spark") == {}
-        assert set(problems(lockstep)) == {"spark.executor"}
+        assert set(problems(lockstep)) == {"spark.setup"}
         file.write_text(fit)
         assert problems(lockstep) == {}
 

@@ -148,7 +148,7 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
     assert [(one["table"], one["state"]) for one in made] == [("grown.orders", "created")]
     run_sql(source, "ALTER TABLE grown.orders ADD COLUMN n INT NULL FIRST", "INSERT INTO grown.orders VALUES (2, 2)")
     error = lockstep("run", "shop.yaml", code=3).error
-    assert error["code"] == "target.column"
+    assert error["code"] == "target.definition"
     assert "ADD COLUMN `n` int NULL FIRST" in error["remedy"]
     compared = lockstep("target", "create", "shop.yaml", code=3).document["targets"]["shop"][0]
     assert [one["stops"] for one in compared["differences"]] == [True]
@@ -243,7 +243,7 @@ def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9:
         written(lockstep, {"planned.later": "planned.former"})
         with pytest.raises(DataAtRisk) as moved:
             made_ready(lockstep, 5)
-        assert moved.value.code == "target.moved"
+        assert moved.value.code == "target.layout"
         assert run_sql(mysql9, "SHOW TABLES FROM planned LIKE 'later'") == []
         file = lockstep.directory / "shop.yaml"
         file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
@@ -311,6 +311,6 @@ def test_a_run_says_why_a_table_of_its_target_cannot_be_made(mariadb: Any, mysql
         lockstep("extract", "shop.yaml")
         with pytest.raises(LockstepError) as refused:
             made_ready(lockstep, 1)
-        assert refused.value.code == "target.key"
+        assert refused.value.code == "target.definition"
     finally:
         run_sql(mariadb, "DROP DATABASE unmade")

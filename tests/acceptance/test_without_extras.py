@@ -55,12 +55,12 @@ def test_without_extras_a_source_is_staged_and_shown_and_the_rest_names_its_extr
     plain("stage", "verify", "shop.yaml")
     plain("status", "shop.yaml")
     refused = plain("run", "shop.yaml", code=2).error
-    assert refused["code"] == "install.missing_extra"
+    assert refused["code"] == "install.missing"
     assert "pip install 'lockstep[spark,quality]'" in refused["remedy"]
     file = plain.directory / "shop.yaml"
     file.write_text(re.sub(r"(?m)^  uri: .*$", "  uri: s3://bucket", file.read_text()))
     refused = plain("stage", "ls", "shop.yaml", code=2).error
-    assert (refused["code"], refused["remedy"]) == ("install.missing_extra", "pip install 'lockstep[s3]'")
+    assert (refused["code"], refused["remedy"]) == ("install.missing", "pip install 'lockstep[s3]'")
 
 
 def test_the_extras_that_errors_name_are_those_of_the_package() -> None:

@@ -14,7 +14,7 @@ import yaml
 from typer.exceptions import TyperException
 from typer.main import get_command
 
-from cdc_core import config
+from cdc_core import config, errors
 from cdc_core.cli import airflow, reference
 from cdc_core.cli.app import app
 from cdc_core.cli.performable import performable
@@ -97,11 +97,13 @@ def sources() -> Iterator[tuple[Path, ast.AST]]:
 
 
 def raised_codes() -> dict[str, str]:
-    """Every literal that is given as `code=`, and where."""
+    """Every literal that is given as `code=`, or that a class of errors has as its own, and where."""
     found = {}
     for path, tree in sources():
         for node in ast.walk(tree):
-            if isinstance(node, ast.keyword) and node.arg == "code":
+            given = isinstance(node, ast.keyword) and node.arg == "code"
+            own = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "own_code"
+            if given or own:
                 for part in ast.walk(node.value):
                     if isinstance(part, ast.Constant) and isinstance(part.value, str):
                         found[part.value] = f"{path.relative_to(ROOT)}:{part.lineno}"
@@ -128,6 +130,27 @@ def test_every_code_that_is_raised_is_a_name_of_room_and_slug() -> None:
 def test_every_code_that_is_raised_is_documented() -> None:
     known = set(documented_codes())
     assert [f"{code} ({place})" for code, place in raised_codes().items() if code not in known] == []
+
+
+def test_a_code_has_one_class_so_that_it_says_how_to_recover() -> None:
+    known = {kind.__name__: kind for kind in all_errors()}
+    classes: dict[str, set[str]] = {kind.own_code: {errors.severity(kind).__name__} for kind in known.values()}
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known:
+                raised = known[node.func.id]
+                codes = [part.value for part in node.keywords if part.arg == "code"]
+                assert codes or raised.own_code, f"{path}:{node.lineno}"
+                for code in codes:
+                    if isinstance(code, ast.Constant):
+                        classes.setdefault(code.value, set()).add(errors.severity(raised).__name__)
+    assert {code: kinds for code, kinds in classes.items() if len(kinds) > 1 and code} == {}
+
+
+def all_errors(kind: type[errors.LockstepError] = errors.LockstepError) -> Iterator[type[errors.LockstepError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from all_errors(child)
 
 
 def test_every_documented_code_exists() -> None:
@@ -266,7 +289,7 @@ def test_every_command_of_a_remedy_can_be_given_as_it_is_printed(monkeypatch: py
 def remedies() -> Iterator[tuple[str, str]]:
     """Place and text of each literal that is given as `remedy=`, and of those that several errors share."""
     for path, tree in sources():
-        shared = path.name == "remedies.py"
+        shared = path.name == "errors.py"
         for given in (
             node for node in ast.walk(tree) if shared or (isinstance(node, ast.keyword) and node.arg == "remedy")
         ):

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {
-    "values": "errors model windows words remedies informing leaving account extras",
+    "values": "errors model windows words informing leaving account extras",
     "formats": "binlog config history sink results connections mysql_client session tls server_errors",
     "stores": "ring stage meta staged",
     "servers": "source target",

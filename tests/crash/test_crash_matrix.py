@@ -121,7 +121,7 @@ class Line:
     def again(self, *arguments: str) -> Any:
         """A command that must succeed, if need be once the lease of who was killed has run out."""
         status, answer = self.lockstep(*arguments)
-        while status == 75 and answer["error"]["code"] in ("meta.lease_held", "snapshot.running", "verify.running"):
+        while status == 75 and answer["error"]["code"] in ("lease.held", "lease.held", "lease.held"):
             time.sleep(1)
             status, answer = self.lockstep(*arguments)
         assert status == 0, answer
@@ -182,7 +182,7 @@ class Line:
     def is_verified(self) -> None:
         """Verified again, the planted faults are found, each once, and every row has been counted once."""
         status, answer = self.lockstep("verify")
-        while status == 75 and answer["error"]["code"] == "verify.running":
+        while status == 75 and answer["error"]["code"] == "lease.held":
             time.sleep(1)
             status, answer = self.lockstep("verify")
         assert status == 4, answer

@@ -310,7 +310,7 @@ def test_the_page_keeps_itself_fresh_and_what_is_open_stays_open(log_in: Callabl
     before = seen.locator("body").evaluate("() => { window.scrollTo(0, 300); return window.scrollY; }")
     assert before > 0
     pipeline = config.load(visit.airflow.home.parent / "pipelines" / "shop.yaml")
-    error = DataAtRisk("The server has purged its log.", where="shop_db", code="source.purged", remedy="copy again")
+    error = DataAtRisk("The server has purged its log.", where="shop_db", code="source.log_lost", remedy="copy again")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         meta.failures.keep("extract", "shop_db", error)
     try:

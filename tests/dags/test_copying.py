@@ -24,7 +24,7 @@ from airflow.sdk.exceptions import (
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from cdc_core import config, leaving
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
 from cdc_core.extract import sources
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.table_copies import TableCopies
@@ -63,7 +63,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     @contextmanager
     def lease(*_: Any) -> Iterator[None]:
         if made.running:
-            raise RetryLater("Another.", code="snapshot.running", remedy="wait")
+            raise LeaseHeld("Another.", remedy="wait")
         yield
 
     def step(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
@@ -135,13 +135,13 @@ def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_whe
     assert not task.poke(context)
     assert world.asked == []
     world.running = False
-    world.failure = RetryLater("Paused.", code="snapshot.paused", remedy="resume")
+    world.failure = Paused("Paused.", remedy="resume")
     assert not task.poke(context)
     world.asked.clear()
-    world.failure = RetryLater("Another server.", code="snapshot.other_server", remedy="extract")
+    world.failure = OtherServer("Another server.", remedy="extract")
     assert not task.poke(context)
     assert world.asked == ["read", "extract"]
-    world.failure = RetryLater("Lost.", code="source.connection_lost", remedy="wait")
+    world.failure = ConnectionLost("Lost.", remedy="wait")
     with pytest.raises(AirflowException) as raised:
         task.poke(context)
     assert not isinstance(raised.value, AirflowFailException)
@@ -175,7 +175,7 @@ def test_a_table_that_cannot_be_copied_fails_the_run_once_the_others_are_staged(
     world.staged = Staged(tables=("shop.t",))
     if not others:
         monkeypatch.setattr(TableCopies, "find", lambda *_: ())
-    refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.no_key", remedy="give it a key")
+    refused = Refused("shop.u has no key.", where="shop.u", code="snapshot.not_copyable", remedy="give it a key")
     with Meta.open(config.load(Path(file)).meta.url, "shop") as meta:
         meta.failures.keep(COPY_TABLE, copied_table("another_db", "shop.v"), refused)
         if others:
@@ -197,11 +197,11 @@ def test_a_run_whose_copy_was_marked_fails_once_what_was_read_is_staged_unless_a
     world.staged = Staged(tables=("shop.u",))
     if not others:
         monkeypatch.setattr(TableCopies, "find", lambda *_: ())
-    with pytest.raises(AirflowFailException, match=r"(?s)Not copied: shop\.t\..*airflow\.not_copied"):
+    with pytest.raises(AirflowFailException, match=r"(?s)Not copied: shop\.t\..*run\.clear_task"):
         task.poke(context)
     assert world.asked == (["extract", "stage"] if others else [])
     answers["plan"] = None  # marked as well
-    with pytest.raises(AirflowFailException, match=r"airflow\.not_copied"):
+    with pytest.raises(AirflowFailException, match=r"run\.clear_task"):
         task.poke(context)
     answers["plan"], pending, world.pending = {"sources": {"shop_db": 1}}, world.pending, ()
     for _ in range(2):  # then: nothing was to be copied, and a copy came due since

@@ -88,7 +88,7 @@ def test_extras_of_tls_that_would_be_left_out_are_refused(
     monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json())
     with pytest.raises(UsageError) as raised:
         connections.resolve("airflow:source_db", environment(pipeline))
-    assert raised.value.code in ("airflow.connection", "connection.option", "connection.tls_options")
+    assert raised.value.code in ("airflow.connection", "connection.url", "connection.url")
 
 
 def test_a_connection_that_airflow_does_not_have_is_named_with_the_command_that_adds_it(pipeline: Any) -> None:

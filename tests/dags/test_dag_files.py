@@ -124,7 +124,7 @@ def test_a_broken_file_breaks_only_its_own_dag_and_says_what_where_and_what_to_d
         str(twice),
         str(taken),
         "'cdc_shop_replay'",
-        "airflow.pipeline_twice",
+        "airflow.pipelines",
     ):
         assert part in text
 

@@ -29,7 +29,7 @@ def test_a_passing_condition_is_left_to_airflows_retries() -> None:
 
 
 def test_an_unforeseen_error_fails_at_once_and_airflows_own_pass() -> None:
-    with pytest.raises(AirflowFailException, match=r"(?s)KeyError.*internal\.unexpected"), as_airflow_failures("plan"):
+    with pytest.raises(AirflowFailException, match=r"(?s)KeyError.*internal\.defect"), as_airflow_failures("plan"):
         raise KeyError("x")
     with pytest.raises(AirflowSkipException), as_airflow_failures("plan"):
         raise AirflowSkipException("nothing to do")

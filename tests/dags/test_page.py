@@ -187,7 +187,7 @@ def test_one_pipelines_trouble_stands_in_its_place_and_hides_no_other(
     write_pipeline("bank", more="shedule: nonsense\n")
     seen = client("VIEWER").get("/lockstep/status.json").json()
     found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
-    assert found == {"away": "meta.unreachable", "fresh": "meta.absent", "shop": None, "unset": "meta.unset"}
+    assert found == {"away": "connection.unreachable", "fresh": "meta.absent", "shop": None, "unset": "config.unset"}
     assert [error["code"] for error in seen["broken"]] == ["config.invalid"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
     for error in [*(one["error"] for one in seen["pipelines"] if one["error"]), *seen["broken"]]:
@@ -210,7 +210,7 @@ def test_nonsense_in_the_folder_and_servers_that_keep_silent_leave_the_page_stan
         seen = client("VIEWER").get("/lockstep/status.json").json()
         page = client("VIEWER").get("/lockstep/")
     found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
-    assert found == {"mute": "meta.unreachable", "quiet": "meta.unreachable", "shop": None}
+    assert found == {"mute": "connection.unreachable", "quiet": "connection.unreachable", "shop": None}
     assert len(seen["broken"]) == 3
     assert page.status_code == 200
     assert "binlog.000001:3004" in page.text
@@ -346,12 +346,17 @@ def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_t
     client: Callable[..., Any], shop: Line
 ) -> None:
     error = DataAtRisk(
-        f"Purged {ALERT}.", where="shop_db, binlog.000001:4", code="source.purged", remedy="copy it again"
+        f"Purged {ALERT}.", where="shop_db, binlog.000001:4", code="source.log_lost", remedy="copy it again"
     )
     for _ in range(2):
         shop.meta.failures.keep("extract", "shop_db", error)
     level, (first, *_) = health(client)
-    assert (level, first["subject"], first["code"], first["times"]) == ("failed", "extract shop_db", "source.purged", 2)
+    assert (level, first["subject"], first["code"], first["times"]) == (
+        "failed",
+        "extract shop_db",
+        "source.log_lost",
+        2,
+    )
     text = client("VIEWER").get("/lockstep/").text
     assert "<script>alert" not in text
     card = unescape(text.partition('<section id="shop"')[2])
@@ -360,7 +365,7 @@ def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_t
     reached = shop.meta.positions.checkpoint("shop_db")
     assert reached is not None
     shop.meta.positions.advance_watermark(shop.leases["shop_db"], reached)
-    assert "source.purged" not in [one["code"] for one in health(client)[1]]
+    assert "source.log_lost" not in [one["code"] for one in health(client)[1]]
 
 
 def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
@@ -394,7 +399,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     names = ("shop.due", "shop.keyless", "shop.big")
     covered = dict(zip(names, map(existing, (60_000, 7, 1000)), strict=True))
     shop.meta.coverages.keep(shop.leases["shop_db"], covered | {"shop.done": done}, NO_SURVEY)
-    refused = Refused(f"No key {ALERT}.", where="shop.keyless", code="snapshot.no_key", remedy="give it one")
+    refused = Refused(f"No key {ALERT}.", where="shop.keyless", code="snapshot.not_copyable", remedy="give it one")
     shop.meta.failures.keep("copy table", "shop_db/shop.keyless", refused)
     big = TableSchema("shop", "big", ())
     lease = shop.meta.leases.acquire(copier_of("shop_db"), "the copier", 60)
@@ -436,11 +441,11 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
         assert said in text
     assert "<script>alert" not in client("VIEWER").get("/lockstep/").text
-    noted = [one for one in found["problems"] if one["code"] == "snapshot.no_key"]
+    noted = [one for one in found["problems"] if one["code"] == "snapshot.not_copyable"]
     assert [(one["level"], one["subject"], one["remedy"]) for one in noted] == [
         ("noted", "table shop.keyless", "give it one")
     ]
-    lost = RetryLater("The connection is lost.", where="shop_db", code="source.connection_lost", remedy="wait")
+    lost = RetryLater("The connection is lost.", where="shop_db", code="connection.unreachable", remedy="wait")
     shop.meta.failures.keep("copy", "shop_db", lost)
     assert next((one["level"], one["subject"]) for one in health(client)[1]) == ("failed", "copy shop_db")
     shop.meta.failures.clear("copy", "shop_db")

@@ -39,7 +39,7 @@ def executed(file: Path, command: str, said: dict[str, Any] | None = None, **par
 def test_the_tasks_fill_a_target_with_another_layout_and_prove_it(made: Shop, caplog: pytest.LogCaptureFixture) -> None:
     made("run", "shop.yaml")
     asked = {"layout": "2x4", "connections": ["env:NEW"], "database": f"{made.name}_new_{{d}}"}
-    with pytest.raises(AirflowFailException, match=r"reshard\.shards"):  # not before a cutover
+    with pytest.raises(AirflowFailException, match=r"usage\.argument"):  # not before a cutover
         executed(made.file, "plan", **asked, shards="0")
     assert "shards_2x4" in executed(made.file, "plan", **asked)["text"]
     assert "2x4" not in made.file.read_text()
@@ -62,15 +62,15 @@ def test_after_a_cutover_the_pipeline_of_the_shards_is_the_one_that_is_verified(
 
 
 def test_without_an_answer_of_fill_nothing_is_verified_and_nothing_is_tried_again(tmp_path: Path) -> None:
-    with pytest.raises(AirflowFailException, match=r"reshard\.not_filled"):
+    with pytest.raises(AirflowFailException, match=r"run\.clear_task"):
         executed(tmp_path / "shop.yaml", "verify", None)
 
 
 def test_what_the_command_says_is_what_the_task_says(made: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AirflowFailException, match=r"reshard\.no_base"):
+    with pytest.raises(AirflowFailException, match=r"stage\.partial"):
         executed(made.file, "plan", layout="4x4")
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(AirflowException, match=r"reshard\.ended") as caught:
+    with pytest.raises(AirflowException, match=r"run\.interrupted") as caught:
         executed(made.file, "fill", layout="4x4")
     assert not isinstance(caught.value, AirflowFailException)  # the next try continues
     assert os.environ["SOURCE"].rpartition("@")[0].rpartition(":")[2] not in str(caught.value)

@@ -90,7 +90,7 @@ def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_d
     assert copy.start(None, **named).wait(timeout=240) == 0, copy.output[-6000:]
     assert run.staged("id").count(7) == 2
     assert copy.start(None, tables=["nowhere.t"]).wait(timeout=240) != 0
-    assert "snapshot.unknown_table" in copy.output
+    assert "usage.unknown_name" in copy.output
     run.run(now())
     assert run.states() == {"extract": ["success"], "snapshot": ["skipped"]}, run.output[-6000:]
     assert "is staged with all of its rows" in run.output
@@ -185,7 +185,7 @@ def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
     run = line("marked", more=f"targets:\n{target}\nspark: {{connection: spark_default}}")
     fill(source_database, 0)
     assert run.start(now(), marked="plan").wait(timeout=240) != 0, run.output[-6000:]
-    assert "meta.not_planned" in run.output
+    assert "run.clear_task" in run.output
     states = run.states()
     assert (states["plan"], states["merge"], states["to_main.commit"]) == (["success"], ["failed"], ["upstream_failed"])
     run.run(now())

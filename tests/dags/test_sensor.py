@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import cdc_core.extract
 from cdc_core import config, leaving
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
@@ -25,7 +25,7 @@ from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.sensor import ExtractSensor
 
-HELD = RetryLater("Held by another.", code="meta.lease_held", remedy="wait")
+HELD = LeaseHeld("Held by another.", remedy="wait")
 POSITION = Position(0, "binlog.000007", 1234)
 STAGED = StagingTotals(batches=1, files=2, rows=3, events=4), POSITION, 99
 
@@ -142,7 +142,10 @@ def test_the_params_accept_and_abandon_are_for_the_source_that_they_name(
     assert extraction.accepted == [(), (("binlog.000012", 4711),), ()]
     assert extraction.abandoned == [None, None, ("binlog.000012", 4711)]
     for param in ("accept", "abandon"):
-        for wrong, code in (("other=binlog.000012:4711", "airflow.accept"), ("shop_db=binlog.000012", "cli.usage")):
+        for wrong, code in (
+            ("other=binlog.000012:4711", "usage.argument"),
+            ("shop_db=binlog.000012", "usage.argument"),
+        ):
             with pytest.raises(AirflowFailException, match=f"(?s)param {param}.*{code}"):
                 sensor("poke").poke({**context, "params": {param: [wrong]}})
 
@@ -161,7 +164,7 @@ def test_a_source_that_another_holds_is_waited_for(extraction: Extraction, senso
     ("error", "kind"),
     [
         (RetryLater("The connection is lost.", code="source.lost", remedy="wait"), AirflowException),
-        (DataAtRisk("The log is purged.", code="source.purged", remedy="sync"), AirflowFailException),
+        (DataAtRisk("The log is purged.", code="source.log_lost", remedy="sync"), AirflowFailException),
     ],
 )
 @pytest.mark.parametrize("mode", ["poke", "reschedule"])
@@ -231,7 +234,7 @@ def test_a_window_that_ends_after_the_time_that_the_task_waits_for_is_refused_at
     task = sensor("poke")
     task.timeout = 3600.0
     context["params"] = {"window_end": str(datetime.now(UTC) + timedelta(hours=2))}
-    with pytest.raises(AirflowFailException, match=r"which is 1 h.*\n.*\n.*\n.*airflow\.window"):
+    with pytest.raises(AirflowFailException, match=r"which is 1 h.*\n.*\n.*\n.*usage\.argument"):
         task.poke(context)
     assert extraction.events == []
     extraction.answers = [False]

@@ -54,7 +54,7 @@ def test_the_endpoint_of_a_connection_has_its_token(monkeypatch: pytest.MonkeyPa
 def test_a_driver_in_the_cluster_and_a_missing_connection_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LockstepError) as caught:
         spark_of(monkeypatch, "spark://yarn?deploy-mode=cluster")
-    assert caught.value.code == "airflow.deploy_mode"
+    assert caught.value.code == "spark.setup"
     with pytest.raises(LockstepError) as caught:
         driver_of("spark_none", parse(PIPELINE.format(folder="/none"), where="test"), STORE)
-    assert caught.value.code == "airflow.spark_connection"
+    assert caught.value.code == "airflow.connection"

@@ -18,7 +18,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import RolledBack
 from cdc_core.meta import Cutover, Meta
 from lockstep_airflow.switching import CutoverOperator
 from tests.dags.conftest import REPOSITORY
@@ -64,7 +64,7 @@ def test_the_form_leaves_tasks_out(file: Path) -> None:
 
 def test_a_command_without_an_answer_is_tried_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(AirflowException, match=r"cutover\.ended") as caught:
+    with pytest.raises(AirflowException, match=r"run\.interrupted") as caught:
         execute(file, "switch")
     assert not isinstance(caught.value, AirflowFailException)
 
@@ -73,7 +73,7 @@ def test_a_cutover_that_was_rolled_back_is_not_tried_again(file: Path, monkeypat
     """Writes are stopped once for each approval."""
 
     def rolled_back(*_: object) -> None:
-        raise RetryLater("Rolled back.", code="cutover.rolled_back", remedy="begin again")
+        raise RolledBack("Rolled back.", remedy="begin again")
 
     monkeypatch.setattr(CutoverOperator, "_run", rolled_back)
     with pytest.raises(AirflowFailException, match="it is not tried again"):

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import DataAtRisk, RetryLater
+from cdc_core.errors import DataAtRisk, LeaseHeld, Paused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.repair import repairer
@@ -94,7 +94,7 @@ def test_what_could_not_be_judged_is_retried(file: Path, monkeypatch: pytest.Mon
 
 
 def test_it_waits_for_another_verifier_and_while_reading_is_paused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = finds(monkeypatch, raises=RetryLater("Paused.", code="verify.paused", remedy="resume"))
+    asked = finds(monkeypatch, raises=Paused("Paused.", remedy="resume"))
     assert not poke(file).is_done
     with open_pipeline(config.load(file), os.environ) as other, verifier_lease(other, "main"):
         assert not poke(file).is_done
@@ -201,7 +201,7 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
     repairs.verify(**ASKED)
     before = {"orders": FOUND}
     for done, code in (
-        (Result(before, {"orders": FOUND}), "repair.still_different"),
+        (Result(before, {"orders": FOUND}), "verify.differs"),
         (Result(before, {"orders": FOUND}, newer={"orders": ("7",)}), "repair.newer"),
         (DataAtRisk("Too many.", code="repair.limit", remedy="look"), "repair.limit"),
     ):
@@ -210,14 +210,14 @@ def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried
             repairs.poke(**ASKED)
     for done, code in (
         (Result(before, {"orders": TableResult("orders", unsettled=1)}), "verify.unsettled"),
-        (RetryLater("Overtaken.", code="repair.overtaken", remedy="again"), "repair.overtaken"),
+        (RetryLater("Overtaken.", code="verify.unsettled", remedy="again"), "verify.unsettled"),
     ):
         repairs.done = done
         with pytest.raises(AirflowException, match=code) as caught:
             repairs.poke(**ASKED)
         assert not isinstance(caught.value, AirflowFailException)
-    for code in ("snapshot.running", "verify.paused"):
-        repairs.done = RetryLater("Wait.", code=code, remedy="wait")
+    for kind in (LeaseHeld, Paused):
+        repairs.done = kind("Wait.", remedy="wait")
         assert not repairs.poke(**ASKED).is_done
     asked = len(repairs.asked)
     with open_pipeline(config.load(repairs.file), os.environ) as other, verifier_lease(other, "main"):
@@ -233,6 +233,6 @@ def test_a_repair_of_an_incomplete_verification_says_so(repairs: Repairs, monkey
     assert len(repairs.asked) == 1
     finds(monkeypatch, found={Wrong.TARGET: 9}, findings=(FINDING,))
     repairs.verify(**ASKED)
-    with pytest.raises(AirflowFailException, match=r"repair\.too_many"):
+    with pytest.raises(AirflowFailException, match=r"repair\.limit"):
         repairs.poke(**ASKED)
     assert len(repairs.asked) == 1

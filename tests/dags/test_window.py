@@ -98,7 +98,7 @@ def test_one_bound_alone_is_enough() -> None:
 def test_a_window_that_means_nothing_is_refused(params: dict[str, str]) -> None:
     with pytest.raises(UsageError) as raised:
         run_window(params, FOUR, FIVE, SIX)
-    assert raised.value.code == "airflow.window"
+    assert raised.value.code == "usage.argument"
 
 
 def test_targets_are_all_by_default_and_keep_the_order_of_the_file() -> None:

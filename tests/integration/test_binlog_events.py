@@ -32,7 +32,7 @@ from cdc_core.binlog.gtid import (
 from cdc_core.binlog.image_shapes import count_rows
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows import decode_rows
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import Refused
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
@@ -312,9 +312,9 @@ def test_a_difference_from_a_value_that_the_log_lacks_stops_with_the_options_to_
         f"UPDATE {database}.t SET a = JSON_SET(a, '$.n', 2)",
     )  # fmt: skip
     ((table, rows),) = row_groups(events, mariadb=False)
-    with pytest.raises(DataAtRisk) as stopped:
+    with pytest.raises(Refused) as stopped:
         decode_rows(schema_of(table, None), table, RowImages.from_events(rows))
-    assert stopped.value.code == "binlog.partial_update"
+    assert stopped.value.code == "source.incomplete_rows"
     assert "binlog_row_value_options" in stopped.value.remedy
     assert "on_unreadable: isolate" in stopped.value.remedy
 
@@ -364,7 +364,7 @@ def _definitions_agree(server: SqlServer, database: str, metadata: str, *, vecto
     else:
         with pytest.raises(Refused) as refused:
             decoded(events, None, mariadb=mariadb)
-        assert refused.value.code == "binlog.row_metadata"
+        assert refused.value.code == "source.incomplete_rows"
 
 
 def test_a_definition_that_contradicts_the_log_is_refused(mysql9: MySql, database: str) -> None:
@@ -381,7 +381,7 @@ def test_a_definition_that_contradicts_the_log_is_refused(mysql9: MySql, databas
         _run(mysql9, f"DELETE FROM {database}.t", f"ALTER TABLE {database}.t {change}")
         with pytest.raises(Refused) as refused:
             decoded(events, known_schema(mysql9, database, "t"), mariadb=False)
-        assert refused.value.code == "binlog.schema_mismatch"
+        assert refused.value.code == "source.incomplete_rows"
         assert "binlog_row_metadata = FULL" in refused.value.remedy
         _run(mysql9, f"DROP TABLE {database}.t", f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(10))")
 

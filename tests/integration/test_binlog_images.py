@@ -195,7 +195,7 @@ def test_omitted_columns_whose_defaults_nobody_knows_stop(server: SqlServer, dat
     insert = ("SET binlog_row_image = MINIMAL", f"INSERT INTO {database}.t (id, n) VALUES (1, 1)")
     with pytest.raises(Refused, match="the columns' defaults are unknown") as refused:
         _decoded(server, database, *insert, defaults=False)
-    assert refused.value.code == "binlog.row_image"
+    assert refused.value.code == "source.incomplete_rows"
 
 
 def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, database: str) -> None:
@@ -209,4 +209,4 @@ def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, databas
     other = replace(schema, columns=tuple(replace(column, key_part=1) for column in schema.columns))
     with pytest.raises(Refused, match="lack a, which is needed to identify the row") as refused:
         decode_rows(other, table, RowImages.from_events(events))
-    assert refused.value.code == "binlog.row_image"
+    assert refused.value.code == "source.incomplete_rows"

@@ -175,7 +175,7 @@ def test_a_replica_that_is_not_the_source_s_equal_is_refused(
     monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.5)
     run(pair.replica, f"STOP {word}")
     write(pair.primary, pair.name, PER_TABLE + 1, 3)
-    assert line.fails(RetryLater).code == "snapshot.standby_behind"
+    assert line.fails(RetryLater).code == "source.standby_behind"
 
     if pair.flavor == "mariadb":
         run(pair.replica, f"SET GLOBAL replicate_ignore_table = '{pair.name}.u'")
@@ -194,7 +194,7 @@ def test_a_replica_that_is_not_the_source_s_equal_is_refused(
 
     unlogged(pair, "ALTER TABLE t ADD COLUMN w INT")
     error = line.fails(RetryLater)
-    assert (error.code, "otherwise than the source" in error.what) == ("snapshot.standby_behind", True)
+    assert (error.code, "differently than the source" in error.what) == ("source.standby_behind", True)
     unlogged(pair, "ALTER TABLE t DROP COLUMN w")
 
     run(pair.replica, "INSERT INTO t VALUES (-1, -1)", database=pair.name)
@@ -250,7 +250,7 @@ def test_a_chunk_is_not_read_before_the_replica_has_what_is_staged(
     with monkeypatch.context() as patch:
         patch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.5)
         patch.setattr(copier, "find_standby", found)
-        assert line.fails(RetryLater).code == "snapshot.standby_behind"
+        assert line.fails(RetryLater).code == "source.standby_behind"
     run(pair.replica, f"START {word} SQL_THREAD")
     assert line.copy() == {}
     assert line.staged("t") == at(pair.primary, pair)

@@ -156,7 +156,7 @@ def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
             read(line)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert caught.value.code == "stage.unwritable"
+    assert caught.value.code == "disk.error"
     assert list(line.store.list(SNAPSHOT)) == []
     read(line)
     whole_once(line)

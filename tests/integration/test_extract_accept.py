@@ -200,7 +200,7 @@ def test_a_place_where_nothing_stops_is_an_error_and_costs_nothing(line: Line) -
     for offset in (before.offset, before.offset + 1):
         with pytest.raises(UsageError) as raised:
             line.drain((before.file, offset))
-        assert raised.value.code == "extract.accept"
+        assert raised.value.code == "usage.argument"
         assert f"{before.file}:{offset}" in raised.value.where
     line.drain()
     assert line.ids() == [1, 2]
@@ -212,10 +212,10 @@ def test_a_place_that_was_passed_or_does_not_come_is_an_error(line: Line) -> Non
     line.drain()
     with pytest.raises(UsageError) as raised:
         line.drain((start.file, start.offset))
-    assert (raised.value.code, "is before" in raised.value.where) == ("extract.accept", True)
+    assert (raised.value.code, "is before" in raised.value.where) == ("usage.argument", True)
     with pytest.raises(UsageError) as raised:
         line.drain((start.file, 8_000_000))
-    assert raised.value.code == "extract.accept"
+    assert raised.value.code == "usage.argument"
     line.drain()
     assert line.ids() == [1, 2]
     assert line.notes == []

@@ -53,7 +53,7 @@ def test_a_server_that_takes_tls_away_learns_nothing(certificate: Path, options:
     chosen = "&" + options.format(ca=certificate / CERTIFICATE)
     with FakeServer(Login(asks=asks)) as server:
         error = refusal(lambda: connect(url(server, AWAY, chosen), where="source shop"))
-        assert error.code == "connection.tls_missing"
+        assert error.code == "connection.unproven"
         assert not server.received, "not even the account's name"
 
 
@@ -67,7 +67,7 @@ CLEAR = {
 @pytest.mark.parametrize("host", [HERE, AWAY])
 @pytest.mark.parametrize("method", CLEAR)
 def test_the_password_in_clear_goes_to_no_server_that_has_not_proven_itself(method: str, host: str) -> None:
-    assert attempt(CLEAR[method], host) == ("connection.password_withheld", False)
+    assert attempt(CLEAR[method], host) == ("connection.unproven", False)
 
 
 FULL = {
@@ -81,16 +81,16 @@ FULL = {
 @pytest.mark.parametrize("options", ["", "&ssl_mode=DISABLED", "&ssl_mode=PREFERRED"])
 @pytest.mark.parametrize("method", FULL)
 def test_a_key_that_the_server_brings_along_gets_no_password_beyond_loopback(method: str, options: str) -> None:
-    assert attempt(FULL[method], AWAY, options) == ("connection.password_withheld", False)
+    assert attempt(FULL[method], AWAY, options) == ("connection.unproven", False)
 
 
 @pytest.mark.parametrize("method", [*CLEAR, *FULL])
 def test_tls_with_any_certificate_gets_no_password_where_nobody_asked_for_that(certificate: Path, method: str) -> None:
     login = {**CLEAR, **FULL}[method]
     with_tls = Login(login.plugin, login.asks, login.more, login.prompt, (certificate / CERTIFICATE, certificate / KEY))
-    assert attempt(with_tls, AWAY) == ("connection.password_withheld", False)
+    assert attempt(with_tls, AWAY) == ("connection.unproven", False)
     if method in CLEAR:
-        assert attempt(with_tls, AWAY, "&ssl_mode=REQUIRED") == ("connection.password_withheld", False)
+        assert attempt(with_tls, AWAY, "&ssl_mode=REQUIRED") == ("connection.unproven", False)
 
 
 def test_the_hostile_server_would_see_a_password_that_is_sent(certificate: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_certificate_that_is_not_accepted_ends_the_login_before_the_account_is
                     f"&ssl_ca={certificate / CERTIFICATE}"):  # fmt: skip
         with FakeServer(login) as server:
             error = refusal(lambda: connect(url(server, AWAY, options), where="source shop"))  # noqa: B023
-            assert error.code == "connection.tls_refused"
+            assert error.code == "connection.unproven"
             assert len(server.received) in (0, 32), "no more than the wish for TLS"
 
 
@@ -133,7 +133,7 @@ def test_a_certificate_that_is_not_accepted_ends_the_login_before_the_account_is
 )
 def test_a_login_method_that_we_do_not_have_is_refused_by_name(login: Login) -> None:
     code, known = attempt(login, AWAY)
-    assert code in ("connection.login_method", "connection.password_withheld", "connection.unreachable")
+    assert code in ("connection.login_method", "connection.unproven", "connection.unreachable")
     assert not known
 
 
@@ -187,7 +187,7 @@ def test_no_file_is_sent_that_was_not_offered(tmp_path: Path, bulk: bool) -> Non
         error = refusal(
             lambda: open_session(url(server), "shop", where="target") if bulk else connect(url(server), where="source")
         )
-        assert error.code == "connection.file_request"
+        assert error.code == "connection.answer"
         assert b"the content" not in server.received
 
 
@@ -196,7 +196,7 @@ KEPT_OUT: dict[str, tuple[str, Sequence[str], str, str]] = {
     "expired": (OWN + "PASSWORD EXPIRE", (), "connection.denied", "has expired|change the account's password"),
     "locked": (OWN + "ACCOUNT LOCK", (), "connection.denied", "ACCOUNT UNLOCK"),
     "at its limit": (OWN + "WITH MAX_USER_CONNECTIONS 1", (), "connection.unreachable", "the account's limit"),
-    "without a session": (OWN, ("SET GLOBAL init_connect = 'nonsense'",), "connection.state", "init_connect"),
+    "without a session": (OWN, ("SET GLOBAL init_connect = 'nonsense'",), "connection.statement", "init_connect"),
     "blocked": (OWN + "{blocked}", ("{limit}",), "connection.denied", "correct the password in the connection first"),
 }
 """What is said of an account, what is set, the code and a part of the remedy."""
@@ -246,7 +246,7 @@ def test_a_schema_that_somebody_made_read_only_is_refused_until_he_ends_it(origi
     origin.execute_on_server(f"ALTER SCHEMA {origin.name} READ ONLY = 1")
     try:
         error = refusal(lambda: translating("here")(origin.execute)("INSERT INTO t VALUES (1)"))
-        assert (error.code, error.exit_code) == ("connection.state", 3)
+        assert (error.code, error.exit_code) == ("connection.statement", 3)
         assert "READ ONLY = 0" in error.remedy
     finally:
         origin.execute_on_server(f"ALTER SCHEMA {origin.name} READ ONLY = 0")

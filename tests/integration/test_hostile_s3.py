@@ -188,7 +188,7 @@ class Outcome:
             return f"sent {self.elsewhere[:60]!r} elsewhere"
         if error is None:
             return "" if self.watched.result == expected else f"answered {str(self.watched.result)[:200]}"
-        if not isinstance(error, LockstepError) or error.code.startswith(("internal.", "stage.path")):
+        if not isinstance(error, LockstepError) or error.code.startswith("internal."):
             return f"{type(error).__name__}: {str(error)[:300]}"
         return ""
 
@@ -291,10 +291,10 @@ def test_a_large_file_is_published_though_the_answer_that_it_is_complete_was_los
 def test_an_upload_that_is_gone_is_worth_a_retry(made: Bucket) -> None:
     outcome = attempt(made, "large", 1, "no such upload")
     assert isinstance(outcome.watched.error, RetryLater)
-    assert outcome.watched.error.code == "stage.answer"
+    assert outcome.watched.error.code == "stage.unreachable"
 
 
-@pytest.mark.parametrize(("harm", "code"), [("wants checksums", "stage.refused"), ("denied", "stage.denied")])
+@pytest.mark.parametrize(("harm", "code"), [("wants checksums", "stage.denied"), ("denied", "stage.denied")])
 def test_a_rule_of_the_bucket_that_no_retry_changes_is_refused(made: Bucket, harm: str, code: str) -> None:
     error = attempt(made, "large", 0, harm).watched.error
     assert isinstance(error, Refused)

@@ -179,7 +179,7 @@ def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[Locks
         source = f"s{uuid.uuid4().hex}"
         with suppress(UsageError), meta.leases.held(source, "test", 60):
             isolated.clear(store, source, "shop.none")
-        meta.failures.keep("readmit", "", UsageError("what", code="stage.not_isolated", remedy="do it"))
+        meta.failures.keep("readmit", "", UsageError("what", code="usage.unknown_name", remedy="do it"))
         meta.runs.record_failure("run", "why")
         meta.status.find(["shards"])
         meta.ledgers.find("run")

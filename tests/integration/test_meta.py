@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, UniqueConstraint, create_engine, inspect, make_url, text
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import (
     Claim,
     LastWrite,
@@ -140,7 +140,7 @@ def staged(meta: Meta, count: int, **options: Any) -> Lease:
 def test_a_held_lease_is_refused_with_its_holder_and_expiry(meta: Meta) -> None:
     lease_of(meta, holder="worker-7:123")
     error = refusal(lambda: lease_of(meta, holder="worker-8:9"))
-    assert (type(error), error.code) == (RetryLater, "meta.lease_held")
+    assert (severity(type(error)), error.code) == (RetryLater, "lease.held")
     assert "worker-7:123" in error.what
     assert "until 20" in error.what
 
@@ -157,7 +157,7 @@ def test_an_expired_lease_that_nobody_took_can_be_renewed(meta: Meta) -> None:
     lease = lease_of(meta, ttl_s=0)
     renewed = meta.leases.renew(lease, TTL_S)
     assert renewed.epoch == lease.epoch
-    assert refusal(lambda: lease_of(meta, holder="two")).code == "meta.lease_held"
+    assert refusal(lambda: lease_of(meta, holder="two")).code == "lease.held"
 
 
 def test_an_epoch_has_ended_when_its_lease_was_given_back_or_taken_and_not_when_it_only_ran_out(meta: Meta) -> None:
@@ -213,7 +213,7 @@ def test_a_paused_old_holder_moves_nothing(
     meta.batches.commit(old, manifest(0))
     lease_of(meta, holder="two")
     before = dump(database_url)
-    assert refusal(lambda: move(meta, old)).code == "meta.lease_lost"
+    assert refusal(lambda: move(meta, old)).code == "lease.lost"
     assert dump(database_url) == before
 
 
@@ -242,16 +242,16 @@ def test_a_process_that_is_paused_in_a_transaction_keeps_an_expired_lease_from_n
             resumed.set()
         with pytest.raises(RetryLater) as caught:
             writing.result(60)
-        assert caught.value.code == "meta.unreachable"
+        assert caught.value.code == "connection.unreachable"
         one.close()
-        assert refusal(lambda: two.batches.commit(lease, manifest(0))).code == "meta.lease_lost"
+        assert refusal(lambda: two.batches.commit(lease, manifest(0))).code == "lease.lost"
 
 
 def test_a_released_lease_moves_nothing(meta: Meta, database_url: str) -> None:
     lease = lease_of(meta)
     meta.leases.release(lease)
     before = dump(database_url)
-    assert refusal(lambda: meta.batches.commit(lease, manifest(0))).code == "meta.lease_lost"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0))).code == "lease.lost"
     assert dump(database_url) == before
 
 
@@ -273,7 +273,7 @@ def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: s
     got = [answers.get(timeout=60) for _ in racers]
     for racer in racers:
         racer.join()
-    assert sorted(map(str, got)) == ["1", "meta.lease_held"]
+    assert sorted(map(str, got)) == ["1", "lease.held"]
 
 
 # Batches and positions
@@ -317,7 +317,7 @@ def test_a_gap_is_refused_and_moves_nothing(meta: Meta, database_url: str) -> No
     lease = staged(meta, 1)
     before = dump(database_url)
     error = refusal(lambda: meta.batches.commit(lease, manifest(2)))
-    assert (type(error), error.code) == (DataAtRisk, "meta.gap")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "meta.gap")
     assert dump(database_url) == before
 
 
@@ -325,10 +325,10 @@ def test_another_batch_in_the_place_of_a_recorded_one_is_refused(meta: Meta, dat
     lease = staged(meta, 1)
     before = dump(database_url)
     error = refusal(lambda: meta.batches.commit(lease, manifest(0, end=2)))
-    assert (type(error), error.code) == (DataAtRisk, "meta.batch_differs")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.chain")
     changed = manifest(0)
     changed = replace(changed, parts=(replace(changed.parts[0], sha256="f" * 64),))
-    assert refusal(lambda: meta.batches.commit(lease, changed)).code == "meta.batch_differs"
+    assert refusal(lambda: meta.batches.commit(lease, changed)).code == "stage.chain"
     assert dump(database_url) == before
 
 
@@ -342,15 +342,15 @@ def test_a_batch_of_an_older_epoch_is_adopted(meta: Meta) -> None:
 
 def test_a_batch_of_a_newer_epoch_says_that_the_lease_is_lost(meta: Meta) -> None:
     lease = lease_of(meta)
-    assert refusal(lambda: meta.batches.commit(lease, manifest(0, epoch=2))).code == "meta.lease_lost"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, epoch=2))).code == "lease.lost"
 
 
 def test_a_batch_of_another_source_or_without_extent_is_refused(meta: Meta) -> None:
     lease = lease_of(meta)
-    assert refusal(lambda: meta.batches.commit(lease, manifest(0, source="other"))).code == "meta.wrong_lease"
-    assert refusal(lambda: meta.batches.commit(lease, manifest(0, pipeline="other"))).code == "meta.wrong_lease"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, source="other"))).code == "internal.defect"
+    assert refusal(lambda: meta.batches.commit(lease, manifest(0, pipeline="other"))).code == "internal.defect"
     error = refusal(lambda: meta.batches.commit(lease, manifest(0, end=0)))
-    assert (type(error), error.code) == (InternalError, "meta.empty_range")
+    assert (severity(type(error)), error.code) == (InternalError, "internal.defect")
 
 
 def test_the_watermark_moves_alone_and_never_falls(meta: Meta) -> None:
@@ -415,7 +415,7 @@ def test_a_chain_that_does_not_fit_rebuilds_nothing(meta: Meta, database_url: st
     lease = staged(meta, 2)
     before = dump(database_url)
     error = refusal(lambda: meta.rebuild(lease, [manifest(number) for number in numbers]))
-    assert (type(error), error.code) == (DataAtRisk, "meta.chain")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.chain")
     assert dump(database_url) == before
 
 
@@ -524,7 +524,7 @@ def test_what_was_not_applied_is_not_committed_not_even_in_part(meta: Meta, data
     meta.runs.mark_applied("a", "t", IDS[:1])
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1]))
-    assert (type(error), error.code) == (Refused, "meta.not_applied")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
     assert dump(database_url) == before
 
 
@@ -532,9 +532,9 @@ def test_a_run_moves_only_what_it_has_claimed(meta: Meta, database_url: str) -> 
     staged(meta, 2)
     claim(meta, "a", [0])
     before = dump(database_url)
-    assert refusal(lambda: meta.runs.mark_applied("a", "t", IDS[:2])).code == "meta.not_planned"
-    assert refusal(lambda: meta.runs.mark_applied("a", "other", IDS[:1])).code == "meta.not_planned"
-    assert refusal(lambda: meta.runs.mark_applied("b", "t", IDS[:1])).code == "meta.not_planned"
+    assert refusal(lambda: meta.runs.mark_applied("a", "t", IDS[:2])).code == "run.clear_task"
+    assert refusal(lambda: meta.runs.mark_applied("a", "other", IDS[:1])).code == "run.clear_task"
+    assert refusal(lambda: meta.runs.mark_applied("b", "t", IDS[:1])).code == "run.clear_task"
     assert dump(database_url) == before
 
 
@@ -548,7 +548,7 @@ def test_a_run_of_whose_batches_another_took_over_some_commits_nothing_until_tha
     assert states(meta) == [("STAGED", "b"), ("STAGED", "b"), ("APPLIED", "a")]
     before = dump(database_url)
     error = refusal(lambda: commit(meta, "a", [0, 1, 2]))
-    assert (type(error), error.code) == (RetryLater, "meta.taken_over")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     assert meta.runs.mark_applied("a", "t", IDS) == 0
     assert dump(database_url) == before
     meta.runs.mark_applied("b", "t", IDS[:2])
@@ -564,7 +564,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
     commit(meta, "a", [0])
     before = dump(database_url)
     error = refusal(lambda: claim(meta, "b", [0, 1]))
-    assert (type(error), error.code) == (RetryLater, "meta.consumed")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     assert dump(database_url) == before
     claim(meta, "b", [0], target="another")
 
@@ -572,7 +572,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
 def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
     claim(meta, "a", [])
     error = refusal(lambda: meta.runs.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
-    assert (type(error), error.code) == (Refused, "meta.run_differs")
+    assert (severity(type(error)), error.code) == (UsageError, "usage.argument")
 
 
 def test_a_failure_is_kept_and_moves_no_state(meta: Meta) -> None:
@@ -861,7 +861,7 @@ def server_url(request: pytest.FixtureRequest) -> str:
 
 def test_a_reader_makes_no_tables(server_url: str) -> None:
     error = refusal(lambda: opened(server_url, create=False))
-    assert (type(error), error.code) == (Refused, "meta.absent")
+    assert (severity(type(error)), error.code) == (Refused, "meta.absent")
 
 
 def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
@@ -873,8 +873,8 @@ def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
     found = {}
     for one in (wrong_login, wrong_port, no_database):
         error = refusal(lambda one=one: opened(one.render_as_string(hide_password=False)))
-        found[error.code] = type(error)
+        found[error.code] = severity(type(error))
         for shown in (str(error), repr(error), error.where, "".join(traceback.format_exception(error))):
             assert secret not in shown
             assert str(url.password) not in shown
-    assert found == {"meta.denied": Refused, "meta.unreachable": RetryLater}
+    assert found == {"connection.denied": Refused, "connection.unreachable": RetryLater}

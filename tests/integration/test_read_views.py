@@ -152,7 +152,7 @@ def compare_views(origin: Origin, table: str, kinds: tuple[str, ...], views: int
                     high = high_of(origin.control, view)
             except RetryLater as error:
                 # A MariaDB with many XA COMMITs has no moment without one for as long as a view waits, now and then.
-                if (error.code, exact, facts.mariadb) != ("snapshot.prepared", True, True):
+                if (error.code, exact, facts.mariadb) != ("snapshot.blocked", True, True):
                     raise
                 continue
             assert view.exact == exact
@@ -214,7 +214,7 @@ def test_an_xa_transaction_that_stays_prepared_is_named(origin: Origin, monkeypa
             if facts.mariadb:
                 with pytest.raises(RetryLater, match=f"X'{b'left'.hex()}',X'62',7") as refused:
                     read()
-                assert refused.value.code == "snapshot.prepared"
+                assert refused.value.code == "snapshot.blocked"
             else:
                 assert read() == end
         finally:
@@ -244,7 +244,7 @@ def test_the_server_ends_the_lock_of_a_process_that_has_stopped_answering(
     with closing(origin.sql.connect(autocommit=True)) as reader:
         with pytest.raises(RetryLater) as refused, read_view(reader, origin.control, facts, staged, schema):
             pass
-        assert refused.value.code == "snapshot.locked"
+        assert refused.value.code == "snapshot.blocked"
         assert written
         with read_view(reader, origin.control, facts, staged, schema) as view:
             assert view.low > staged.position

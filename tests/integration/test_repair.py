@@ -336,7 +336,7 @@ def test_a_row_that_is_fresher_than_the_source_is_replaced_only_if_the_source_is
     )
     assert line("verify").code == 4
     kept = line("repair")
-    assert (kept.code, kept.document["error"]["code"]) == (4, "repair.still_different")
+    assert (kept.code, kept.document["error"]["code"]) == (4, "verify.differs")
     different = set(line.rows("number", columns="id, v, at")) ^ set(at_source(run, "number"))
     assert {row[0] for row in different} == {3}
     repaired = line.ok("repair", "--authoritative")
@@ -527,14 +527,14 @@ def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Cal
     run.target("INSERT INTO number VALUES (5, 'v5', NULL)")
     with pytest.raises(Refused) as caught:
         repaired(run, "number")
-    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.no_key", True)
+    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.copy_instead", True)
     run.source("CREATE TABLE masked (id VARCHAR(20) PRIMARY KEY)", "INSERT INTO masked VALUES ('a')")
     run.drain()
     run.target("CREATE TABLE masked (id CHAR(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY)")
     run.consumed()
     with pytest.raises(Refused) as caught:
         repaired(run, "masked")
-    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.masked_key", True)
+    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.copy_instead", True)
 
 
 @FIRST_MARIADB
@@ -548,7 +548,7 @@ def test_a_table_that_cannot_be_repaired_does_not_keep_others_from_it(verified: 
     run.consumed()
     done = repaired(run, "number", "item")
     error = outcome(done)
-    assert (done.settled, list(done.refused), error and error.code) == (False, ["number"], "repair.no_key")
+    assert (done.settled, list(done.refused), error and error.code) == (False, ["number"], "repair.copy_instead")
     assert done.after is not None
     assert {name: one.equal for name, one in done.after.items()} == {"item": True}
 
@@ -577,7 +577,7 @@ def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
     done = repaired(run, "coded", applied=False)
     assert (done.rows, done.deletes, done.left_out, done.settled) == (2, 0, {"coded": 1}, False)
     assert done.error is not None
-    assert (done.error.code, "lockstep snapshot" in done.error.remedy) == ("repair.error_value", True)
+    assert (done.error.code, "lockstep snapshot" in done.error.remedy) == ("repair.copy_instead", True)
     run.target("UPDATE coded SET v = 'label' WHERE id + 0 = 2", "UPDATE coded SET v = 'a' WHERE id + 0 = 1")
     done = repaired(run, "coded", applied=False)
     assert (done.rows, done.left_out, done.error is not None) == (0, {"coded": 1}, True), "it is told alone"
@@ -597,7 +597,7 @@ def test_bytes_that_are_not_text_in_a_key_are_not_taken_for_their_digits(verifie
     done = repaired(run, "words", applied=False)
     assert (done.rows, done.deletes, done.left_out, done.settled) == (0, 0, {"words": 1}, False)
     assert done.error is not None
-    assert done.error.code == "repair.error_value"
+    assert done.error.code == "repair.copy_instead"
     run.target("UPDATE words SET v = 8 WHERE v = 2")
     done = repaired(run, "words", applied=False)
     assert (done.rows, done.before["words"].found, done.left_out) == (1, {"target": 1}, {"words": 1})
@@ -667,7 +667,7 @@ def test_no_delete_is_staged_that_another_target_could_not_apply(verified: Calla
     run.target("INSERT INTO person VALUES (3, 'surplus')")
     with pytest.raises(Refused) as refused:
         repaired(run, "person")
-    assert refused.value.code == "repair.key_differs"
+    assert refused.value.code == "repair.copy_instead"
     assert not any(batch.copied for batch in run.line.chain)
 
 
@@ -679,10 +679,10 @@ def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[...
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         with verifier_lease(opened(run.line.pipeline, meta), "copy"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
-        assert caught.value.code == "verify.running"
+        assert caught.value.code == "lease.held"
         with copier_lease(opened(run.line.pipeline, meta), "shop"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
-        assert caught.value.code == "snapshot.running"
+        assert caught.value.code == "lease.held"
     assert repaired(run, "number").settled
 
 
@@ -697,7 +697,7 @@ def test_the_command_shows_stages_and_counts_chosen_findings(
     counts = line("verify", "--mode", "count").document["evidence"]
     assert line("repair").error["code"] == "verify.no_evidence"
     path = counts[counts.index("evidence/") :]
-    assert line("repair", "--evidence", path).error["code"] == "repair.no_findings"
+    assert line("repair", "--evidence", path).error["code"] == "verify.no_evidence"
     first, second = line("verify").document["tables"][0]["findings"]
     told = line.ok("repair", "number", "--dry-run")
     assert (told["batches"], told["rows"], told["after"]) == ([], 0, None)
@@ -707,8 +707,8 @@ def test_the_command_shows_stages_and_counts_chosen_findings(
     staged = line.ok("repair", "--finding", first["id"], "--stage-only")
     assert (len(staged["batches"]), staged["rows"], staged["deletes"]) == (1, 1, 0)
     assert [one["key"] for one in staged["before"][0]["findings"]] == [first["key"]] != [second["key"]]
-    assert line("repair", "--finding", "0").error["code"] == "repair.unknown_finding"
-    assert line("repair", "other").error["code"] == "repair.unknown_table"
+    assert line("repair", "--finding", "0").error["code"] == "usage.unknown_name"
+    assert line("repair", "other").error["code"] == "usage.unknown_name"
 
 
 @FIRST_MARIADB

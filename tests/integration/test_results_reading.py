@@ -208,19 +208,19 @@ def test_whatever_ends_the_statement_is_an_error_and_never_a_short_result(server
         rows = reader.batches(f"FROM {database}.t a, (SELECT 1 FROM {database}.t LIMIT 100) b", size_bytes=100_000)
         assert next(rows).num_rows
         run(server, f"{kill} {connection.thread_id()}")
-        refused(RetryLater, "results.unavailable", lambda rows=rows: list(rows))
+        refused(RetryLater, "connection.unreachable", lambda rows=rows: list(rows))
         if kill == "KILL QUERY":
             assert [batch.num_rows for batch in reader.batches(f"FROM {database}.t WHERE id < 5")] == [5]
-    refused(RetryLater, "results.unavailable", lambda: list(reader.batches(f"FROM {database}.t")))
+    refused(RetryLater, "connection.unreachable", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
 def test_after_an_error_of_the_server_the_connection_reads_on(server: SqlServer, database: str) -> None:
     run(server, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, v VARCHAR(10) CHARACTER SET latin1)",
         f"INSERT INTO {database}.t VALUES (1, 'ä'), (2, '<')")  # fmt: skip
     reader = TableReader(opened(server), known_schema(server, database, "t"))
-    refused(RetryLater, "results.definition_changed", lambda: list(reader.batches(f"FROM {database}.gone")))
-    refused(Refused, "results.statement", lambda: list(reader.batches("FROM FROM")))
-    refused(InternalError, "results.question", lambda: list(reader.batches(f"FROM {database}.t WHERE id = ?")))
+    refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.gone")))
+    refused(Refused, "connection.statement", lambda: list(reader.batches("FROM FROM")))
+    refused(InternalError, "internal.defect", lambda: list(reader.batches(f"FROM {database}.t WHERE id = ?")))
     # An error while rows come: the second row overflows.
     bad = f"FROM {database}.t WHERE id = 1 OR EXP(id * 400) > 0 ORDER BY id"
     with pytest.raises(LockstepError):
@@ -239,7 +239,7 @@ def test_an_iterator_that_is_dropped_closes_the_connection(server: SqlServer, da
     next(rows)
     rows.close()
     assert not reader._connection.open
-    refused(RetryLater, "results.unavailable", lambda: list(reader.batches(f"FROM {database}.t")))
+    refused(RetryLater, "connection.unreachable", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
 def test_no_statement_is_mixed_with_an_answer_that_is_being_read(server: SqlServer, database: str) -> None:
@@ -248,8 +248,8 @@ def test_no_statement_is_mixed_with_an_answer_that_is_being_read(server: SqlServ
     next(rows)
     with pytest.raises(InternalError) as caught, reader._connection.cursor() as cursor:
         cursor.execute("SELECT 1")
-    assert caught.value.code == "connection.unread_answer"
-    refused(RetryLater, "results.unavailable", lambda: list(rows))
+    assert caught.value.code == "internal.defect"
+    refused(RetryLater, "connection.unreachable", lambda: list(rows))
 
 
 @pytest.mark.parametrize(
@@ -271,9 +271,7 @@ def test_a_table_that_was_altered_since_its_definition_was_read_is_not_read(
 ) -> None:
     reader = filled(server, database, rows=3)
     run(server, f"ALTER TABLE {database}.t {change}")
-    error = refused(
-        RetryLater, "results.definition_changed", lambda: list(reader.batches(f"FROM {database}.t ORDER BY id"))
-    )
+    error = refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t ORDER BY id")))
     assert says in str(error)
 
 
@@ -288,10 +286,10 @@ def test_labels_that_were_altered_are_noticed_or_read_right(server: SqlServer, d
     (batch,) = reader.batches(f"FROM {database}.t ORDER BY id")
     assert batch.column("e").to_pylist() == ["a", "b"]
     run(server, f"ALTER TABLE {database}.t MODIFY e ENUM('b','c','a')", f"INSERT INTO {database}.t VALUES (3, 'c', '')")
-    refused(RetryLater, "results.definition_changed", lambda: list(reader.batches(f"FROM {database}.t")))
+    refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t")))
     reader = TableReader(opened(server), known_schema(server, database, "t"))
     run(server, f"ALTER TABLE {database}.t MODIFY n ENUM('','b','c')", f"INSERT INTO {database}.t VALUES (4, 'a', 'c')")
-    refused(RetryLater, "results.definition_changed", lambda: list(reader.batches(f"FROM {database}.t")))
+    refused(RetryLater, "table.redefined", lambda: list(reader.batches(f"FROM {database}.t")))
 
 
 def test_a_connection_that_is_cut_anywhere_is_never_a_short_result(server: SqlServer, database: str) -> None:
@@ -329,7 +327,7 @@ def test_a_server_that_goes_silent_is_given_up_after_the_read_timeout(server: Sq
             rows = reader.batches(tail, size_bytes=1 << 16)
             next(rows)
             proxy.stall()
-            error = refused(RetryLater, "results.unavailable", lambda: list(rows))
+            error = refused(RetryLater, "connection.unreachable", lambda: list(rows))
             assert "timed out" in str(error)
             assert not connection.open
 
@@ -391,7 +389,7 @@ def test_an_account_needs_select_and_nothing_else(server: SqlServer, database: s
     try:
         with connections.connect(address, where="reader") as connection:
             reader = TableReader(connection, known_schema(server, database, "t"))
-            refused(Refused, "results.grant", lambda: list(reader.batches(f"FROM {database}.t")))
+            refused(Refused, "connection.grant", lambda: list(reader.batches(f"FROM {database}.t")))
             run(server, f"GRANT SELECT ON {database}.t TO {database}@'%'")
             (batch,) = reader.batches(f"FROM {database}.t")
             assert batch.to_pylist() == [{"id": 1, "v": 2, "_cdc_literal": None}]
@@ -423,7 +421,7 @@ def test_a_document_that_the_server_does_not_print_is_refused_and_not_read_as_an
         if is_mariadb(server):
             assert [len(one) for one in documents(2)] == [(3 << 20) + 4]
         else:
-            error = refused(Refused, "results.too_large", lambda: documents(2))
+            error = refused(Refused, "source.too_large", lambda: documents(2))
             assert "max_allowed_packet" in error.remedy
     finally:
         run(server, f"SET GLOBAL max_allowed_packet = {limit}")

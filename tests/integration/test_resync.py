@@ -446,13 +446,13 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
     assert line.coverage["t"] is How.ISOLATED
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(Refused) as caught:
         chosen(meta, "shop", [table])
-    assert caught.value.code == "snapshot.not_captured"
+    assert caught.value.code == "table.not_captured"
 
     heal(line)  # the cause is still there
     line.origin.execute("INSERT INTO t VALUES (5, 5, 'e')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
-    assert "schema.reserved_column" in isolated(line.store, "shop")[table]
+    assert "source.unsupported_table" in isolated(line.store, "shop")[table]
 
     line.origin.execute(EVEN, "DELETE FROM t WHERE id = 2")
     line.drain()

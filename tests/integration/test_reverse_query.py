@@ -280,10 +280,10 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         with copier_lease(opened(run.line.pipeline, meta), "shop"):
             found = queried(run)
-        assert getattr(found.error, "code", "") == "snapshot.running"
+        assert getattr(found.error, "code", "") == "lease.held"
         meta.copies.pause("shop", "me")
         found = queried(run)
-        assert getattr(found.error, "code", "") == "verify.paused"
+        assert getattr(found.error, "code", "") == "snapshot.paused"
         meta.copies.resume("shop")
     done = queried(run)
     assert (done.keys, done.rows, done.left, done.error) == (3, 3, 2, None)

@@ -362,7 +362,7 @@ def test_a_table_that_is_gone_when_its_read_view_begins_is_copied_from_its_begin
     monkeypatch.setattr(watermarks, "engine_of", gone_twice)
     with pytest.raises(RetryLater) as refused:
         read(line, ["number"])  # gone for its begin too: nothing is known of it then
-    assert refused.value.code == "snapshot.redefined"
+    assert refused.value.code == "table.redefined"
     read(line)
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
@@ -582,11 +582,11 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
             in_stage(line, table)
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(DataAtRisk) as lost:
             manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches.find("shop")])
-        assert lost.value.code == "stage.missing"
+        assert lost.value.code == "stage.damaged"
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             known = [one.manifest for one in meta.batches.find("shop")]
         (found,) = manifests.verify(line.store, "shop", known=known)
-        assert (found.code, found.path) == ("stage.missing", manifest.path)
+        assert (found.code, found.path) == ("stage.damaged", manifest.path)
         line.store.put(manifest.path, data)
         assert manifests.verify(line.store, "shop", known=known) == []
 
@@ -637,14 +637,14 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     line.pipeline = feeding(line, "newest")  # the tables of that name in any other database feed it too
     refused = read(line)
     assert len(refused) == len(TABLES)
-    assert {error.code for error in refused.values()} == {"snapshot.shared_keys"}
+    assert {error.code for error in refused.values()} == {"snapshot.not_copyable"}
     line.pipeline = feeding(line, "stop")
     assert not read(line)
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, pytest.raises(Refused) as caught:
         plan(opened(feeding(line, "newest"), meta, store=line.store), window=None, run_id="r1")
-    assert caught.value.code == "plan.copied_shared_keys"
+    assert caught.value.code == "snapshot.not_copyable"
 
 
 @ONE_SERVER
@@ -707,7 +707,7 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
         monkeypatch.setattr(CopiedBatches, "decide", first_too_late)
         with pytest.raises(RetryLater) as moved:
             stage(line)
-        assert moved.value.code == "snapshot.moved"
+        assert moved.value.code == "lease.lost"
         assert stage(line).tables == (f"{line.origin.name}.heap",)
         (copied,) = [one for one in line.chain if one.copied]
         found = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
@@ -1013,7 +1013,7 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
         copier_lease(opened(line.pipeline, meta), "shop"),
     ):
         pass
-    assert refused.value.code == "snapshot.running"
+    assert refused.value.code == "lease.held"
 
 
 @ONE_SERVER
@@ -1069,7 +1069,7 @@ def refuses_to_read_what_is_unseen(line: Line, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
     with pytest.raises(RetryLater) as refused:
         read(line, ["number"])
-    assert refused.value.code == "snapshot.not_visible"
+    assert refused.value.code == "snapshot.blocked"
 
 
 def has_what_was_unseen(line: Line) -> None:
@@ -1144,7 +1144,7 @@ def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]
     before = line.chain[0].begin.position
     with pytest.raises(Refused) as refused:
         in_stage(line, "number")
-    assert refused.value.code == "stage.purged"
+    assert refused.value.code == "stage.partial"
     assert stage(line).tables
     assert in_stage(line, "number") == at_source(line, "number")
     line.origin.execute("DELETE FROM number WHERE v = 9", "INSERT INTO number VALUES (12345, 1, 'new')")
@@ -1228,7 +1228,7 @@ def test_a_table_that_is_never_sent_as_its_definition_says_is_refused_alone(
     line.drain()
     refused = read(line, list(tables))
     assert {name.partition(".")[2]: error.code for name, error in refused.items()} == {
-        "t1": "schema.unsupported_type", "t3": "schema.unsupported_type",
+        "t1": "source.unsupported_table", "t3": "source.unsupported_table",
     }  # fmt: skip
     stage(line)
     for name in ("t2", "t4"):

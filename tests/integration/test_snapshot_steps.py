@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused, RetryLater
+from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
 from cdc_core.extract.sources import extract_if_free
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.meta.table_copies import TableCopies
@@ -38,7 +38,7 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
     def key_columns(schema: TableSchema) -> tuple[Column, ...]:
         if schema.table == "odd" and len(schema.columns) == 2:
-            raise Refused("No order.", where="odd", code="snapshot.key_type", remedy="use a dump")
+            raise TableRefused("No order.", where="odd", code="snapshot.not_copyable", remedy="use a dump")
         return known(schema)
 
     monkeypatch.setattr(keys, "key_columns", key_columns)
@@ -148,7 +148,7 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
     stage(line)
     assert due(line) == []
     assert states(line)["t"] is CopyState.COPIED
-    assert beside == ["snapshot.running"]
+    assert beside == ["lease.held"]
 
 
 @pytest.mark.parametrize("read_first", ["all of it", "a part"])
@@ -194,13 +194,13 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
             return [(one.task, one.subject, one.code) for one in meta.status.find().failures]
 
     def broken(*_: object, **__: object) -> None:
-        raise RetryLater("Lost.", where="shop", code="source.connection_lost", remedy="wait")
+        raise ConnectionLost("Lost.", where="shop", remedy="wait")
 
     with monkeypatch.context() as patch:
         patch.setattr(copier, "read_view", broken)
         with pytest.raises(RetryLater):
             read(line, "t")
-    assert failures() == [("copy", "shop", "source.connection_lost")]
+    assert failures() == [("copy", "shop", "connection.unreachable")]
     read(line, "t")
     assert failures() == []
 

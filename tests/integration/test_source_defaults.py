@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
 from cdc_core.source.defaults import column_defaults
@@ -174,7 +174,7 @@ def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused
         run(*insert(2), *change, *insert(3))
     assert require_equal(drain(origin, start, read)) == 3
     error = refusal(lambda: drain(origin, start))
-    assert (type(error), error.code) == (Refused, "binlog.row_image")
+    assert (severity(type(error)), error.code) == (Refused, "source.incomplete_rows")
     assert "redefines the table" in error.what
     assert "isolate" in error.remedy
 
@@ -213,7 +213,7 @@ def test_what_mariadb_stores_otherwise_under_a_trigger_is_refused(origin: Origin
         run(*FREE, f"CREATE TABLE t (id INT PRIMARY KEY, changed INT, x DATE, y TIMESTAMP NULL, e {kind})")
         run("CREATE TRIGGER b BEFORE INSERT ON t FOR EACH ROW SET @x = 1", *insert(1))
     if origin.mariadb:
-        assert refusal(lambda: drain(origin, start)).code == "binlog.row_image"
+        assert refusal(lambda: drain(origin, start)).code == "source.incomplete_rows"
         assert origin.rows("t")[0]["e"] not in ("p", None)
     else:
         assert require_equal(drain(origin, start)) == 1
@@ -313,7 +313,7 @@ def _play(server: Any, first: list[str], steps: list[tuple[Any, ...]]) -> None:
                     unread.append("define")
                     continue
                 if _untold(unread):
-                    assert refusal(partial(drain, origin, start, read)).code == "binlog.row_image"
+                    assert refusal(partial(drain, origin, start, read)).code == "source.incomplete_rows"
                     return
                 read, unread = drain(origin, start, read), []
                 assert require_equal(read) == inserted

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import server, stream
@@ -206,7 +206,7 @@ def test_what_a_table_was_is_never_guessed(origin: Origin, names: bool) -> None:
         assert rows(read(origin, start)) == [("t", {"id": 1, "a": 2, "b": 3}), ("t", {"id": 2, "b": 3, "a": 4})]
         return
     error = refusal(lambda: read(origin, start))
-    assert (type(error), error.code) == (Refused, "binlog.schema_mismatch")
+    assert (severity(type(error)), error.code) == (Refused, "source.incomplete_rows")
     assert f"{origin.name}.t" in error.what
     assert "binlog_row_metadata = FULL" in error.remedy
 
@@ -229,7 +229,7 @@ def test_a_start_by_time_between_two_definitions_never_guesses_and_one_behind_th
     if names:
         assert rows(read(origin, between)) == [("t", {"id": 2, "b": 11, "a": 21}), last]
     else:
-        assert refusal(lambda: read(origin, between)).code == "binlog.schema_mismatch"
+        assert refusal(lambda: read(origin, between)).code == "source.incomplete_rows"
         left_out = origin.drain(between, on_unlogged_change="record", on_unreadable="isolate")
         assert rows(left_out) == []
         assert list(left_out[-1].isolated) == [f"{origin.name}.t"]
@@ -271,7 +271,7 @@ def test_a_table_altered_past_the_log_is_read_right_or_refused_after_a_restart(o
         assert rows(read(origin, place, *first)) == [("t", {"id": 3, "b": 20, "a": 10}), ("u", {"id": 4})]
         return
     error = refusal(lambda: read(origin, place, *first))
-    assert (type(error), error.code) == (Refused, "binlog.schema_mismatch")
+    assert (severity(type(error)), error.code) == (Refused, "source.incomplete_rows")
     assert "sql_log_bin" in error.what
     assert "b int, a int" in error.what
     known = [one for block in first for one in block.definitions]
@@ -297,7 +297,7 @@ def test_a_table_altered_past_the_log_is_noticed_while_its_rows_are_read(
             assert rows(found)[-1] == ("t", {"id": 3, "b": 20, "a": 10})
         else:
             error = refusal(lambda: read_to(opened, origin.end().position))
-            assert error.code == "binlog.schema_mismatch"
+            assert error.code == "source.incomplete_rows"
         assert len(rows(found)) == 2 + names
 
 
@@ -311,7 +311,7 @@ def test_a_default_altered_past_the_log_is_refused(origin: Origin) -> None:
         origin.execute("SET sql_log_bin = 0", "ALTER TABLE t ALTER a SET DEFAULT 7")
         origin.execute("SET binlog_row_image = MINIMAL", "INSERT INTO t (id) VALUES (1)")
         error = refusal(lambda: read(origin, replace(start, position=first[-1].end), *first))
-        assert error.code == "binlog.row_image"
+        assert error.code == "source.incomplete_rows"
         assert "sql_log_bin" in error.what
     finally:
         origin.execute("SET GLOBAL binlog_row_image = FULL")

@@ -10,7 +10,7 @@ import pytest
 from cdc_core.check.findings import Findings
 from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, Refused, severity
 from cdc_core.init import Wishes, draft
 from cdc_core.model.block import Block
 from tests.integration.source_origin import Origin, fresh_name
@@ -54,7 +54,7 @@ def test_a_table_that_a_merge_table_unites_stops_the_source_or_is_isolated(
         if before:
             return  # it was refused for as long as it was there
     error = refusal(lambda: origin.drain(start))
-    assert (type(error), error.code) == (Refused, "source.merge_table")
+    assert (severity(type(error)), error.code) == (Refused, "source.unsupported_table")
     assert (f"{origin.name}.t " in error.what, "apart" in error.what) == (True, False)
     blocks = origin.drain(start, on_unreadable="isolate")
     assert list(blocks[-1].isolated) == [f"{origin.name}.t"]
@@ -89,9 +89,9 @@ def test_a_merge_table_itself_is_not_captured(origin: Origin, other: str) -> Non
     origin.execute(MYISAM.format(f"{other}.u"), MERGE.format("m", f"{other}.u"))
     start = origin.end()
     origin.execute("INSERT INTO m VALUES (1, 1)")
-    assert refusal(lambda: origin.drain(start)).code == "source.merge_table"
+    assert refusal(lambda: origin.drain(start)).code == "source.unsupported_table"
     blocks = origin.drain(start, on_unreadable="isolate")
-    assert "source.merge_table" in blocks[-1].isolated[f"{origin.name}.m"]
+    assert "source.unsupported_table" in blocks[-1].isolated[f"{origin.name}.m"]
     assert staged(blocks) == []
 
 

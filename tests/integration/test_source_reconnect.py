@@ -141,7 +141,7 @@ def test_a_server_that_does_not_come_back_ends_the_stream_when_the_budget_is_ove
 
     error = lost_for_good(origin, proxy, gone, reconnect_s=3.0)
     assert isinstance(error, RetryLater)
-    assert error.code in ("connection.unreachable", "source.connection_lost")
+    assert error.code in ("connection.unreachable", "connection.unreachable")
     assert proxy.accepted > 4
 
 
@@ -159,7 +159,7 @@ def test_a_log_that_was_purged_meanwhile_stops_at_once(origin: Origin, proxy: Tc
 
     error = lost_for_good(origin, proxy, lambda: (proxy.refuse(True), purge(), proxy.refuse(False)))
     assert isinstance(error, DataAtRisk)
-    assert error.code == "source.purged"
+    assert error.code == "source.log_lost"
 
 
 def test_another_server_at_the_same_address_is_not_read(
@@ -181,7 +181,7 @@ def test_another_server_at_the_same_address_is_not_read(
         swap()
         with pytest.raises(DataAtRisk) as caught:
             list(stream.blocks(lambda: False))
-    assert caught.value.code == "source.other_server"
+    assert caught.value.code == "source.other_log"
 
 
 def test_a_login_that_is_refused_meanwhile_stops_at_once(origin: Origin, proxy: TcpProxy) -> None:
@@ -218,5 +218,5 @@ def test_a_transaction_of_which_pieces_have_left_is_not_cut_but_given_back_to_th
         pytest.raises(RetryLater) as caught,
     ):
         blocks.extend(stream.blocks(lambda: False))
-    assert caught.value.code == "source.connection_lost"
+    assert caught.value.code == "connection.unreachable"
     assert len(blocks) > 1

@@ -21,7 +21,7 @@ from cdc_core.model.block import Block
 from tests.integration.source_origin import Origin, fresh_name
 
 CORPUS = Path(__file__).with_name("statements.yaml")
-CODES = {"unlogged": "source.unlogged_change", "versioned": "source.system_versioned"}
+CODES = {"unlogged": "source.unlogged_change", "versioned": "source.unsupported_table"}
 NUMBERS = count(1000)
 
 SETUP = (

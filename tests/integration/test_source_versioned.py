@@ -46,10 +46,10 @@ def test_no_change_of_a_system_versioned_table_is_staged(origin: Origin, shape: 
     for change in CHANGES:
         start = origin.end()
         origin.execute(change, "INSERT INTO u VALUES (1)", "DELETE FROM u")
-        assert refusal(lambda start=start: origin.drain(start)).code == "source.system_versioned"  # type: ignore[misc]
+        assert refusal(lambda start=start: origin.drain(start)).code == "source.unsupported_table"  # type: ignore[misc]
         blocks = origin.drain(start, on_unreadable="isolate")
         assert [part.schema.table for block in blocks for part in block.tables] == ["u"]
-        assert "source.system_versioned" in blocks[-1].isolated[f"{origin.name}.t"]
+        assert "source.unsupported_table" in blocks[-1].isolated[f"{origin.name}.t"]
         origin.drain(start, include=[rf"{origin.name}\.u"])
 
 
@@ -60,7 +60,7 @@ def test_nor_is_one_that_is_gone_or_versioned_no_more_when_it_is_read(origin: Or
     origin.execute(*CHANGES, removal)
     with pytest.raises(Refused) as raised:
         origin.drain(start, on_unlogged_change="record")
-    assert raised.value.code == "source.system_versioned"
+    assert raised.value.code == "source.unsupported_table"
 
 
 def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> None:

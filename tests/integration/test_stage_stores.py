@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.stage import s3
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from cdc_core.stage.manifest import Copies, sweep
@@ -75,7 +75,7 @@ def test_a_path_that_could_leave_the_root_is_refused(store, path):
     for call in (store.get, store.delete, store.stat, lambda path: store.put(path, b"")):
         with pytest.raises(InternalError) as caught:
             call(path)
-        assert caught.value.code == "stage.path"
+        assert caught.value.code == "internal.defect"
 
 
 def test_put_if_absent_never_replaces(store):
@@ -125,7 +125,7 @@ def test_what_is_missing_is_data_at_risk(store):
     for call in (store.get, store.open_input):
         with pytest.raises(DataAtRisk) as caught:
             call("gone.parquet")
-        assert caught.value.code == "stage.missing"
+        assert caught.value.code == "stage.damaged"
         assert "gone.parquet" in str(caught.value)
 
 
@@ -254,7 +254,7 @@ def test_the_probe_refuses_a_store_that_ignores_the_condition(store):
     careless.__class__ = Careless
     with pytest.raises(Refused) as caught:
         check_writable(careless)
-    assert caught.value.code == "stage.not_conditional"
+    assert caught.value.code == "stage.unsuitable"
     assert paths(store) == []
 
 
@@ -330,7 +330,7 @@ def refusal(store: ObjectStore) -> LockstepError:
 def test_a_wrong_secret_is_refused_and_not_shown(bucket, s3_server, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-private")
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "wrong-and-private" not in str(error)
 
 
@@ -341,25 +341,25 @@ def test_missing_credentials_are_refused(bucket, s3_server, monkeypatch, tmp_pat
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "AWS_ACCESS_KEY_ID" in str(error)
 
 
 def test_a_bucket_that_does_not_exist_is_refused(bucket, s3_server):
     error = refusal(open_store("s3://there-is-no-such-bucket", s3_endpoint=s3_server.endpoint))
-    assert (type(error), error.code) == (Refused, "stage.no_bucket")
+    assert (severity(type(error)), error.code) == (Refused, "stage.denied")
     assert "there-is-no-such-bucket" in str(error)
 
 
 def test_a_server_that_does_not_answer_is_worth_a_retry(bucket):
     error = refusal(open_store(f"s3://{bucket}", s3_endpoint="http://127.0.0.1:9"))
-    assert (type(error), error.code) == (RetryLater, "stage.unreachable")
+    assert (severity(type(error)), error.code) == (RetryLater, "stage.unreachable")
 
 
 def test_a_uri_without_a_bucket_is_a_usage_error():
     with pytest.raises(UsageError) as caught:
         open_store("s3:///prefix")
-    assert caught.value.code == "stage.uri"
+    assert caught.value.code == "config.invalid"
 
 
 def test_a_directory_that_cannot_be_written_is_refused_for_no_retry_helps(tmp_path):
@@ -367,7 +367,7 @@ def test_a_directory_that_cannot_be_written_is_refused_for_no_retry_helps(tmp_pa
     for place in (f"{tmp_path}/file/stage", "/proc/lockstep/stage", f"{tmp_path}/{'x' * 300}"):
         store = open_store(f"file://{place}")
         error = refusal(store)
-        assert (type(error), error.code) == (Refused, "stage.not_writable"), place
+        assert (severity(type(error)), error.code) == (Refused, "disk.not_permitted"), place
         with pytest.raises(Refused):
             store.open_output(["a"], tmp_path)
 
@@ -391,7 +391,7 @@ for call in (lambda: store.put("m/1", b"x" * 100_000), lambda: store.put_if_abse
     try:
         call()
     except RetryLater as error:
-        assert error.code == "stage.unwritable", error
+        assert error.code == "disk.error", error
     else:
         raise SystemExit("the full disk was not noticed")
 output = store.open_output(["p/1"], root)
@@ -415,5 +415,5 @@ def test_a_full_disk_is_worth_a_retry_and_leaves_nothing(tmp_path):
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    assert "stage.unwritable" in answer.stdout
+    assert "disk.error" in answer.stdout
     assert answer.stdout.splitlines()[-1] == "[]"

@@ -327,7 +327,7 @@ def test_no_two_logical_tables_become_one(any_pair: Pair) -> None:
     pair.on_source("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)")
     with pytest.raises(Refused) as caught:
         pair.create(pair.pipeline(tables="'*': {database: MADE, table: same}"))
-    assert caught.value.code == "target.same_table"
+    assert caught.value.code == "config.table_rule"
     assert pair.on_target(f"SHOW DATABASES LIKE '{pair.made}'") == []
 
 
@@ -343,13 +343,13 @@ def test_names_with_capitals_are_refused_where_the_server_shows_them_in_small_le
         pipeline = pair.pipeline(tables=f"'*': {{{names}}}")
         with pytest.raises(Refused) as caught:
             pair.create(pipeline)
-        assert caught.value.code == "target.name_case"
+        assert caught.value.code == "config.table_rule"
         pair.on_target("SET GLOBAL local_infile = ON")
         for database in (pair.made, f"{pair.made}_Shop"):
             pair.on_target(f"CREATE DATABASE {database}", f"CREATE TABLE {database}.Orders (id INT PRIMARY KEY)")
         with pytest.raises(Refused) as caught:
             opened_destination(pipeline.targets[0], schema.name, [schema], environ=pair.environ)
-        assert (caught.value.code, "in `database` and `table`" in caught.value.remedy) == ("target.name_case", True)
+        assert (caught.value.code, "in `database` and `table`" in caught.value.remedy) == ("config.table_rule", True)
         lower = pair.pipeline(tables=f"'*': {{{names.lower().replace('made', 'MADE')}}}")
         opened_destination(lower.targets[0], schema.name, [schema], environ=pair.environ)
 
@@ -381,7 +381,7 @@ def test_sources_that_feed_one_table_must_agree_and_what_only_one_of_them_keeps_
     pair.on_target(f"DROP DATABASE {pair.made}")
     refused = pair.create(pipeline)[f"{pair.made}.orders"].error
     assert refused is not None
-    assert refused.code == "target.sources_differ"
+    assert refused.code == "target.not_creatable"
     assert all(text in refused.what for text in ("u is int in", "n is int in", "bigint", "smallint"))
 
 
@@ -570,7 +570,7 @@ def test_a_definition_that_the_target_cannot_have_is_refused_in_words_and_the_ot
         assert large.state == "created"
     else:
         assert large.error is not None
-        assert (large.state, large.error.code) == ("missing", "target.key")
+        assert (large.state, large.error.code) == ("missing", "target.definition")
         assert "MySQL has no unique key" in large.error.what
 
 

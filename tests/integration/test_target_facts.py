@@ -64,15 +64,15 @@ def judged(server: Any, **changed: str | None) -> None:
 @pytest.mark.parametrize(
     ("changed", "code", "word"),
     [
-        ({"n": "smallint"}, "target.type", "smaller range"),
-        ({"n": "int unsigned"}, "target.type", "negative"),
-        ({"code": "varchar(19)"}, "target.type", "shorter"),
-        ({"at": "datetime(3)"}, "target.type", "fractional"),
-        ({"at": "timestamp(6) NULL"}, "target.type", "smaller range"),
-        ({"price": "decimal(10,1)"}, "target.type", "digits"),
-        ({"n": "varchar(20)"}, "target.type", "differ"),
-        ({"n": None}, "target.column", "missing"),
-        ({"more": "int NOT NULL"}, "target.column", "without a default"),
+        ({"n": "smallint"}, "target.definition", "smaller range"),
+        ({"n": "int unsigned"}, "target.definition", "negative"),
+        ({"code": "varchar(19)"}, "target.definition", "shorter"),
+        ({"at": "datetime(3)"}, "target.definition", "fractional"),
+        ({"at": "timestamp(6) NULL"}, "target.definition", "smaller range"),
+        ({"price": "decimal(10,1)"}, "target.definition", "digits"),
+        ({"n": "varchar(20)"}, "target.definition", "differ"),
+        ({"n": None}, "target.definition", "missing"),
+        ({"more": "int NOT NULL"}, "target.definition", "without a default"),
     ],
 )
 def test_a_table_that_cannot_take_every_row_is_refused_with_the_statement_that_mends_it(
@@ -110,7 +110,7 @@ def test_a_table_gets_the_new_key_of_its_source_by_the_statements_of_the_error(
         try:
             cursor.execute(f"CREATE TABLE rekeyed.keyed ({shape})")
             first, *others = problems()
-            assert first.code == "target.key"
+            assert first.code == "target.definition"
             assert remedy.replace("int(11)", "int") in first.remedy.replace("int(11)", "int")
             for problem in (first, *others):
                 for statement in re.findall(r"(?:ALTER|TRUNCATE) TABLE .*?(?=;|$)", problem.remedy):

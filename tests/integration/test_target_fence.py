@@ -276,9 +276,9 @@ def test_versions_in_the_rows_are_nothing_to_a_way_back_that_a_cutover_will_let_
         raise_fences(target, ["shop.t"], "switched", owner="shop")
         assert problems() == {"target.fenced"}
         lower_fences(target, ["shop.t"])
-        assert problems() == {"target.guard_store"}
+        assert problems() == {"config.table_rule"}
         raise_fences(target, ["shop.t"], "switched", owner="wide")
-        assert problems() == {"target.fenced", "target.guard_store"}
+        assert problems() == {"target.fenced", "config.table_rule"}
 
 
 def test_a_fence_that_has_to_wait_for_too_long_is_to_be_raised_again(

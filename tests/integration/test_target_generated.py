@@ -39,7 +39,7 @@ def test_a_generated_column_of_the_target_is_computed_and_compared(server: Any, 
         assert table.rows("id, a, g, v, own") == [(1, 11, 12, 33, 13)]
         with pytest.raises(DataAtRisk) as caught:
             table.write([row(3, 1, 2, 4), row(4, 1, 99, 4)])
-        assert (caught.value.code, "key 4" in caught.value.what) == ("target.generated", True)
+        assert (caught.value.code, "key 4" in caught.value.what) == ("target.row_error", True)
         assert table.rows("id") == [(1,)]
 
 
@@ -83,7 +83,7 @@ def test_a_generated_column_of_the_source_fills_a_plain_one(server: Any) -> None
         require_table(table.facts, unlogged, ["id"], name="t")
         with pytest.raises(Refused, match="virtual") as caught:
             require_table(table.facts, unlogged, ["id"], name="t", partial=True)
-        assert caught.value.code == "target.column"
+        assert caught.value.code == "target.definition"
         without = schema(("id", False), ("a", False), ("h", True))
         assert loaded_columns(table.facts, without) == ("id", "a")
         require_table(table.facts, without, ["id"], name="t")

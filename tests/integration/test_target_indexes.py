@@ -395,7 +395,7 @@ def test_an_index_that_the_table_does_not_take_is_named_and_stays_due_until_it_i
     for build in (lambda: build_due([made.table]), lambda: settle(made.places, made.pair.environ)):
         with pytest.raises(Refused) as refused:
             build()
-        assert (refused.value.code, refused.value.where) == ("target.index", made.table.name)
+        assert (refused.value.code, refused.value.where) == ("target.definition", made.table.name)
     assert made.due == [made.table]
     made.on(f"ALTER TABLE {made.pair.made}.t ADD KEY hidden (note(9), id)")
     build_due([made.table])
@@ -490,7 +490,7 @@ def test_an_account_that_may_not_alter_keeps_the_indexes_and_is_told_what_it_lac
             raise Killed
         with pytest.raises(Refused) as refused:
             build_due([limited])
-        assert refused.value.code == "target.grant"
+        assert refused.value.code == "connection.grant"
         assert made.due == [made.table]
     finally:
         made.on(f"DROP USER {name}@'%'")

@@ -512,7 +512,7 @@ def test_a_key_over_other_columns_than_versions_are_kept_by_is_refused(server: A
     with target_table(server, shape, {"a": pa.int32(), "b": pa.int32()}, ("a",)) as table:
         with pytest.raises(Refused, match="_lockstep_tombstone_t") as caught:
             prepare(table.connection, replace(table.facts, key=("b",)))
-        assert caught.value.code == "target.key"
+        assert caught.value.code == "target.definition"
         table.query(f"DROP TABLE {table.beside[0]}")
         prepare(table.connection, replace(table.facts, key=("b",)))
 

@@ -178,7 +178,7 @@ def test_a_trigger_that_changes_rows_is_found_out_and_nothing_is_written(request
         triggered(entries(1, Counter({("a", 1): 2})), {"one": 1})
         with pytest.raises(DataAtRisk) as caught:
             triggered(entries(2, Counter({("bent", 1): 1, ("a", 1): -1})), {"one": 2})
-        assert caught.value.code == "target.copies"
+        assert caught.value.code == "target.row_error"
         assert held(table) == made(("a", 1), ("a", 1))
 
 

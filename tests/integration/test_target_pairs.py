@@ -216,7 +216,7 @@ def test_every_refused_pair_names_an_alter_that_helps(server: Any) -> None:
                 require_table(facts, schema, ["id"], name=facts.name, mariadb=mariadb)
             parts = caught.value.parts or (caught.value,)
             assert len(parts) == len(others), one
-            assert {part.code for part in parts} == {"target.type"}
+            assert {part.code for part in parts} == {"target.definition"}
             changes = [part.remedy.partition(". If the server ")[0].partition(" MODIFY ") for part in parts]
             table.query(f"{changes[0][0]} MODIFY {', MODIFY '.join(change for _, _, change in changes)}")
             facts = table_facts(table.connection, table.facts.database, ["r"])["r"]

@@ -187,7 +187,7 @@ def test_after_a_failover_that_lost_a_part_no_further_part_is_written_and_the_ne
         between_parts(patch, 2, lose)
         with pytest.raises(RetryLater) as caught:
             table.write_in_parts(rows(1, 2, 3, 4, 5, 6), 2)
-    assert caught.value.code == "target.parts_lost"
+    assert caught.value.code == "target.busy"
     assert [row[0] for row in table.rows()] == [1, 2]
     assert shown(table) == {}
     assert table.write_in_parts(rows(1, 2, 3, 4, 5, 6), 2).written == 6
@@ -201,7 +201,7 @@ def test_a_table_that_was_created_again_between_two_parts_is_not_taken_for_one_t
         between_parts(patch, 2, lambda: table.query(f"DELETE FROM {table.facts.database}._lockstep_ledger"))
         with pytest.raises(RetryLater) as caught:
             table.write_in_parts(rows(1, 2, 3), 1)
-    assert caught.value.code == "target.parts_lost"
+    assert caught.value.code == "target.busy"
 
 
 def test_a_task_that_was_paused_stops_when_another_writes_the_same_run(table: Table) -> None:
@@ -209,7 +209,7 @@ def test_a_task_that_was_paused_stops_when_another_writes_the_same_run(table: Ta
         between_parts(patch, 2, lambda: write_killed(table, rows(1, 2, 3), 1, 2))
         with pytest.raises(RetryLater) as caught:
             table.write_in_parts(rows(1, 2, 3), 1)
-    assert caught.value.code == "target.parts_lost"
+    assert caught.value.code == "target.busy"
     assert table.write_in_parts(rows(1, 2, 3), 1).written == 3
 
 

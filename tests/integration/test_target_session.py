@@ -166,7 +166,7 @@ def test_a_server_that_takes_no_writes_now_is_tried_again_and_written_when_it_do
                     for ready in (False, True) if known else ():
                         with pytest.raises(RetryLater) as caught:
                             opened(table, schema, url, ready=ready)
-                        assert caught.value.code == "target.unavailable"
+                        assert caught.value.code == "connection.unreachable"
                 table.query("SET GLOBAL read_only = 0")  # the one switches the other on
             assert opened(table, schema, lean).shards[0].facts.versioned
         finally:
@@ -178,7 +178,7 @@ def test_a_target_that_logs_statements_is_refused(server: Any) -> None:
     with with_globals(server, {"binlog_format": "STATEMENT"}), server.connect() as connection:
         with pytest.raises(Refused) as caught:
             require_server(connection, where="here")
-        assert caught.value.code == "target.binlog_format"
+        assert caught.value.code == "connection.setting"
         assert "binlog_format = ROW" in caught.value.remedy
 
 

@@ -161,7 +161,7 @@ def test_versions_that_are_kept_elsewhere_already_are_not_forgotten(server: Any)
             for judge in (prepare, require_store):
                 with pytest.raises(Refused) as caught:
                     judge(table.connection, replace(table.facts, beside=other))
-                assert caught.value.code == "target.guard_store"
+                assert caught.value.code == "config.table_rule"
                 assert f"guard.store: {store}" in caught.value.remedy
 
 
@@ -461,7 +461,7 @@ def test_a_server_that_stays_away_is_worth_a_retry_later(table: Table, monkeypat
     monkeypatch.setattr(write_module, "note", gone)
     with pytest.raises(RetryLater) as caught:
         table.write([shop("u", 1, "a", 1, 10)])
-    assert caught.value.code == "target.unavailable"
+    assert caught.value.code == "connection.unreachable"
     assert table.rows() == []
 
 
@@ -637,7 +637,7 @@ def test_rows_do_not_leave_a_shard_whose_arrivals_were_lost_in_between(table: Ta
     table.query(f"DELETE FROM {ledger}")
     with pytest.raises(RetryLater) as caught:
         table.write(leaving, ledger=False, after=first.number)
-    assert caught.value.code == "target.parts_lost"
+    assert caught.value.code == "target.busy"
     assert (table.query(f"SELECT COUNT(*) FROM {ledger}"), counted) == ([(0,)], (1,))
     again = table.write([shop("u", 1, "a", 1, 10)])
     for _ in range(2):  # and once more, where the commit was not answered
@@ -655,7 +655,7 @@ def test_a_missing_grant_is_refused_by_its_name(table: Table) -> None:
         poor = Table(server, table.connection, table.facts, table.columns)
         with pytest.raises(Refused) as caught:
             poor.write([shop("d", 1, None, None, 20)])
-        assert caught.value.code == "target.grant"
+        assert caught.value.code == "connection.grant"
         assert "secret" not in str(caught.value)
         assert table.rows() == [(1, "a", 1)]
     finally:
@@ -685,7 +685,7 @@ def test_a_unique_value_may_swap_though_other_values_are_absent(table: Table) ->
 
 def test_absent_values_of_a_row_that_is_not_there_are_refused_and_nothing_is_written(table: Table) -> None:
     table.write([shop("u", 1, "a", 1, 1)])
-    with pytest.raises(DataAtRisk, match=r"2 rows are not in the target.*key 7") as refused:
+    with pytest.raises(DataAtRisk, match=r"target lacks 2 rows.*key 7") as refused:
         table.write([partial(1, 2, n=5), partial(7, 3, n=5), partial(8, 4, n=5)])
     assert refused.value.code == "target.absent_values"
     assert table.rows() == [(1, "a", 1)]
@@ -716,13 +716,13 @@ def test_a_replication_group_that_refuses_a_transaction_or_a_table_is_named(mysq
         # Few keys, and much in their rows.
         with pytest.raises(RetryLater, match="group_replication_transaction_size_limit") as refused:
             table.write([shop("u", 2, "x" * 100_000, 2, 20)])
-        assert refused.value.code == "target.group"
+        assert refused.value.code == "target.busy"
         assert table.rows() == [(1, "a", 1)]
         table.query("SET GLOBAL group_replication_transaction_size_limit = 0")
         table.write(large)
         with pytest.raises(Refused, match="primary key") as unfit, translating(table.facts.database):
             table.query(f"INSERT INTO {table.facts.database}.bare VALUES (1)")
-        assert unfit.value.code == "target.engine"
+        assert unfit.value.code == "target.definition"
         for statement in ("STOP GROUP_REPLICATION", "SET GLOBAL super_read_only = OFF"):
             table.query(statement)
 
@@ -749,7 +749,7 @@ def test_a_target_without_space_takes_nothing_and_takes_all_once_it_has_space(ki
         for _ in range(2):
             with pytest.raises(RetryLater, match="full") as caught:
                 table.write(rows)
-            assert caught.value.code == "target.unavailable"
+            assert caught.value.code == "connection.unreachable"
             assert table.everything() == before
         table.query(f"DROP TABLE {table.facts.database}.filler")
         done = None

@@ -140,18 +140,18 @@ def test_a_wrong_certificate_is_refused_and_no_attempt_is_made_without(server: S
     if kind == "expired" and server.mysql:
         return  # MySQL does not load one
     server.shows(CERTIFICATES[kind](server), (server.others if kind == "another authority" else server.ours).ca)
-    assert code(server.at("127.0.0.1", f"ssl_ca={server.ours.ca}")) == "connection.tls_refused"
+    assert code(server.at("127.0.0.1", f"ssl_ca={server.ours.ca}")) == "connection.unproven"
     by_authority = server.at("127.0.0.1", f"ssl_mode=VERIFY_CA&ssl_ca={server.ours.ca}")
     if kind in ("another host's", "without a name"):
         assert encrypted(by_authority)
     else:
-        assert code(by_authority) == "connection.tls_refused"
+        assert code(by_authority) == "connection.unproven"
     assert encrypted(server.at("127.0.0.1", "ssl_mode=REQUIRED"))
 
 
 def test_a_private_authority_is_not_among_the_systems(server: Server) -> None:
-    assert code(server.at("localhost", "ssl_mode=VERIFY_IDENTITY")) == "connection.tls_refused"
-    assert code(server.at("localhost", "ssl_verify_identity=true")) == "connection.tls_refused"
+    assert code(server.at("localhost", "ssl_mode=VERIFY_IDENTITY")) == "connection.unproven"
+    assert code(server.at("localhost", "ssl_verify_identity=true")) == "connection.unproven"
 
 
 def test_an_account_that_demands_a_client_certificate_gets_it(server: Server) -> None:
@@ -175,7 +175,7 @@ def test_an_accounts_first_login_is_refused_where_anybody_could_answer(server: S
         return
     for options in ("", "ssl_mode=DISABLED"):
         user = server.account()
-        assert code(server.at(AWAY, options, user=user, password="pw")) == "connection.password_withheld"
+        assert code(server.at(AWAY, options, user=user, password="pw")) == "connection.unproven"
         connect(server.at(AWAY, f"ssl_ca={server.ours.ca}", user=user, password="pw"), where="x").close()
         connect(server.at(AWAY, options, user=user, password="pw"), where="x").close()  # now the server knows it
 
@@ -215,8 +215,8 @@ def test_the_stream_of_the_log_and_the_bulk_connection_are_protected_alike(serve
         assert row is not None
         assert row[1]
     wrong = server.at("localhost", f"ssl_ca={server.others.ca}")
-    assert refusal(lambda: LogReader(wrong, end, source="shop")).code == "connection.tls_refused"
-    assert refusal(lambda: open_session(wrong, "streamed", where="x")).code == "connection.tls_refused"
+    assert refusal(lambda: LogReader(wrong, end, source="shop")).code == "connection.unproven"
+    assert refusal(lambda: open_session(wrong, "streamed", where="x")).code == "connection.unproven"
 
 
 def test_a_server_without_tls_is_refused_where_tls_was_asked_for(server: Server) -> None:
@@ -232,5 +232,5 @@ def test_a_server_without_tls_is_refused_where_tls_was_asked_for(server: Server)
 
 def _refused(at: Callable[[str], connections.Server], ca: Path) -> None:
     for options in ("ssl_mode=REQUIRED", f"ssl_ca={ca}", "ssl_mode=VERIFY_IDENTITY"):
-        assert code(at(options)) == "connection.tls_missing"
+        assert code(at(options)) == "connection.unproven"
     connect(at("ssl_mode=PREFERRED"), where="x").close()

@@ -43,7 +43,7 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
     assert (done.code, done.document["equal"]) == (3, False)
     of = {one["table"]: one for one in done.document["tables"]}
     assert {name: one["verdict"] for name, one in of.items()} == {"number": "not compared", "other": "equal"}
-    assert of["number"]["error"]["code"] == "verify.not_read"
+    assert of["number"]["error"]["code"] == "verify.not_comparable"
     assert "system-versioned" in of["number"]["error"]["what"]
 
     shown = commands.run("verify", "shop.yaml", "--show", "--json", directory=run.line.folder, environ=run.environ)
@@ -52,7 +52,7 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
         counted = commands.run(
             "verify", "shop.yaml", "number", "--mode", mode, "--json", directory=run.line.folder, environ=run.environ
         )
-        assert (counted.code, counted.error["code"]) == (3, "verify.not_read")
+        assert (counted.code, counted.error["code"]) == (3, "verify.not_comparable")
 
     with (
         Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta,
@@ -60,7 +60,7 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
         prover(job_of(run, meta)),
     ):
         pass
-    assert refused.value.code == "verify.not_read"
+    assert refused.value.code == "verify.not_comparable"
 
 
 @ONLY_MARIADB
@@ -86,7 +86,7 @@ def test_of_several_source_tables_one_that_cannot_be_read_leaves_their_target_un
     run.source("ALTER TABLE all_b ADD SYSTEM VERSIONING")
     found = run.verify()
     assert {name: one.error.code if one.error else "" for name, one in found.items()} == {
-        "all": "verify.not_read", "all_a": "", "all_b": "verify.not_read",
+        "all": "verify.not_comparable", "all_a": "", "all_b": "verify.not_comparable",
     }  # fmt: skip
     # The table that can be read does not have the row: a repair must not take that for an answer.
     assert command("repair", "--stage-only") == 3
@@ -106,7 +106,7 @@ def test_a_table_that_can_never_be_captured_is_named_also_where_the_target_does_
     found = run.verify()
     assert found["number"].equal
     assert found["united"].error is not None
-    assert found["united"].error.code == "verify.not_read"
+    assert found["united"].error.code == "verify.not_comparable"
 
 
 @FIRST_MARIADB
@@ -159,6 +159,6 @@ def test_where_no_table_can_be_compared_nothing_is_proven(
     run.line.again(**{"'*': {database": "'nubmer': {database"})
     (run.line.folder / "shop.yaml").write_text(run.line.text)
     done = commands.run("verify", "shop.yaml", "--json", directory=run.line.folder, environ=run.environ)
-    assert (done.code, done.error["code"]) == (3, "verify.no_tables")
+    assert (done.code, done.error["code"]) == (3, "config.no_match")
     shown = commands.run("verify", "shop.yaml", "--show", "--json", directory=run.line.folder, environ=run.environ)
     assert shown.error["code"] == "verify.no_evidence"

@@ -207,7 +207,7 @@ def test_a_verifier_that_has_lost_its_lease_moves_nothing(shop: Verified) -> Non
         job.meta.leases.release(job.lease)
         with verifier_lease(job.opened, "copy"), pytest.raises(RetryLater) as caught:
             verify(job)
-        assert caught.value.code == "meta.lease_lost"
+        assert caught.value.code == "lease.lost"
         assert job.meta.verifications.find("copy") is None
 
 
@@ -236,7 +236,7 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
         job.meta.copies.pause("shop", "me")
         with pytest.raises(RetryLater) as caught:
             verify(replace(job, restart=True), ["number"])
-        assert caught.value.code == "verify.paused"
+        assert caught.value.code == "snapshot.paused"
 
 
 @FIRST_MARIADB
@@ -345,14 +345,14 @@ def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Ve
         for mode in (Mode.COUNT, Mode.MAX_ID, Mode.RANDOM)
     }
     assert codes == {
-        Mode.COUNT: {"number": "", "filtered": "verify.not_counted"},
-        Mode.MAX_ID: {"number": "verify.not_counted", "filtered": "verify.not_counted"},
-        Mode.RANDOM: {"number": "verify.not_sampled", "filtered": ""},
+        Mode.COUNT: {"number": "", "filtered": "verify.mode"},
+        Mode.MAX_ID: {"number": "verify.mode", "filtered": "verify.mode"},
+        Mode.RANDOM: {"number": "verify.mode", "filtered": ""},
     }
 
 
 @FIRST_MYSQL
-@pytest.mark.parametrize(("shared_keys", "rows", "code"), [("stop", 6, ""), ("newest", 3, "verify.not_counted")])
+@pytest.mark.parametrize(("shared_keys", "rows", "code"), [("stop", 6, ""), ("newest", 3, "verify.mode")])
 def test_rows_of_several_tables_are_counted_unless_some_of_them_may_count_as_one(
     verified: Callable[..., Verified], shared_keys: str, rows: int, code: str
 ) -> None:

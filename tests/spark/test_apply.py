@@ -840,7 +840,7 @@ def test_no_row_is_set_aside_by_a_rule_of_after_the_plan_if_later_changes_depend
     line.pipeline = Pipeline.model_validate(data)
     with pytest.raises(Refused) as refused:
         write(line.job(line.runs[-1]))
-    assert refused.value.code == "plan.absent_values"
+    assert refused.value.code == "config.table_rule"
     assert line.rows() == before
 
 

@@ -53,7 +53,7 @@ with Driver(pipeline, open_stage(pipeline.stage), master="local[1]", output=Path
     assert os.environ["SHOP"].endswith("source"), "this process has it again"
     assert signal.getsignal(signal.SIGINT) is handler
     def fail(job):
-        raise DataAtRisk("Rows differ.", code="spark.rows_differ", remedy="look")
+        raise DataAtRisk("Rows differ.", code="stage.damaged", remedy="look")
     doing(fail)
     try:
         spark.submit(job)
@@ -69,7 +69,7 @@ with Driver(pipeline, open_stage(pipeline.stage), master="local[1]", output=Path
         spark.submit(job)
         raise AssertionError
     except LockstepError as error:
-        assert error.code == "run.spark_ended", error
+        assert error.code == "spark.ended", error
         assert error.where == "spark.log" and "Traceback" in Path("spark.log").read_text()
     doing(look)
     spark.submit(job)

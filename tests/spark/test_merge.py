@@ -100,7 +100,7 @@ def test_a_truncate_is_refused_and_leaves_no_counts(
     stage.add("shop.items", ITEMS, [Change("c", {"a": 1, "b": "x", "n": 1}, 10), Change("t", {}, 20)])
     with pytest.raises(Refused) as caught:
         merged(spark, stage, ["a", "b"], on_truncate=on_truncate, routes=routes)
-    assert caught.value.code == "spark.truncate"
+    assert caught.value.code == "config.table_rule"
     assert list(tmp_path.rglob("counts.json")) == []
 
 
@@ -111,7 +111,7 @@ def test_a_file_with_other_rows_than_its_manifest_says_is_data_at_risk(spark: Sp
     stage.files["shop.items"] = [replace(file, rows=4)]
     with pytest.raises(DataAtRisk) as caught:
         merged(spark, stage, ["a", "b"])
-    assert caught.value.code == "spark.rows_differ"
+    assert caught.value.code == "stage.damaged"
 
 
 def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_merged(
@@ -241,7 +241,7 @@ def test_changes_that_do_not_say_their_key_stop(
     stage.add("shop.wide", WIDE, [Change("u", {"id": 1, "x": 2}, 1, before=before, absent=absent)])
     with pytest.raises(DataAtRisk) as stopped:
         merged(spark, stage, ["id"])
-    assert stopped.value.code == "spark.absent_values"
+    assert stopped.value.code == "target.absent_values"
 
 
 @pytest.mark.parametrize("recorded", [True, False], ids=["a purge", "somebody"])
@@ -266,7 +266,7 @@ def test_files_that_are_removed_while_they_are_read_end_a_merge_with_an_error_th
         return read(*arguments)
 
     monkeypatch.setattr(merge_module, reader, removed_first)
-    with pytest.raises(Exception, match="plan.purged" if recorded else "stage.missing"):
+    with pytest.raises(Exception, match="plan.purged" if recorded else "stage.damaged"):
         merge(job)
     assert list(tmp_path.rglob("counts.json")) == []
 
@@ -283,7 +283,7 @@ def test_a_truncate_after_a_copy_that_begins_the_table_again_undoes_the_copied_r
     assert (counts.rows, counts.winners, counts.superseded, len(counts.truncates)) == (4, 2, 2, 1)
     with pytest.raises(Refused) as caught:
         merged(spark, stage, ["a", "b"])
-    assert caught.value.code == "spark.truncate"
+    assert caught.value.code == "config.table_rule"
 
 
 def test_rows_that_move_between_keys_of_the_target_are_in_one_part(

@@ -128,7 +128,7 @@ def test_what_an_update_did_not_log_is_as_in_its_old_row_and_an_added_column_is_
     stage.add("shop.log", new, [Change("d", {"w": "x"}, 30, absent=["more"])])
     with pytest.raises(DataAtRisk) as caught:
         merged(spark, stage, [])
-    assert caught.value.code == "spark.absent_values"
+    assert caught.value.code == "target.absent_values"
 
 
 @pytest.fixture

@@ -160,14 +160,14 @@ def test_a_start_time_means_the_same_quoted_or_not(written: str) -> None:
 def test_a_key_written_twice_is_refused_with_its_line() -> None:
     with pytest.raises(UsageError, match=r"'pipeline' is written twice[\s\S]*line 2") as caught:
         parse("pipeline: a\npipeline: b\n", where="x")
-    assert caught.value.code == "config.yaml"
+    assert caught.value.code == "config.invalid"
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "!!python/object:os.system {}", "when: 2026-13-45T00:00:00Z"])
 def test_text_that_is_not_yaml_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, where="x")
-    assert caught.value.code == "config.yaml"
+    assert caught.value.code == "config.invalid"
 
 
 @pytest.mark.parametrize("text", ["", "- a", "7"])
@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     for name in ("absent.yaml", "latin1.yaml", "."):
         with pytest.raises(UsageError) as caught:
             load(tmp_path / name)
-        assert caught.value.code == "config.unreadable"
+        assert caught.value.code == "config.invalid"
         assert caught.value.where == str(tmp_path / name)
 
 

@@ -45,8 +45,8 @@ def test_neither_text_nor_repr_of_a_server_shows_its_secrets() -> None:
         ("mysql://u:x@y?pass@h/", "connection.url"),
         ("mysql://u:x@y?pass&z@h/", "connection.url"),
         ("mysql://u:x@y?pass=1@h/", "connection.url"),
-        ("mysql://u:pass@h/?ssl_verify_cert=maybe", "connection.option"),
-        ("mysql://u:pass@h/?timeout=3", "connection.option"),
+        ("mysql://u:pass@h/?ssl_verify_cert=maybe", "connection.url"),
+        ("mysql://u:pass@h/?timeout=3", "connection.url"),
     ],
 )
 def test_a_wrong_url_is_refused_without_repeating_it(url: str, code: str) -> None:
@@ -65,7 +65,7 @@ def test_an_airflow_connection_is_read_from_its_variable() -> None:
 def test_an_unset_variable_is_named_with_what_to_export() -> None:
     with pytest.raises(UsageError, match="export SHOP_URL=") as caught:
         resolve("env:SHOP_URL", {})
-    assert caught.value.code == "connection.unset"
+    assert caught.value.code == "config.unset"
 
 
 def test_a_server_that_does_not_answer_is_worth_a_retry() -> None:
@@ -95,5 +95,5 @@ def test_a_tls_file_that_cannot_be_used_is_a_mistake_of_the_configuration(option
     (tmp_path / "locked").write_bytes(locked + (tmp_path / CERTIFICATE).read_bytes())
     server = parse_url(f"mysql://u@127.0.0.1:1/?{options.format(dir=tmp_path)}", where="env:X")
     error = refusal(lambda: connect(server, where="source shop"))
-    assert error.code == "connection.tls"
+    assert error.code == "connection.url"
     assert "wrong" not in str(error)

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from cdc_core.errors import (
     DataAtRisk,
     InternalError,
+    LeaseHeld,
     LockstepError,
     Refused,
     RetryLater,
+    RolledBack,
     UsageError,
     combined,
     defect,
     from_text,
     parts_of,
+    severity,
     to_line,
 )
 
@@ -36,6 +39,15 @@ def test_each_class_has_its_exit_code_and_survives_pickling(kind: type[LockstepE
 
 def test_only_retry_later_is_worth_an_automatic_retry() -> None:
     assert [kind for kind in CLASSES if kind.retriable] == [RetryLater]
+    assert not RolledBack.retriable
+
+
+def test_an_error_that_a_caller_recovers_from_has_a_code_of_its_own_and_keeps_its_class_across_processes() -> None:
+    error = LeaseHeld("Another extractor reads the source.", where="shop", remedy="wait")
+    assert (error.code, error.exit_code) == ("lease.held", 75)
+    assert type(from_text(to_line(error))) is LeaseHeld
+    with pytest.raises(TypeError):
+        RetryLater("It has no code.", remedy="wait")
 
 
 def test_no_two_classes_share_a_name_or_an_exit_code() -> None:
@@ -52,25 +64,25 @@ def test_an_error_without_a_place_leaves_it_out() -> None:
 
 
 def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told_apart_again() -> None:
-    away = RetryLater("It is away.", where="server 2", code="target.unavailable", remedy="try again")
-    narrow = Refused("n is narrow.", where="shop.t", code="target.type", remedy="ALTER TABLE t MODIFY n int")
+    away = RetryLater("It is away.", where="server 2", code="connection.unreachable", remedy="try again")
+    narrow = Refused("n is narrow.", where="shop.t", code="target.definition", remedy="ALTER TABLE t MODIFY n int")
     lost = Refused("t is missing.", where="shop.t", code="target.table", remedy="CREATE TABLE t (n int)")
     error = combined([away, combined([narrow, lost]), narrow])
-    assert (type(error), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
+    assert (severity(type(error)), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
     assert "\n" not in str(error)
     for one in (away, narrow, lost):
         assert one.what.rstrip(".") in error.what
         assert f"{one.remedy} ({one.code})" in error.remedy
     assert combined([narrow, narrow]) is narrow
     assert parts_of(narrow) == (narrow,)
-    assert combined([narrow, Refused("b.", code="target.type", remedy="r")]).code == "target.type"
+    assert combined([narrow, Refused("b.", code="target.definition", remedy="r")]).code == "target.definition"
     for again in (from_text(to_line(error)), pickle.loads(pickle.dumps(error))):
         assert again is not None
         assert [str(part) for part in parts_of(again)] == [str(part) for part in parts_of(error)]
 
 
 def test_a_defect_says_what_is_safe_and_what_a_report_needs() -> None:
-    error = defect("A rule broke.", code="a.b", where="x", first="nothing was written", attach="the plan")
+    error = defect("A rule broke.", where="x", first="nothing was written", attach="the plan")
     assert type(error) is InternalError
     assert error.remedy == "nothing was written; report this as a defect in Lockstep, with the plan"
 
@@ -119,6 +131,6 @@ class Special(InternalError):
 
 
 def test_an_error_of_a_class_that_the_reader_does_not_know_keeps_its_way_to_recover() -> None:
-    again = from_text(to_line(Special("No.", code="a.b", remedy="x")))
+    again = from_text(to_line(Special("No.", code="a.b", remedy="x")).replace('"Special"', '"Unheard"'))
     assert type(again) is InternalError
     assert type(pickle.loads(pickle.dumps(Special("No.", code="a.b", remedy="x")))) is Special

@@ -80,7 +80,7 @@ def test_without_options_only_loopback_is_plain_text(host: str, meaning: str) ->
 def test_options_that_contradict_each_other_are_refused(query: str) -> None:
     with pytest.raises(UsageError) as caught:
         mode(query)
-    assert caught.value.code == "connection.tls_options"
+    assert caught.value.code == "connection.url"
     assert "pass" not in str(caught.value).replace("ssl_key_password", "")
 
 
@@ -92,7 +92,7 @@ def test_options_that_contradict_each_other_are_refused(query: str) -> None:
 def test_an_option_that_cannot_be_is_refused(query: str) -> None:
     with pytest.raises(UsageError) as caught:
         mode(query)
-    assert caught.value.code == "connection.option"
+    assert caught.value.code == "connection.url"
 
 
 def test_every_combination_is_refused_or_means_what_it_says() -> None:
@@ -106,7 +106,7 @@ def test_every_combination_is_refused_or_means_what_it_says() -> None:
         try:
             found = parse_url(f"mysql://u@{AWAY}/?{query}", where="env:X").tls
         except UsageError as error:
-            assert error.code == "connection.tls_options"  # noqa: PT017 - the other outcome is looked at below
+            assert error.code == "connection.url"  # noqa: PT017 - the other outcome is looked at below
             continue
         taken += 1
         if "ssl_ca=" in query:

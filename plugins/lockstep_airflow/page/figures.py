@@ -131,7 +131,6 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
         failed = InternalError(
             f"{type(error).__name__}: {error}",
             where=str(file),
-            code="internal.unexpected",
             remedy="report the traceback in the web server's log; the page does not affect the pipeline itself",
         )
     said = to_document(failed)["error"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc_core.apply import lost_writes
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.run import WriteCounts, counts_path
 from tests.made_batches import manifest
@@ -70,30 +70,30 @@ def test_a_commit_run_twice_changes_nothing_even_when_the_runs_files_are_gone(li
 
 def test_a_ledger_that_does_not_add_up_moves_nothing(line: Line) -> None:
     error = refused(line, written=[WriteCounts("shop.orders", "0", 8, 0, 0), WriteCounts("shop.items", "0", 3, 0, 0)])
-    assert (type(error), error.code) == (DataAtRisk, "ledger.unbalanced")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "run.unbalanced")
     assert "shop.items" in error.what
 
 
 def test_quality_that_failed_or_is_missing_moves_nothing(line: Line) -> None:
     error = refused(line, quality={"a.json": {"success": True}, "b.json": {"success": False}})
-    assert (type(error), error.code) == (DataAtRisk, "commit.quality_failed")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "quality.failed")
     assert "b.json" in error.what
     assert "a.json" not in error.what
     for found in list(line.store.list("runs/r/")):
         if "/quality/" in found.path:
             line.store.delete(found.path)
     error = refused(line, quality={})
-    assert (type(error), error.code) == (Refused, "commit.quality_missing")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def test_quality_that_was_killed_between_two_results_moves_nothing(line: Line) -> None:
     error = refused(line, quality={"a.json": {"success": True}}, reported=False)
-    assert (type(error), error.code) == (Refused, "commit.quality_missing")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 @pytest.mark.parametrize("result", [{}, {"success": "yes"}, {"success": 1}, [], None])
 def test_a_quality_result_that_does_not_say_true_is_no_success(line: Line, result: object) -> None:
-    assert refused(line, quality={"a.json": result}).code in ("commit.quality_failed", "commit.unreadable")
+    assert refused(line, quality={"a.json": result}).code in ("quality.failed", "run.clear_task")
 
 
 @pytest.mark.parametrize("folder", ["merged/set=0", "filtered/target=t", "written/target=t"])
@@ -104,10 +104,10 @@ def test_counts_that_are_missing_or_cut_off_move_nothing(line: Line, folder: str
     whole = line.store.get(path)
     line.store.delete(path)
     error = refusal(lambda: line.commit(run))
-    assert (type(error), error.code) == (Refused, "commit.counts_missing")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
     for broken in (whole[: len(whole) // 2], b'[{"no": 1}]', b"[1]", b"{}x"):
         line.store.put(path, broken)
-        assert refusal(lambda: line.commit(run)).code == "commit.unreadable"
+        assert refusal(lambda: line.commit(run)).code == "run.clear_task"
     assert states(line) == {RecordState.APPLIED}
     line.store.put(path, whole)
     assert line.commit(run).moved == 4
@@ -119,7 +119,7 @@ def test_a_commit_before_the_write_has_finished_is_refused(line: Line) -> None:
     again = line.plan("other", WINDOW)  # takes the records over as they stand
     assert taken_states(line) == {("APPLIED", "other")}
     error = refusal(lambda: line.commit(again))
-    assert (type(error), error.code) == (Refused, "commit.counts_missing")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def taken_states(line: Line) -> set[tuple[str, str]]:
@@ -135,7 +135,7 @@ def test_records_that_were_not_applied_are_not_committed(line: Line) -> None:
     with fresh.meta:
         _back_to_staged(fresh)
         error = refusal(lambda: fresh.commit(run))
-        assert (type(error), error.code) == (Refused, "meta.not_applied")
+        assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
         assert fresh.meta.ledgers.find("r") == ()
 
 
@@ -160,7 +160,7 @@ def test_a_plan_that_takes_the_place_of_this_one_while_it_is_committed_is_not_ta
 
     with monkeypatch.context() as patched:
         patched.setattr(lost_writes, "find", cleared)
-        assert refusal(lambda: narrow.commit(run)).code == "commit.plan_differs"
+        assert refusal(lambda: narrow.commit(run)).code == "run.clear_task"
     assert line.meta.ledgers.find("r") == ()
     again = line.plan("r", WINDOW)
     line.apply(again)
@@ -172,7 +172,7 @@ def test_another_pipelines_run_is_refused(line: Line, tmp_path: Path) -> None:
     run = line.plan("r", WINDOW)
     line.apply(run)
     stranger = Line(pipeline(tmp_path, pipeline="other"), line.meta, line.store, {})
-    assert refusal(lambda: stranger.commit(run)).code == "commit.wrong_pipeline"
+    assert refusal(lambda: stranger.commit(run)).code == "usage.argument"
 
 
 def test_a_target_commits_on_its_own(line: Line) -> None:
@@ -181,7 +181,7 @@ def test_a_target_commits_on_its_own(line: Line) -> None:
     both.apply(run, "t")
     both.apply(run, "u", quality={"a.json": {"success": False}})
     assert both.commit(run, "t").moved == 4
-    assert refusal(lambda: both.commit(run, "u")).code == "commit.quality_failed"
+    assert refusal(lambda: both.commit(run, "u")).code == "quality.failed"
     assert states(both) == {RecordState.COMMITTED}
     assert {record.state for record in both.meta.records.find("u", IDS)} == {RecordState.APPLIED}
     known = both.meta.runs.find("r")

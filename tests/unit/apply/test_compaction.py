@@ -17,7 +17,7 @@ from cdc_core.apply import replay, retention
 from cdc_core.apply.compaction import By, Compacted, compact
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.turn import turn_of
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, severity
 from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
@@ -301,7 +301,7 @@ def test_two_compactions_at_once_take_turns(staged: Staged, monkeypatch: pytest.
 
     monkeypatch.setattr(staged.line.store, "put_if_absent", meanwhile)
     staged.compact()
-    assert [(type(error), error.code) for error in inner] == [(RetryLater, "meta.lease_held")] * 2
+    assert [(severity(type(error)), error.code) for error in inner] == [(RetryLater, "lease.held")] * 2
 
 
 def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,7 +462,7 @@ def test_a_reader_from_before_a_removal_is_told_to_read_again(staged: Staged) ->
     staged.removed()
     for read in (stage["shop.orders"].changes(), stage["shop.orders"].now()):
         error = refusal(read.to_arrow)
-        assert (type(error), error.code) == (RetryLater, "stage.removed")
+        assert (severity(type(error)), error.code) == (RetryLater, "stage.removed")
     stage.refresh()
     assert stage["shop.orders"].now().to_arrow().num_rows == 6
 
@@ -531,7 +531,7 @@ def test_a_file_that_does_not_have_the_rows_of_its_parts_is_never_used(
 
     monkeypatch.setattr(PartFile, "add", turned)
     error = refusal(staged.compact)
-    assert (type(error), error.code) == (DataAtRisk, "stage.compacted_differs")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "stage.damaged")
     monkeypatch.undo()
     assert (staged.changes(), staged.paths("compactions/")) == (before, [])
 
@@ -545,9 +545,9 @@ def test_verify_finds_a_compacted_file_that_is_lost_or_changed(staged: Staged) -
     staged.line.store.put(path, whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     assert staged.problems() == [("stage.damaged", path)]
     staged.line.store.delete(path)
-    assert staged.problems(deep=False) == [("stage.missing", path)]
+    assert staged.problems(deep=False) == [("stage.damaged", path)]
     error = refusal(lambda: staged.seen())
-    assert error.code == "stage.missing"
+    assert error.code == "stage.damaged"
 
 
 def test_verify_finds_a_record_that_is_not_that_of_its_manifests(staged: Staged) -> None:
@@ -557,10 +557,10 @@ def test_verify_finds_a_record_that_is_not_that_of_its_manifests(staged: Staged)
     path = compaction_path("shop", record.begin)
     fewer = replace(record, parts=record.parts[:1], rows_sha256=record.rows_sha256[:1])
     staged.line.store.put(path, fewer.to_bytes())
-    assert staged.problems(deep=False) == [("stage.compaction", path)]
+    assert staged.problems(deep=False) == [("stage.damaged", path)]
     staged.line.store.put(path, b"{")
-    assert staged.problems(deep=False) == [("stage.compaction", "compactions/shop/")]
-    assert refusal(lambda: staged.seen()).code == "stage.compaction"
+    assert staged.problems(deep=False) == [("stage.damaged", "compactions/shop/")]
+    assert refusal(lambda: staged.seen()).code == "stage.damaged"
 
 
 def test_originals_are_not_removed_when_a_compacted_file_is_damaged(staged: Staged) -> None:

@@ -50,7 +50,7 @@ def problem(
             [FILTER] if filtered is None else filtered,
             WRITE if written is None else written,
         )
-    assert caught.value.code == "ledger.unbalanced"
+    assert caught.value.code == "run.unbalanced"
     return caught.value.what
 
 

@@ -14,7 +14,7 @@ import pytest
 from cdc_core.apply import commit, plan, replay
 from cdc_core.apply.layouts import note_layouts, require_layouts
 from cdc_core.apply.replay import Selection
-from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.coverage import How, TableCoverage
@@ -96,10 +96,10 @@ def test_a_window_takes_its_own_batches_and_all_earlier_ones_not_yet_applied(lin
 def test_a_window_that_a_source_has_not_staged_to_its_end_waits(line: Line) -> None:
     line.stage(B[0])
     error = refusal(lambda: line.plan("r", WINDOW))
-    assert (type(error), error.code, error.where) == (RetryLater, "plan.not_staged", "shop")
+    assert (severity(type(error)), error.code, error.where) == (RetryLater, "stage.behind", "shop")
     assert line.meta.runs.find("r") is None
     line.stage(B[1], until_us=WINDOW[1] - 1)
-    assert refusal(lambda: line.plan("r", WINDOW)).code == "plan.not_staged"
+    assert refusal(lambda: line.plan("r", WINDOW)).code == "stage.behind"
     line.stage(B[2], until_us=WINDOW[1])
     assert taken(line.plan("r", WINDOW)) == IDS[:3]
 
@@ -116,7 +116,7 @@ def test_a_source_that_is_staged_up_to_a_time_which_metas_clock_is_far_from_is_n
         assert taken(line.plan("r", WINDOW)) == IDS[:1]
         return
     error = refusal(lambda: line.plan("r", WINDOW))
-    assert (type(error), error.code, "not at all yet" in error.what) == (RetryLater, "plan.not_staged", True)
+    assert (severity(type(error)), error.code, "not at all yet" in error.what) == (RetryLater, "stage.behind", True)
     assert line.meta.runs.find("r") is None
     monkeypatch.setattr(type(line.meta), "now_us", lambda _: WINDOW[1])
     assert taken(line.plan("r", WINDOW)) == IDS[:1]
@@ -127,7 +127,7 @@ def test_every_source_must_have_staged_the_window(tmp_path: Path) -> None:
     line = Line.open(tmp_path, sources=two)
     line.stage(B[0], until_us=WINDOW[1])
     error = refusal(lambda: line.plan("r", WINDOW))
-    assert (error.code, error.where) == ("plan.not_staged", "west")
+    assert (error.code, error.where) == ("stage.behind", "west")
     line.idle("west", WINDOW[1])
     west = manifest(0, source="west", window=1)
     line.stage(west)
@@ -152,7 +152,7 @@ def test_a_hole_in_the_positions_is_refused_and_claims_nothing(line: Line, tmp_p
             saved = connection.execute("SELECT * FROM batch WHERE batch_id = ?", (IDS[hole],)).fetchone()
             connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[hole],))
         error = refusal(lambda: line.plan("r"))
-        assert (type(error), error.code, error.where) == (DataAtRisk, "plan.gap", "shop")
+        assert (severity(type(error)), error.code, error.where) == (DataAtRisk, "meta.gap", "shop")
         assert IDS[hole - 1] in error.what
         assert line.meta.records.find("t", IDS) == ()
         with sqlite3.connect(tmp_path / "meta.db") as connection:
@@ -166,7 +166,7 @@ def test_a_hole_between_what_is_consumed_and_what_is_not_is_refused(line: Line, 
     line.stage(B[1], B[2])
     with sqlite3.connect(tmp_path / "meta.db") as connection:
         connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[1],))
-    assert refusal(lambda: line.plan("r")).code == "plan.gap"
+    assert refusal(lambda: line.plan("r")).code == "meta.gap"
 
 
 def test_planned_again_a_run_gets_the_same_plan_whatever_was_staged_since(line: Line) -> None:
@@ -232,7 +232,7 @@ def test_a_run_takes_over_what_a_dead_run_has_claimed(line: Line) -> None:
     assert taken(heir) == IDS[:3]
     line.apply(dead)  # as if it had not been dead
     error = refusal(lambda: line.commit(dead))
-    assert (type(error), error.code) == (RetryLater, "meta.taken_over")
+    assert (severity(type(error)), error.code) == (RetryLater, "run.taken_over")
     line.apply(heir)
     line.commit(heir)
     assert line.commit(dead).moved == 0  # done by the other run: its ledger is closed, no record moves
@@ -369,7 +369,7 @@ def test_a_batch_without_rows_is_consumed_too(line: Line) -> None:
 def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
     line.stage(manifest(0, schemas=[schema(key=())]))
     error = refusal(lambda: line.plan("r"))
-    assert (type(error), error.code) == (Refused, "plan.no_key")
+    assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
     assert "shop.orders" in error.what
     assert "targets.t.tables.shop.orders.key" in error.remedy
     assert line.meta.records.find("t", IDS) == ()
@@ -388,7 +388,7 @@ def test_a_table_without_a_key_is_counted_where_the_target_says_so_and_names_no_
     assert named.plan("r").merge_set("0").tables[0].key == ("id",)
     line.stage(manifest(1, schemas=[schema("orders_1", key=("id",))]))
     error = refusal(lambda: counted.plan("r"))
-    assert (error.code, "shop.orders: none" in error.what) == ("plan.key_differs", True)
+    assert (error.code, "shop.orders: none" in error.what) == ("stage.key", True)
 
 
 def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_have_no_key(line: Line) -> None:
@@ -408,7 +408,7 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
         ),
     ):
         error = refusal(attempt)
-        assert (type(error), error.code) == (Refused, "plan.overlap")
+        assert (severity(type(error)), error.code) == (Refused, "stage.partial")
         assert behind(5).batch_id in error.what
     without = line.with_targets({"name": "t", "tables": {"shop.items": {}}})
     without.done("without")
@@ -417,7 +417,7 @@ def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_h
     assert Manifest.from_bytes(bridge.to_bytes()) == bridge
 
 
-@pytest.mark.parametrize(("began", "code"), [(6, ""), (5, "plan.overlap")])
+@pytest.mark.parametrize(("began", "code"), [(6, ""), (5, "stage.partial")])
 def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Line, began: int, code: str) -> None:
     keyless = schema(key=())
     first, place = (replace(checkpoint(at), position=position(at, timeline=1)) for at in (5, 6))
@@ -443,14 +443,14 @@ def test_what_may_come_twice_is_taken_with_a_copy_that_began_behind_it(line: Lin
 def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:
     line.stage(B[0], manifest(1, schemas=[schema("orders_1", key=("id", "v"))]))
     error = refusal(lambda: line.plan("r"))
-    assert (type(error), error.code) == (Refused, "plan.key_differs")
+    assert (severity(type(error)), error.code) == (Refused, "stage.key")
     assert taken(line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}}).plan("r")) == IDS[:2]
 
 
 def test_a_key_column_that_a_source_table_lacks_is_refused(line: Line) -> None:
     line.stage(B[0])
     error = refusal(lambda: line.with_targets({"name": "t", "tables": {"*": {"key": ["nope"]}}}).plan("r"))
-    assert (type(error), error.code) == (Refused, "plan.key_column")
+    assert (severity(type(error)), error.code) == (Refused, "config.table_rule")
     assert "'nope'" in error.what
 
 
@@ -461,7 +461,7 @@ def test_a_changed_key_in_the_pipeline_file_makes_a_new_plan_of_the_same_run(lin
     new = changed.plan("r")
     assert new.merge_set("0").tables[0].key == ("v",)
     error = refusal(lambda: commit.mark_applied(line.meta, old, "t"))
-    assert (type(error), error.code) == (Refused, "commit.plan_differs")
+    assert (severity(type(error)), error.code) == (Refused, "run.clear_task")
 
 
 def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_path: Path) -> None:
@@ -474,23 +474,23 @@ def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_pat
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"run_id": ""}, "plan.run_id"),
-        ({"run_id": "x" * 251}, "plan.run_id"),
-        ({"run_id": "größe"}, "plan.run_id"),
-        ({"run_id": "r", "window": (WINDOW[1], WINDOW[0])}, "plan.window"),
-        ({"run_id": "r", "window": (WINDOW[0], WINDOW[0])}, "plan.window"),
-        ({"run_id": "r", "targets": ["nobody"]}, "plan.unknown_target"),
+        ({"run_id": ""}, "usage.argument"),
+        ({"run_id": "x" * 251}, "usage.argument"),
+        ({"run_id": "größe"}, "usage.argument"),
+        ({"run_id": "r", "window": (WINDOW[1], WINDOW[0])}, "usage.argument"),
+        ({"run_id": "r", "window": (WINDOW[0], WINDOW[0])}, "usage.argument"),
+        ({"run_id": "r", "targets": ["nobody"]}, "usage.unknown_name"),
     ],
 )
 def test_wrong_arguments_are_usage_errors(line: Line, options: dict[str, object], code: str) -> None:
     error = refusal(lambda: line.plan(**options))  # type: ignore[arg-type]
-    assert (type(error), error.code) == (UsageError, code)
+    assert (severity(type(error)), error.code) == (UsageError, code)
 
 
 def test_a_run_id_is_not_reused_for_another_window(line: Line) -> None:
     line.stage(B[0], until_us=NEXT_WINDOW[1])
     line.plan("r", WINDOW)
-    assert refusal(lambda: line.plan("r", NEXT_WINDOW)).code == "meta.run_differs"
+    assert refusal(lambda: line.plan("r", NEXT_WINDOW)).code == "usage.argument"
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2, "start"])
@@ -499,7 +499,7 @@ def test_no_plan_and_no_replay_over_a_stage_that_has_lost_what_meta_recorded(lin
     line.done("before")
     line.stage(B[2])
     line.store.delete(B[lost].path if isinstance(lost, int) else start_path("shop"))
-    wanted = "stage.start" if lost == "start" else "stage.missing"
+    wanted = "stage.damaged"
     assert refusal(lambda: line.plan("r")).code == wanted
     assert refusal(lambda: replay.plan(opened_line(line), Selection("t"), run_id="again")).code == wanted
 
@@ -518,7 +518,7 @@ def test_no_row_may_be_set_aside_where_changes_do_not_have_all_of_their_values(l
     assert taken(line.plan("whole")) == IDS[:1]
     line.stage(manifest(1, absent_rows=2))
     error = refusal(lambda: line.plan("part"))
-    assert (error.code, error.where) == ("plan.absent_values", "targets.t.tables.shop.orders.on_row_error")
+    assert (error.code, error.where) == ("config.table_rule", "targets.t.tables.shop.orders.on_row_error")
     assert line.meta.runs.find("part") is None
     assert taken(line.with_targets({"name": "t"}).plan("part")) == IDS[:2]
 
@@ -551,7 +551,7 @@ def test_a_run_that_is_planned_again_with_other_batches_shares_no_folder_with_it
     assert plan.load(line.meta, line.store, "r") == second
     line.apply(second)
     line.put_counts(first, "t", [], [], [])  # a task of the first plan that is still alive
-    assert refusal(lambda: line.commit(first)).code == "commit.plan_differs"
+    assert refusal(lambda: line.commit(first)).code == "run.clear_task"
     assert line.commit(second).moved == 1
 
 
@@ -562,7 +562,7 @@ def test_a_plan_of_another_version_is_refused_in_words_and_planning_again_helps(
     data = json.loads(run.to_bytes()) | {"version": version, "unheard_of": 1}
     line.store.put(run.path, json.dumps(data).encode())
     error = refusal(lambda: plan.load(line.meta, line.store, "r"))
-    assert (error.code, f"version {version}" in error.what, "run r" in error.where) == ("plan.version", True, True)
+    assert (error.code, f"version {version}" in error.what, "run r" in error.where) == ("run.clear_task", True, True)
     assert line.plan("r") == run
     assert plan.load(line.meta, line.store, "r") == run
 
@@ -571,7 +571,7 @@ def test_a_plan_that_was_altered_is_not_worked_on(line: Line) -> None:
     line.stage(B[0], B[1])
     run = line.plan("r")
     line.store.put(run.path, replace(run, window_end_us=run.window_end_us + 1).to_bytes())
-    assert refusal(lambda: plan.load(line.meta, line.store, "r")).code == "commit.plan_differs"
+    assert refusal(lambda: plan.load(line.meta, line.store, "r")).code == "run.clear_task"
 
 
 def sharded(line: Line, **sharding: object) -> Line:
@@ -591,11 +591,11 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     after.plan("r")
     first = before.plan("r")  # nothing was written under the other one: a mistake that was corrected in time
     note_layouts(opened(before.pipeline, line.meta), first, "t")
-    assert refusal(lambda: require_layouts(opened(after.pipeline, line.meta), first)).code == "plan.layout"
-    assert refusal(lambda: note_layouts(opened(after.pipeline, line.meta), first, "t")).code == "plan.layout"
+    assert refusal(lambda: require_layouts(opened(after.pipeline, line.meta), first)).code == "run.clear_task"
+    assert refusal(lambda: note_layouts(opened(after.pipeline, line.meta), first, "t")).code == "run.clear_task"
     require_layouts(opened(before.pipeline, line.meta), first)
     error = refusal(lambda: after.plan("r"))
-    assert (type(error), error.code, error.where) == (
+    assert (severity(type(error)), error.code, error.where) == (
         DataAtRisk,
         "target.layout",
         "targets.t.tables.shop.orders.sharding",

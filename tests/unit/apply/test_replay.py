@@ -12,7 +12,7 @@ import pytest
 from cdc_core.apply import left_out, replay
 from cdc_core.apply.lost_writes import LostWrites, first_batches
 from cdc_core.apply.replay import Selection, places
-from cdc_core.errors import DataAtRisk, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, RetryLater, UsageError, severity
 from cdc_core.meta import ClosedWrite, LastWrite, RecordState, RunState
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import How, TableCoverage
@@ -131,20 +131,20 @@ def test_chosen_tables_alone_are_in_the_plan(line: Line) -> None:
                 only, "r", "t" if where == "r" else "only", tables=(table,)
             )
         )
-        assert (type(error), error.code, error.where) == (UsageError, "replay.table", where)
+        assert (severity(type(error)), error.code, error.where) == (UsageError, "usage.unknown_name", where)
 
 
 def test_only_a_replay_may_name_a_replay_only_target_and_runs_leave_it_out(line: Line) -> None:
     assert [one.target for one in line.plan("r").targets] == ["t"]
-    assert refusal(lambda: line.plan("other", targets=["new"])).code == "plan.unknown_target"
+    assert refusal(lambda: line.plan("other", targets=["new"])).code == "usage.unknown_name"
     assert taken(plan(line, "again", "new")) == IDS
-    assert refusal(lambda: plan(line, "x", "nobody")).code == "plan.unknown_target"
+    assert refusal(lambda: plan(line, "x", "nobody")).code == "usage.unknown_name"
 
 
 def test_a_window_that_is_not_staged_to_its_end_waits_and_an_empty_one_is_refused(line: Line) -> None:
     error = refusal(lambda: plan(line, "r", start_us=START_US, end_us=START_US + 3 * HOUR_US + 1))
-    assert (type(error), error.code) == (RetryLater, "plan.not_staged")
-    assert refusal(lambda: plan(line, "r", start_us=2, end_us=2)).code == "plan.window"
+    assert (severity(type(error)), error.code) == (RetryLater, "stage.behind")
+    assert refusal(lambda: plan(line, "r", start_us=2, end_us=2)).code == "usage.argument"
     assert line.meta.runs.find("r") is None
 
 
@@ -154,7 +154,7 @@ def test_a_gap_among_the_chosen_batches_is_refused(line: Line, tmp_path: Path) -
     with sqlite3.connect(tmp_path / "meta.db") as connection:
         connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[2],))
     error = refusal(lambda: plan(line, "r"))
-    assert (type(error), error.code) == (DataAtRisk, "plan.gap")
+    assert (severity(type(error)), error.code) == (DataAtRisk, "meta.gap")
     assert taken(plan(line, "r", last={"shop": B[1].begin.position.seq})) == IDS[:2]
 
 
@@ -184,8 +184,8 @@ def test_two_replays_and_a_run_may_be_open_at_once(line: Line) -> None:
 @pytest.mark.parametrize("name", ["west/0000-0000001-0000000004", "shop/1-2-3", "binlog.000001:4", "shop/"])
 def test_a_position_that_is_none_of_a_source_is_refused(line: Line, name: str) -> None:
     error = refusal(lambda: places(line.pipeline, [name], "--from"))
-    assert (type(error), error.code, error.where) == (UsageError, "replay.position", "--from")
-    assert refusal(lambda: places(line.pipeline, [IDS[0], IDS[1]], "--to")).code == "replay.position"
+    assert (severity(type(error)), error.code, error.where) == (UsageError, "usage.argument", "--from")
+    assert refusal(lambda: places(line.pipeline, [IDS[0], IDS[1]], "--to")).code == "usage.argument"
     assert places(line.pipeline, [IDS[1]], "--to") == {"shop": B[1].begin.position.seq}
 
 
@@ -218,7 +218,7 @@ def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_
     assert (taken(again), [table.table for table in again.merge_sets[0].tables]) == (IDS[:4], ["shop.orders"])
     for run_id, target in (("nobody", None), ("first", "new"), ("again", None)):
         error = refusal(lambda run_id=run_id, target=target: replay.requeued(line.meta, line.store, run_id, target))
-        assert (type(error), error.code) == (UsageError, "replay.requeue")
+        assert (severity(type(error)), error.code) == (UsageError, "usage.argument")
 
 
 def test_a_run_that_was_planned_again_after_its_commit_is_requeued_all_the_same(line: Line) -> None:
@@ -244,7 +244,7 @@ def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_o
     for chosen in ({"first": {"shop": B[1].begin.position.seq}}, {"batches": frozenset(ids[3:])}):
         error = refusal(lambda chosen=chosen: plan(line, "part", "new", **chosen))
         assert (error.code, IDS[0] in error.what, "without --from" in error.remedy) == (
-            "replay.absent_values",
+            "replay.from_first",
             True,
             True,
         )
@@ -269,7 +269,7 @@ def test_a_table_without_a_key_is_replayed_only_behind_what_the_target_has_or_fr
         later = {"first": {"shop": batches[2].begin.position.seq}}
         for target, chosen in (("new", later), ("new", {"batches": frozenset((ids[0], ids[2]))}), ("t", later)):
             error = refusal(lambda target=target, chosen=chosen: plan(line, "part", target, **chosen))
-            assert error.code == "replay.no_key"
+            assert error.code == "replay.from_first"
         assert taken(plan(line, "whole", "new")) == ids
         assert taken(plan(line, "head", "new", last={"shop": batches[1].begin.position.seq})) == ids[:2]
         line.done("first")

@@ -15,7 +15,7 @@ from cdc_core.apply import replay, retention
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.retention import Purged, require_unpurged
 from cdc_core.check.targets import writer_of
-from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, RecordState
 from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
@@ -124,7 +124,7 @@ def test_rows_that_are_staged_while_a_purge_looks_keep_what_was_logged_since_the
     with monkeypatch.context() as patch:
         patch.setattr(line.meta.records, "purge", meanwhile)
         error = refusal(lambda: purge(line))
-    assert (type(error), error.code) == (RetryLater, "snapshot.moved")
+    assert (severity(type(error)), error.code) == (RetryLater, "lease.lost")
     assert (staged(line), horizon.read(line.store, "shop")) == (list(IDS), None)
 
 
@@ -133,7 +133,7 @@ def test_a_row_is_not_staged_where_a_purge_removes_what_was_logged_since_it_was_
     purge(line, B[3].window_end_us)
     copier = line.meta.leases.acquire(copier_of("shop"), "me", 60)
     error = refusal(lambda: line.meta.copied.decide(copier, read_at(3, 5), ()))
-    assert (type(error), error.code, line.meta.copied.decided("shop")) == (RetryLater, "snapshot.moved", ())
+    assert (severity(type(error)), error.code, line.meta.copied.decided("shop")) == (RetryLater, "lease.lost", ())
     line.meta.copied.decide(copier, read_at(4, 5), ())
 
 
@@ -165,7 +165,7 @@ def test_what_a_run_of_any_target_holds_is_not_purged(line: Line) -> None:
     later = line.with_targets({"name": "t"}, {"name": "new"})
     later.plan("second", targets=["new"])
     error = refusal(lambda: purge(line))
-    assert (type(error), error.code, error.where) == (Refused, "meta.not_committed", "new")
+    assert (severity(type(error)), error.code, error.where) == (Refused, "stage.not_committed", "new")
     assert staged(line) == list(IDS)
     assert set(states(line).values()) == {RecordState.COMMITTED}
 
@@ -223,7 +223,7 @@ def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(line.meta.records, "purge", meanwhile)
     purge(line)
-    assert [(type(error), error.code) for error in inner] == [(RetryLater, "meta.lease_held")]
+    assert [(severity(type(error)), error.code) for error in inner] == [(RetryLater, "lease.held")]
 
 
 def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +242,7 @@ def test_what_is_purged_while_meta_is_rebuilt_does_not_come_back(line: Line, mon
     monkeypatch.setattr(line.meta, "rebuild", meanwhile)
     assert rebuild_source(opened_line(line), "shop")[0] == 0
     assert line.plan("next").target("t").batches == ()
-    assert inner == ["meta.lease_held"]
+    assert inner == ["lease.held"]
 
 
 def test_a_rebuild_keeps_its_lease_however_long_the_chain_takes_to_read(
@@ -282,7 +282,7 @@ def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> No
     assert line.meta.runs.find("second") is None
     assert (
         refusal(lambda: retention.seeded(opened(later.pipeline, line.meta, store=line.store), "x")).code
-        == "plan.unknown_target"
+        == "usage.unknown_name"
     )
     assert retention.seeded(opened(later.pipeline, line.meta, store=line.store), "new") == 5
     assert retention.seeded(opened(later.pipeline, line.meta, store=line.store), "new") == 0
@@ -313,7 +313,7 @@ def test_a_replay_that_would_begin_before_the_horizon_is_refused_and_told_where_
         return made.target("t").batches
 
     error = refusal(again)
-    assert (type(error), error.code, IDS[3] in error.remedy) == (Refused, "plan.purged", True)
+    assert (severity(type(error)), error.code, IDS[3] in error.remedy) == (Refused, "plan.purged", True)
     assert again(first=replay.places(line.pipeline, [IDS[3]], "--from")) == IDS[3:]
     assert refusal(lambda: require_unpurged(line.store, IDS)).code == "plan.purged"
     require_unpurged(line.store, IDS[3:])

@@ -180,7 +180,7 @@ def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
     into, whole = re.findall(r"(\d+) bytes", stopped.value.what)
     assert int(into) <= int(whole) == images.stop[0] - images.start[0] - 1
     assert stopped.value.where == f"binlog.000001:{events[0].event.start}"
-    assert stopped.value.code == "binlog.malformed"
+    assert stopped.value.code == "source.log_damaged"
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -192,7 +192,7 @@ def test_one_bent_bit_of_an_event_is_found_by_its_checksum(server: str) -> None:
         bent[-5] ^= 4
         with pytest.raises(DataAtRisk) as stopped:
             split_event(bytes(bent), checksum=True, file="binlog.000001", start=found.start)
-        assert stopped.value.code == "binlog.checksum"
+        assert stopped.value.code == "source.log_damaged"
         assert stopped.value.where == f"binlog.000001:{found.start}"
 
 
@@ -294,7 +294,7 @@ def test_a_payload_that_is_not_what_it_says_stops() -> None:
             list(payload_events(event(EventType.TRANSACTION_PAYLOAD, body)))
     with pytest.raises(DataAtRisk) as stopped:
         list(payload_events(event(EventType.TRANSACTION_PAYLOAD, b"\x01\x01\x01\x02\x01\x07\x00x")))
-    assert stopped.value.code == "binlog.compression"
+    assert stopped.value.code == "source.log_lost"
 
 
 def payload(packed: bytes, codec: bytes, size: int) -> Event:

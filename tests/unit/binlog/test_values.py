@@ -224,7 +224,7 @@ def test_a_text_of_a_wide_set_is_converted_or_a_literal(charset: str, raw: bytes
 def test_a_character_set_that_is_not_converted_exactly_is_refused() -> None:
     with pytest.raises(Refused) as refused:
         column_of(ColumnType("varchar", length=9, charset="utf7"), TypeCode.VARCHAR, 18, [b"a"])
-    assert refused.value.code == "binlog.charset"
+    assert refused.value.code == "source.unsupported_table"
     assert "utf8mb4" in refused.value.remedy
 
 

@@ -62,7 +62,7 @@ def test_with_json_a_wrong_command_line_is_a_document_too(lockstep: Lockstep) ->
     error = json.loads(done.out)["error"]
     assert done.code == 2
     assert done.err == ""
-    assert (error["code"], error["class"], error["where"]) == ("cli.usage", "usage", "lockstep extract")
+    assert (error["code"], error["class"], error["where"]) == ("usage.argument", "usage", "lockstep extract")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_an_interrupt_leaves_with_130(lockstep: Lockstep, monkeypatch: pytest.Mo
     monkeypatch.setattr("cdc_core.meta.Meta.open", interrupt)
     done = lockstep("status", pipeline, "--json")
     assert done.code == 130
-    assert json.loads(done.out)["error"]["code"] == "cli.interrupted"
+    assert json.loads(done.out)["error"]["code"] == "run.interrupted"
 
 
 def test_a_pipeline_is_found_by_name_in_the_folder(
@@ -127,7 +127,7 @@ def test_a_pipeline_is_found_by_name_in_the_folder(
 def test_a_name_that_is_not_there_is_answered_with_those_that_are(lockstep: Lockstep, pipeline: Path) -> None:
     done = lockstep("status", "shopp", "--pipelines", pipeline.parent, "--json")
     error = json.loads(done.out)["error"]
-    assert (done.code, error["code"]) == (2, "cli.no_pipeline")
+    assert (done.code, error["code"]) == (2, "usage.unknown_name")
     assert "shop" in error["remedy"]
 
 
@@ -156,25 +156,25 @@ def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
         ["--follow", "--until", "2026-01-01T00:00:00Z"],
     ):
         done = lockstep("extract", pipeline, *arguments, "--json")
-        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "cli.usage")
+        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "usage.argument")
     assert not (pipeline.parent / "meta.db").exists()
 
 
 def test_an_unset_connection_is_named(lockstep: Lockstep, pipeline: Path) -> None:
     done = lockstep("extract", pipeline, "--json")
-    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "connection.unset")
+    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "config.unset")
 
 
 def test_an_empty_stage_has_nothing_to_show_and_that_is_no_error(lockstep: Lockstep, pipeline: Path) -> None:
     assert json.loads(lockstep("stage", "ls", pipeline, "--json").out)["batches"] == []
     assert json.loads(lockstep("stage", "verify", pipeline, "--json").out)["ok"] is True
-    assert json.loads(lockstep("stage", "show", pipeline, "--json").out)["error"]["code"] == "cli.no_batch"
-    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 3
+    assert json.loads(lockstep("stage", "show", pipeline, "--json").out)["error"]["code"] == "usage.unknown_name"
+    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 2
 
 
 def test_an_export_does_not_overwrite_unless_told(lockstep: Lockstep, pipeline: Path) -> None:
     done = lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline, "--json")
-    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "cli.exists")
+    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "usage.output_file")
 
 
 def test_meta_upgrade_and_rebuild_of_a_new_pipeline_change_nothing_twice(lockstep: Lockstep, pipeline: Path) -> None:

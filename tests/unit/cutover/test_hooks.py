@@ -38,5 +38,5 @@ def test_a_command_is_told_what_to_do_and_how_long_it_may_take(tmp_path: Path) -
 def test_a_command_that_is_not_there_is_refused_before_anything_begins(command: str) -> None:
     with pytest.raises(Refused) as caught:
         hooks.require_callable(command, None)
-    assert caught.value.code == "cutover.hook"
+    assert caught.value.code == "hook.missing"
     hooks.require_callable("sh -c true", None)

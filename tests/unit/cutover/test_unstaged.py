@@ -44,4 +44,4 @@ targets: [{{name: shards, connections: ["env:TARGET"], tables: {{'*': {{database
         where="test",
     )
     found = [error.code for error in StagedTables(pipeline, pipeline.targets, line.meta).not_captured()]
-    assert found == (["cutover.not_captured"] if stops else [])
+    assert found == (["table.not_captured"] if stops else [])

@@ -53,7 +53,7 @@ def test_a_log_is_not_given_up_elsewhere(store, place, given_up_before) -> None:
         stored = replace(NEXT_LOG, position=Position(1, "binlog.000001", 900))
     with pytest.raises(UsageError) as raised:
         is_due(place, stored, store, "shop")
-    assert raised.value.code == "extract.abandon"
+    assert raised.value.code == "usage.argument"
     assert str(stored.position) in str(raised.value)
 
 

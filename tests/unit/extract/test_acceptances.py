@@ -20,4 +20,4 @@ def test_a_place_is_a_file_and_an_offset() -> None:
 def test_what_is_not_a_place_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_place(text)
-    assert raised.value.code == "cli.usage"
+    assert raised.value.code == "usage.argument"

@@ -252,7 +252,7 @@ def test_who_finds_the_batchs_place_taken_stops_and_leaves_no_file(tmp_path):
             fast.stager.commit()
         with pytest.raises(RetryLater) as caught:
             slow.stager.commit()
-        assert caught.value.code == "extract.chain_moved"
+        assert caught.value.code == "lease.lost"
         (batch,) = slow.batches
         assert batch.rows == 2
         assert slow.files() == [part.path for part in batch.parts]
@@ -266,7 +266,7 @@ def test_who_lost_the_lease_moves_nothing_in_meta_even_if_its_manifest_is_first(
         with closing(House(tmp_path, holder="b")) as new:
             with pytest.raises(RetryLater) as caught:
                 old.stager.commit()
-            assert caught.value.code == "meta.lease_lost"
+            assert caught.value.code == "lease.lost"
             assert new.meta.positions.checkpoint("shop") is None
             assert [batch.rows for batch in new.batches] == [1]
 
@@ -277,7 +277,7 @@ def test_what_could_not_be_kept_of_the_log_ahead_ends_only_who_has_lost_the_leas
 
     def refused(_: object) -> None:
         raise Refused(
-            "Got a packet bigger than 'max_allowed_packet' bytes.", where="", code="meta.statement", remedy=""
+            "Got a packet bigger than 'max_allowed_packet' bytes.", where="", code="connection.statement", remedy=""
         )
 
     with monkeypatch.context() as patch:
@@ -286,4 +286,4 @@ def test_what_could_not_be_kept_of_the_log_ahead_ends_only_who_has_lost_the_leas
     house.meta.leases.release(house.lease)
     with pytest.raises(RetryLater) as lost:
         extractor._keep_ahead("what was found")
-    assert lost.value.code == "meta.lease_lost"
+    assert lost.value.code == "lease.lost"

@@ -183,7 +183,7 @@ def test_a_truncate_is_refused_in_every_part() -> None:
         history.add(events_of([Change("t", {}, 5)], rule))
         with pytest.raises(Refused) as refused:
             history.merged()
-        assert refused.value.code == "spark.truncate"
+        assert refused.value.code == "config.table_rule"
 
 
 def test_a_copy_that_begins_a_table_again_counts_whatever_the_policy() -> None:

@@ -39,35 +39,35 @@ def seen(line: Line, now_us: int = START_US + HOUR_US) -> list[tuple[str, str]]:
     return [(one.level.value, one.code or one.subject) for one in problems(status, HOURLY, ["shop"], ["t"])]
 
 
-def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.purged") -> LockstepError:
+def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.log_lost") -> LockstepError:
     return kind("It broke.", where="binlog.000001:4", remedy="copy it", code=code)
 
 
 def test_a_source_that_was_never_extracted_is_said_and_its_failure_before_that(line: Line) -> None:
     assert seen(line) == [("late", "source shop")]
     line.meta.failures.keep("extract", "shop", error())
-    assert seen(line) == [("failed", "source.purged"), ("late", "source shop")]
+    assert seen(line) == [("failed", "source.log_lost"), ("late", "source shop")]
 
 
 def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_watermark_moves(line: Line) -> None:
     line.stage(manifest(0), until_us=START_US + HOUR_US)
-    line.meta.failures.keep("extract", "shop", error(RetryLater, "source.connection_lost"))
+    line.meta.failures.keep("extract", "shop", error(RetryLater, "connection.unreachable"))
     line.meta.failures.keep("extract", "shop", error())
     line.meta.failures.keep("extract", "shop", error())
     (one,) = line.meta.status.find().failures
     assert (one.code, one.what, one.where, one.remedy, one.exit_class, one.times) == (
-        "source.purged", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
+        "source.log_lost", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
     )  # fmt: skip
     assert one.first_us <= one.failed_us
     line.meta.of("other").failures.keep("extract", "shop", error())
-    assert seen(line) == [("failed", "source.purged")]
+    assert seen(line) == [("failed", "source.log_lost")]
     reached = line.meta.positions.checkpoint("shop")
     assert reached is not None
     line.meta.positions.advance_watermark(line.leases["shop"], reached)
     assert seen(line) == []
     line.meta.failures.keep("extract", "shop", error())
     line.stage(manifest(1, window=1))
-    assert ("failed", "source.purged") not in seen(line)
+    assert ("failed", "source.log_lost") not in seen(line)
 
 
 def test_the_worst_class_comes_first(line: Line) -> None:

@@ -17,7 +17,7 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, migrate
 from tests.made_batches import manifest
 from tests.refusals import refusal
@@ -66,7 +66,7 @@ def test_a_new_file_that_another_process_is_writing_is_waited_for(
     with closing(sqlite3.connect(path, isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         error = refusal(lambda: Meta.open(url_of(path), "line", busy_timeout_s=0.1))
-        assert (type(error), error.code) == (RetryLater, "meta.locked")
+        assert (severity(type(error)), error.code) == (RetryLater, "meta.busy")
         monkeypatch.setattr(time, "sleep", lambda _seconds: writer.in_transaction and writer.execute("COMMIT"))
         Meta.open(url_of(path), "line").close()
 
@@ -93,7 +93,7 @@ def test_the_first_command_makes_the_tables_beside_those_of_others(tmp_path: Pat
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (id INTEGER)")
     error = refusal(lambda: Meta.open(url_of(path), "line", create=False))
-    assert (type(error), error.code) == (Refused, "meta.absent")
+    assert (severity(type(error)), error.code) == (Refused, "meta.absent")
     Meta.open(url_of(path), "line").close()
     Meta.open(url_of(path), "line", create=False).close()
 
@@ -105,7 +105,7 @@ def test_a_database_of_a_newer_lockstep_is_refused_even_for_upgrade(tmp_path: Pa
         connection.execute("UPDATE lockstep_version SET version_num = '9999'")
     for upgrade in (False, True):
         error = refusal(lambda upgrade=upgrade: Meta.open(url_of(path), "line", upgrade=upgrade))
-        assert (type(error), error.code) == (Refused, "meta.newer")
+        assert (severity(type(error)), error.code) == (Refused, "install.version")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_urls_that_cannot_be_meta_are_usage_errors(url: str) -> None:
 
 def test_a_password_in_the_pipeline_file_is_refused_and_not_shown() -> None:
     error = refusal(lambda: Meta.open("postgresql://me:s3cret@127.0.0.1:1/meta", "line"))
-    assert (type(error), error.code) == (UsageError, "meta.url")
+    assert (severity(type(error)), error.code) == (UsageError, "config.invalid")
     assert "s3cret" not in str(error)
 
 
@@ -136,14 +136,14 @@ def test_a_variable_names_the_database_and_an_unset_one_says_so(tmp_path: Path) 
     with Meta.open("env:META", "line", environ={"META": url_of(tmp_path / "meta.db")}) as meta:
         assert "meta.db" in repr(meta)
     error = refusal(lambda: Meta.open("env:META", "line", environ={}))
-    assert (error.code, "META" in error.what) == ("meta.unset", True)
+    assert (error.code, "META" in error.what) == ("config.unset", True)
 
 
 def test_what_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     path.write_bytes(b"my diary, keep it" * 100)
     error = refusal(lambda: Meta.open(url_of(path), "line"))
-    assert (type(error), error.code) == (Refused, "meta.unusable")
+    assert (severity(type(error)), error.code) == (Refused, "disk.not_permitted")
     assert path.read_bytes() == b"my diary, keep it" * 100
 
 
@@ -151,7 +151,7 @@ def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "meta.db", tmp_path):
         error = refusal(lambda path=path: Meta.open(url_of(path), "line"))
-        assert (type(error), error.code) == (Refused, "meta.unusable")
+        assert (severity(type(error)), error.code) == (Refused, "disk.not_permitted")
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="Linux tells who holds a lock")
@@ -168,7 +168,7 @@ def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> 
             assert holder.stdout is not None
             assert holder.stdout.readline() == "held\n"
             error = refusal(lambda: meta.batches.commit(lease, manifest(0)))
-            assert error.code == "meta.locked"
+            assert error.code == "meta.busy"
             assert f"process {holder.pid} (" in error.what
             holder.communicate()
 
@@ -180,7 +180,7 @@ def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(t
         blocker = sqlite3.connect(path, isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
         error = refusal(lambda: meta.batches.commit(lease, manifest(0)))
-        assert (type(error), error.code) == (RetryLater, "meta.locked")
+        assert (severity(type(error)), error.code) == (RetryLater, "meta.busy")
         assert "Another process" in error.what, "it is this one, by another connection"
         assert meta.positions.checkpoint("shop") is None  # who reads is not held up
         blocker.execute("ROLLBACK")
@@ -195,7 +195,7 @@ def test_a_full_disk_makes_the_commit_of_a_batch_retry_later_and_leaves_nothing(
         lease = meta.leases.acquire("shop", "one", 60)
         full = _with_page_limit(meta)
         error = refusal(lambda: meta.batches.commit(lease, many))
-        assert (type(error), error.code) == (RetryLater, "meta.full")
+        assert (severity(type(error)), error.code) == (RetryLater, "disk.error")
         full()
         assert meta.positions.checkpoint("shop") is None
         assert meta.batches.find("shop") == ()

@@ -52,12 +52,12 @@ def test_a_table_that_was_empty_when_its_capture_began_is_whole(line: Line) -> N
 def test_a_table_that_lacks_rows_is_refused(line: Line, how: How) -> None:
     line.stage(covered(manifest(0), How.EMPTY), covered(manifest(1, window=1), how), manifest(2, window=2))
     error = refusal(lambda: base(line))
-    assert (error.code, "lockstep snapshot line" in error.remedy) == ("reshard.no_base", True)
+    assert (error.code, "lockstep snapshot line" in error.remedy) == ("stage.partial", True)
 
 
 def test_nothing_staged_is_refused(line: Line) -> None:
     line.stage(manifest(0, tables={}))
-    assert refusal(lambda: base(line)).code == "reshard.no_base"
+    assert refusal(lambda: base(line)).code == "stage.partial"
 
 
 def test_what_was_purged_is_needed_unless_the_table_was_copied_since(line: Line) -> None:
@@ -81,7 +81,7 @@ def test_what_is_purged_after_the_command_has_looked_does_not_count_as_applied(l
     assert base(line) == (ORDERS,)
     retention.purge(opened(line.with_targets({"name": "t"}).pipeline, line.meta, store=line.store), cutoff_us=1 << 60)
     error = refusal(lambda: count_from_the_horizon(opened_line(line), "wide"))
-    assert error.code == "reshard.no_base"
+    assert error.code == "stage.partial"
     known = horizon.read(line.store, "shop")
     assert known is not None
     assert known.targets == ("t",)

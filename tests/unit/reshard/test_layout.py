@@ -32,7 +32,7 @@ def test_a_layout_is_two_numbers() -> None:
     for text in ("16", "x16", "0x4", "4X4", "4x4x4", "-1x4"):
         with pytest.raises(LockstepError) as caught:
             parse_layout(text)
-        assert caught.value.code == "reshard.layout"
+        assert caught.value.code == "usage.argument"
 
 
 def test_a_new_target_has_the_rules_of_the_old_one_and_other_tables() -> None:
@@ -59,7 +59,7 @@ def test_tables_that_another_target_has_are_refused() -> None:
     new = Target.model_validate(new_target(old, NewLayout(16, 16, database="SHOP_{d}"), "wide"))
     with pytest.raises(LockstepError) as caught:
         require_apart(new, ["shop.orders"], [(old, ["shop.orders"])], SERVER)
-    assert caught.value.code == "reshard.same_tables"
+    assert caught.value.code == "reshard.layout"
     elsewhere = new.model_copy(update={"connections": ("env:U",)})
     require_apart(elsewhere, ["shop.orders"], [(old, ["shop.orders"])], SERVER)
 

@@ -94,5 +94,5 @@ def test_a_target_that_the_file_does_not_name_any_more_is_not_said_to_be_let_in(
     path.write_text(former)  # as it is in a repository, deployed while the target is filled
     with pytest.raises(LockstepError) as caught:
         let_in(path, "wide")
-    assert caught.value.code == "reshard.target_gone"
+    assert caught.value.code == "reshard.file"
     assert path.read_text() == former

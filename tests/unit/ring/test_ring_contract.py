@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_core.errors import DataAtRisk, InternalError, RetryLater, UsageError
+from cdc_core.errors import InternalError, RetryLater, UsageError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Position
 from cdc_core.ring import MEMORY_UNIT, AckPoint, Edge, Ring, RingClosed
@@ -39,7 +39,7 @@ def cursors(ring: Ring) -> tuple[int, int, int]:
 def test_a_ring_whose_items_are_no_power_of_two_is_refused(items):
     with pytest.raises(UsageError, match="items") as caught:
         Ring(items, 8 * MEMORY_UNIT)
-    assert caught.value.code == "ring.size"
+    assert caught.value.code == "config.invalid"
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1000, MEMORY_UNIT + 1])
@@ -190,7 +190,7 @@ def test_ack_of_an_unknown_position_is_refused_and_moves_nothing(wrong):
     before = (cursors(ring), ring.first_position(), ring.latest_position(), ring.resume_position)
     with pytest.raises(InternalError) as caught:
         ring.ack(wrong)
-    assert caught.value.code == "ring.ack_unknown"
+    assert caught.value.code == "internal.defect"
     assert str(wrong) in str(caught.value)
     assert (cursors(ring), ring.first_position(), ring.latest_position(), ring.resume_position) == before
     ring.ack(point(4, 103))
@@ -292,9 +292,9 @@ def test_a_block_that_leaves_a_gap_is_refused_and_publishes_nothing():
     ring = Ring(64)
     ring.put(transactions(2))
     for begin in (at(3), at(1), Position(0, "binlog.000002", 104), Position(0, "binlog.000000", 4)):
-        with pytest.raises(DataAtRisk) as caught:
+        with pytest.raises(InternalError) as caught:
             ring.put(transactions(1, begin))
-        assert caught.value.code == "ring.gap"
+        assert caught.value.code == "internal.defect"
     assert cursors(ring) == (0, 0, 4)
     ring.put(transactions(1, Position(0, "binlog.000002", 4)))
     ring.put(transactions(1, Position(1, "binlog.000001", 900)))
@@ -303,7 +303,7 @@ def test_a_block_that_leaves_a_gap_is_refused_and_publishes_nothing():
 def test_a_block_without_entries_is_refused():
     with pytest.raises(InternalError) as caught:
         Ring(8).put(block([], START))
-    assert caught.value.code == "ring.block"
+    assert caught.value.code == "internal.defect"
 
 
 def test_first_and_latest_position_say_whether_their_entry_is_still_held():

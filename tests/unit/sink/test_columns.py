@@ -133,14 +133,14 @@ def test_a_table_of_which_no_pattern_matches_goes_on_as_it_is() -> None:
 def test_what_cannot_be_left_out_or_masked_is_refused_before_a_row(rule: dict[str, str], says: str) -> None:
     with pytest.raises(Refused, match=says) as raised:
         capture(**rule).shape(PEOPLE)
-    assert raised.value.code == "sink.columns"
+    assert raised.value.code == "config.table_rule"
 
 
 @pytest.mark.parametrize("environ", [{}, {"SALT": ""}])
 def test_without_its_salt_nothing_is_masked_with_another(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="SALT") as raised:
         capture(mask="email", environ=environ).shape(PEOPLE)
-    assert raised.value.code == "sink.salt"
+    assert raised.value.code == "config.unset"
 
 
 def test_a_salt_shows_in_no_repr_of_a_rule() -> None:

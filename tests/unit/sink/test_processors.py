@@ -123,7 +123,7 @@ def test_a_truncate_has_no_row_for_a_processor_and_passes_every_condition(use: C
 def test_a_processor_that_breaks_its_contract_is_refused(use: Callable[..., Capture], name: str) -> None:
     with pytest.raises(Refused) as raised:
         rows(use(name), Change(ITEMS, "u", ROW, ROW | {"name": "old"}))
-    code = {"type": "schema.unsupported_type", "bookkeeping": "schema.reserved_column"}.get(name, "sink.processor")
+    code = {"type": "source.unsupported_table", "bookkeeping": "source.unsupported_table"}.get(name, "config.function")
     assert raised.value.code == code
 
 
@@ -137,4 +137,4 @@ def test_a_processor_that_is_not_installed_is_an_error_of_the_pipeline_with_thos
     capture = Capture(CaptureRules(include=(".*",), processors=(Processor(match=".*", use="nothing"),)))
     with pytest.raises(UsageError, match="'nothing' is not installed") as raised:
         capture.shape(ITEMS)
-    assert raised.value.code == "sink.processor_unknown"
+    assert raised.value.code == "install.missing"

@@ -126,7 +126,7 @@ def test_a_condition_that_does_not_fit_the_table_is_told_at_first_sight_even_bef
     for attempt in (lambda: capture.shape(ORDERS), lambda: capture.apply(block([Made([insert()])], BEGIN))):
         with pytest.raises(UsageError, match=r"does not fit shop\.orders") as raised:
             attempt()
-        assert raised.value.code == "sink.filter"
+        assert raised.value.code == "config.invalid"
         assert says in str(raised.value)
 
 

@@ -18,7 +18,7 @@ def test_a_set_whose_numbers_a_double_does_not_tell_apart_cuts_no_table() -> Non
     assert selected(table(ColumnType("set", labels=labels[:53]))) == "`s` + 0"
     with pytest.raises(Refused) as refused:
         selected(table(ColumnType("set", labels=labels)))
-    assert refused.value.code == "snapshot.key_type"
+    assert refused.value.code == "snapshot.not_copyable"
 
 
 def test_a_key_says_for_each_column_whether_greater_or_smaller_values_come_after_it() -> None:

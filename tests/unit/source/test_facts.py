@@ -94,6 +94,6 @@ def test_no_answer_ends_in_an_error_that_is_not_ours(question: str, told: list[t
 
 
 def test_a_server_without_a_version_is_told_by_what_was_asked() -> None:
-    with pytest.raises(LockstepError, match="cannot read the server's answer to 'facts'") as caught:
+    with pytest.raises(LockstepError, match="answer to 'facts' cannot be read") as caught:
         facts.facts(Cursor(lambda sql: () if "VERSION" in sql else sensible(sql)))  # type: ignore[arg-type]
-    assert caught.value.code == "source.unknown_server"
+    assert caught.value.code == "connection.answer"

@@ -91,7 +91,7 @@ def reads_on(log: Log, place: Position, known: Fingerprint) -> bool:
     try:
         proven = framer.prove()
     except DataAtRisk as error:
-        if error.code != "source.history_changed":
+        if error.code != "source.other_log":
             raise
         return False
     assert proven

@@ -26,7 +26,7 @@ def test_neighbouring_intervals_join() -> None:
 def test_what_is_no_set_is_refused_with_the_text(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         GtidSet.parse(text)
-    assert raised.value.code == "source.gtid_text"
+    assert raised.value.code == "usage.argument"
     assert text in raised.value.what
 
 

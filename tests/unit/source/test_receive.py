@@ -52,7 +52,7 @@ def test_the_last_words_of_a_server_are_told_though_it_has_closed_the_connection
             reader.framer.next_event()
         with pytest.raises(RetryLater) as raised:
             reader.receive(1.0)
-        assert raised.value.code == "source.connection_lost"
+        assert raised.value.code == "connection.unreachable"
 
 
 def test_a_receive_of_nothing_is_no_receive() -> None:

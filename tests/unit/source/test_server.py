@@ -41,15 +41,15 @@ def test_a_good_server_breaks_nothing_and_gets_no_advice() -> None:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"log_bin": False}, "source.log_off"),
-        ({"binlog_format": "MIXED"}, "source.binlog_format"),
-        ({"filters": ("binlog-ignore-db=shop",)}, "source.log_filter"),
-        ({"is_replica": True, "logs_replicated": False}, "source.replica_updates"),
+        ({"log_bin": False}, "connection.setting"),
+        ({"binlog_format": "MIXED"}, "connection.setting"),
+        ({"filters": ("binlog-ignore-db=shop",)}, "connection.setting"),
+        ({"is_replica": True, "logs_replicated": False}, "connection.setting"),
         ({"server_id": 77}, "source.server_id_taken"),
         ({"replicas": (Replica(77, "db2", 3306),)}, "source.server_id_taken"),
-        ({"grants": Grants(frozenset({"REPLICATION SLAVE"}), ("shop.*",))}, "source.missing_grant"),
-        ({"grants": Grants(frozenset({"REPLICATION CLIENT"}), ("shop.*",))}, "source.missing_grant"),
-        ({"grants": Grants(frozenset({"REPLICATION CLIENT", "REPLICATION SLAVE"}), ())}, "source.missing_grant"),
+        ({"grants": Grants(frozenset({"REPLICATION SLAVE"}), ("shop.*",))}, "connection.grant"),
+        ({"grants": Grants(frozenset({"REPLICATION CLIENT"}), ("shop.*",))}, "connection.grant"),
+        ({"grants": Grants(frozenset({"REPLICATION CLIENT", "REPLICATION SLAVE"}), ())}, "connection.grant"),
     ],
 )
 def test_each_requirement_is_broken_by_its_fact_alone(change: dict[str, Any], code: str) -> None:

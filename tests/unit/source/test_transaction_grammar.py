@@ -59,11 +59,11 @@ def test_nothing_but_an_end_ends_a_group_that_goes_on(state: GroupState) -> None
 
 
 def refused(log: Log, feed: object) -> None:
-    """source.grammar, after which the group is as it was."""
+    """source.log_damaged, after which the group is as it was."""
     group, before = log.assembler._group, (len(log.assembler._group.rows), log.assembler._group.state)  # type: ignore[union-attr]
     with pytest.raises(DataAtRisk) as raised:
         feed()  # type: ignore[operator]
-    assert raised.value.code == "source.grammar"
+    assert raised.value.code == "source.log_damaged"
     assert log.assembler._group is group
     assert (len(group.rows), group.state) == before  # type: ignore[union-attr]
 

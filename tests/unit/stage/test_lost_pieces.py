@@ -133,7 +133,7 @@ def test_the_ends_of_a_chain_are_noticed(tmp_path, lost):
         store.delete(batch.path)
     if "start" in lost:
         store.delete(start_path("shop"))
-    code = "stage.start" if "start" in lost else "stage.gap"
+    code = "stage.damaged" if "start" in lost else "stage.chain"
     assert [problem.code for problem in verify(store, "shop", recorded=at(3))] == [code]
 
     def read() -> None:
@@ -152,10 +152,10 @@ def test_a_batch_before_the_start_is_a_fork(tmp_path):
     store = open_store(f"file://{tmp_path}")
     store.delete(start_path("shop"))
     starts.put(store, "shop", Checkpoint(at(1)), pipeline="line")
-    assert [problem.code for problem in verify(store, "shop")] == ["stage.fork"]
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.chain"]
     with pytest.raises(DataAtRisk, match="inside") as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.fork"
+    assert caught.value.code == "stage.chain"
 
 
 def test_what_a_purge_left_when_it_was_killed_is_not_a_loss(tmp_path):
@@ -187,7 +187,7 @@ def test_a_file_of_another_version_is_refused_by_that_number(tmp_path, version, 
     store.put(path, json.dumps(json.loads(store.get(path)) | {"version": version}).encode())
     with pytest.raises(Refused) as caught:
         list(chain(store, "shop"))
-    assert (caught.value.code, path in caught.value.what) == ("stage.version", True)
+    assert (caught.value.code, path in caught.value.what) == ("install.version", True)
     assert f"{version!r}" in caught.value.what
     assert f"reads {MANIFEST_VERSION}" in caught.value.what
     if type(version) is int and version > MANIFEST_VERSION:
@@ -211,8 +211,8 @@ def test_a_part_with_a_field_of_another_type_or_a_path_of_another_batch_is_not_r
     store.put(batch.path, json.dumps(data).encode())
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.manifest"
-    assert [problem.code for problem in verify(store, "shop")] == ["stage.manifest"]
+    assert caught.value.code == "stage.damaged"
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.damaged"]
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

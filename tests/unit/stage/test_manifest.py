@@ -96,10 +96,10 @@ def test_a_gap_in_the_chain_is_data_at_risk(store):
     assert next(links) == batches[0]
     with pytest.raises(DataAtRisk, match=r"from binlog\.000001:304 to binlog\.000001:504") as caught:
         next(links)
-    assert caught.value.code == "stage.gap"
+    assert caught.value.code == "stage.chain"
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop", after=at(4)))
-    assert caught.value.code == "stage.gap"
+    assert caught.value.code == "stage.chain"
 
 
 def test_a_fork_in_the_chain_is_data_at_risk(store):
@@ -107,7 +107,7 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
     commit(store, write(store, 1, 5, epoch=2))
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.fork"
+    assert caught.value.code == "stage.chain"
 
 
 @pytest.mark.parametrize("end", [3, 1])
@@ -117,7 +117,7 @@ def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end)
     commit(store, manifest)
     with pytest.raises(DataAtRisk, match="before it begins") as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.fork"
+    assert caught.value.code == "stage.chain"
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", ONLY_A_VERSION, b"\xff", b'{"parts": 3', b"[" * 100_000])
@@ -126,7 +126,7 @@ def test_what_is_not_a_manifest_is_data_at_risk(store, data):
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.manifest"
+    assert caught.value.code == "stage.damaged"
     assert "0000000004.json" in str(caught.value)
 
 
@@ -135,7 +135,7 @@ def test_a_manifest_under_another_name_than_its_own_is_data_at_risk(store):
     store.put("manifests/shop/0000-0000001-0000000304.json", batch.to_bytes())
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.fork"
+    assert caught.value.code == "stage.chain"
 
 
 def test_a_batch_may_bridge_to_a_new_timeline(store):
@@ -160,10 +160,10 @@ def test_verify_lists_every_problem_at_once(store):
     store.put(fourth.path, b"not json")
     problems = verify(store, "shop")
     assert {(problem.code, problem.path) for problem in problems} == {
-        ("stage.missing", first.parts[0].path),
+        ("stage.damaged", first.parts[0].path),
         ("stage.damaged", second.parts[0].path),
-        ("stage.manifest", fourth.path),
-        ("stage.gap", fifth.path),
+        ("stage.damaged", fourth.path),
+        ("stage.chain", fifth.path),
     }
     assert all(isinstance(problem, ChainProblem) and problem.what for problem in problems)
 
@@ -284,15 +284,15 @@ def test_a_batch_that_is_missing_at_the_horizon_is_a_gap(store):
     batches = stage(store, 0, 3, 5, 9)
     purge(store, batches[0])
     store.delete(batches[1].path)
-    assert [problem.code for problem in verify(store, "shop")] == ["stage.gap"]
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.chain"]
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.gap"
+    assert caught.value.code == "stage.chain"
     store.delete(batches[2].path)
-    assert [problem.code for problem in verify(store, "shop")] == ["stage.gap"]
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.chain"]
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.gap"
+    assert caught.value.code == "stage.chain"
 
 
 def test_who_knows_only_positions_before_the_horizon_is_refused(store):
@@ -302,7 +302,7 @@ def test_who_knows_only_positions_before_the_horizon_is_refused(store):
     store.delete(batches[1].path)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop", after=at(3)))
-    assert caught.value.code == "stage.gap"
+    assert caught.value.code == "stage.chain"
 
 
 def test_a_horizon_that_cannot_be_read_stops_readers(store):
@@ -310,7 +310,7 @@ def test_a_horizon_that_cannot_be_read_stops_readers(store):
     store.put(horizon_path("shop"), ONLY_A_VERSION)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
-    assert caught.value.code == "stage.horizon"
+    assert caught.value.code == "stage.damaged"
 
 
 @pytest.mark.parametrize("step", range(6))

@@ -70,7 +70,7 @@ def test_no_reader_takes_a_folder_that_cannot_be_listed_for_an_empty_one(tmp_pat
     whole = {reader: str(read()) for reader, read in readers.items()}
     with unlisted(tmp_path / "stage" / name, how):
         for reader, read in readers.items():
-            assert answer(read) in (whole[reader], "stage.unreadable, which is worth a retry"), reader
+            assert answer(read) in (whole[reader], "disk.error, which is worth a retry"), reader
     assert {reader: str(read()) for reader, read in readers.items() if reader != "plan"} == {
         reader: found for reader, found in whole.items() if reader != "plan"
     }

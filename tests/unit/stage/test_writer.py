@@ -325,7 +325,7 @@ def test_a_batch_cannot_end_inside_a_transaction(begin):
     writer.add(block([Made([insert(1)], EntryKind.PART)], START))
     with pytest.raises(InternalError, match="inside a transaction") as caught:
         writer.finish(Checkpoint(at(1)))
-    assert caught.value.code == "stage.batch_range"
+    assert caught.value.code == "internal.defect"
     writer.add(block([Made()], at(1)))
     assert writer.finish(Checkpoint(at(2))).rows == 1
 
@@ -336,7 +336,7 @@ def test_a_batch_must_end_where_its_blocks_end(begin, end):
     writer.add(transactions([1, 2]))
     with pytest.raises(InternalError) as caught:
         writer.finish(Checkpoint(end))
-    assert caught.value.code == "stage.batch_range"
+    assert caught.value.code == "internal.defect"
 
 
 def test_a_batch_that_covers_nothing_is_refused(begin):
@@ -350,7 +350,7 @@ def test_a_block_that_does_not_continue_the_batch_is_refused(begin):
     for wrong in (transactions([1]), transactions([1], at(2)), block([Made()], at(1), source="other")):
         with pytest.raises(InternalError) as caught:
             writer.add(wrong)
-        assert caught.value.code == "stage.batch_range"
+        assert caught.value.code == "internal.defect"
     assert writer.rows == 1
 
 
@@ -360,7 +360,7 @@ def test_rows_without_the_columns_of_their_definition_are_refused(begin):
     object.__setattr__(rows, "rows", rows.rows.drop_columns(["_cdc_gtid"]))
     with pytest.raises(InternalError) as caught:
         begin().add(one)
-    assert caught.value.code == "stage.schema"
+    assert caught.value.code == "internal.defect"
 
 
 @pytest.mark.parametrize("when", ["gathered", "flushed"])
@@ -421,7 +421,7 @@ class FullDisk:
             def write(self, data):
                 disk._room -= len(data)
                 if disk._room < 0:
-                    raise RetryLater("Cannot write: no space left.", code="stage.unwritable", remedy="make room")
+                    raise RetryLater("Cannot write: no space left.", code="disk.error", remedy="make room")
                 return output.write(data)
 
             publish = staticmethod(output.publish)
@@ -438,7 +438,7 @@ def test_a_disk_that_fills_up_is_reported_as_such_and_leaves_nothing(store, begi
     with pytest.raises(RetryLater) as caught:  # noqa: PT012
         writer.add(transactions(range(2000)))
         writer.finish(Checkpoint(at(2000)))
-    assert caught.value.code == "stage.unwritable"
+    assert caught.value.code == "disk.error"
     writer.abort()
     assert files(tmp_path) == []
 
@@ -531,5 +531,5 @@ def test_parts_that_the_file_system_could_not_write_are_not_counted_and_leave_no
     writer, end = many(store)
     with pytest.raises(RetryLater, match="No space left") as caught:
         writer.finish(end)
-    assert caught.value.code == "stage.unwritable"
+    assert caught.value.code == "disk.error"
     assert [path for path in (tmp_path / "stage").rglob("*") if path.is_file()] == []

@@ -64,7 +64,7 @@ def test_hash_takes_small_decimals_without_an_exponent(text: str) -> None:
 def test_mod_refuses_what_is_no_integer(values: pa.Array) -> None:
     with pytest.raises(Refused) as caught:
         shards_of(values, MOD)
-    assert caught.value.code == "target.shard_key"
+    assert caught.value.code == "config.table_rule"
 
 
 def ranges(*bounds: Any) -> Sharding:
@@ -104,7 +104,7 @@ def test_a_range_begins_at_its_bound(bounds: tuple[Any, ...], values: pa.Array, 
 def test_a_key_that_has_no_order_with_the_bounds_is_refused(bounds: tuple[Any, ...], values: pa.Array) -> None:
     with pytest.raises(Refused) as caught:
         shards_of(values, ranges(*bounds))
-    assert caught.value.code == "target.shard_key"
+    assert caught.value.code == "config.table_rule"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_function_sees_a_key_of_a_source_as_it_sees_that_of_a_run(unsigned: pa
 def test_a_function_that_does_not_give_each_key_a_shard_is_refused(name: str) -> None:
     with pytest.raises(Refused) as caught:
         shards_of(pa.array([1, 2]), own(name))
-    assert (caught.value.code, name in caught.value.what) == ("target.shard_function", True)
+    assert (caught.value.code, name in caught.value.what) == ("config.function", True)
 
 
 @pytest.mark.parametrize("sharding", [MOD, HASH, ranges(1), own("by_last_digit")])
@@ -234,7 +234,7 @@ def test_a_shard_key_that_joins_what_its_function_keeps_apart_is_refused(kind: s
         with pytest.raises(LockstepError) as caught:
             open_destination(target, "shop.t", [TableSchema("shop", "t", columns)], environ={})
         refused = apart and key is not None and function != "python"
-        assert caught.value.code == ("target.shard_key" if refused else "connection.unset")
+        assert caught.value.code == ("config.table_rule" if refused else "config.unset")
 
 
 def test_a_shard_key_whose_type_its_function_does_not_take_is_refused_before_a_row_has_it() -> None:
@@ -242,19 +242,19 @@ def test_a_shard_key_whose_type_its_function_does_not_take_is_refused_before_a_r
     schema = TableSchema("shop", "t", (Column("at", ColumnType("datetime"), False, 1),))
     with pytest.raises(Refused, match="hash takes only integers") as caught:
         open_destination(target, "shop.t", [schema], environ={})
-    assert caught.value.code == "target.shard_key"
+    assert caught.value.code == "config.table_rule"
 
 
 def test_connections_that_fit_no_database_are_refused() -> None:
     with pytest.raises(UsageError) as caught:
         shard_tables(_target(3, database="db"), "shop.orders")
-    assert caught.value.code == "target.connections"
+    assert caught.value.code == "config.invalid"
 
 
 def test_a_logical_name_without_database_needs_one_in_the_template() -> None:
     with pytest.raises(UsageError) as caught:
         shard_tables(_target(), "orders")
-    assert caught.value.code == "target.template"
+    assert caught.value.code == "config.invalid"
     assert [one.name for one in shard_tables(_target(database="shop"), "orders")] == ["shop.orders"]
 
 
