@@ -360,13 +360,6 @@ def to_document(error: LockstepError) -> dict[str, Any]:
     }
 
 
-def from_document(fields: Mapping[str, Any]) -> LockstepError:
-    """The error of a command, from what its JSON document has of it. Raises KeyError for anything else."""
-    what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
-    kind = {kind.exit_class: kind for kind in SEVERITY}[fields["class"]]
-    return _rebuild(kind, what, where, remedy, code, ())
-
-
 _MARK = "LOCKSTEP-ERROR:"
 
 

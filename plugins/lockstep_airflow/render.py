@@ -156,7 +156,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
         case TaskKind.READMIT:
             return ReadmitOperator(file=spec.file, **common)
         case TaskKind.RESHARD:
-            return ReshardOperator(file=spec.file, command=task.name, **common)
+            return ReshardOperator(file=spec.file, step=task.name, connection=spec.spark_connection, **common)
         case TaskKind.CUTOVER:
             file = Path(spec.file)
             return CutoverOperator(
