@@ -139,7 +139,14 @@ def test_a_task_whose_plan_task_says_nothing_asks_the_plan_and_not_only_whether_
 
     def commits(run_id: str) -> Any:
         run = SimpleNamespace(dag_id="cdc_shop", run_id=run_id, run_type="manual", logical_date=None, run_after=NOW)
-        ti = SimpleNamespace(dag_id="cdc_shop", run_id=run_id, xcom_pull=lambda task_ids: None)
+        ti = SimpleNamespace(
+            dag_id="cdc_shop",
+            run_id=run_id,
+            task_id="commit",
+            map_index=-1,
+            try_number=1,
+            xcom_pull=lambda task_ids: None,
+        )
         return task.execute({"dag_run": run, "ti": ti, "params": {}})
 
     with pytest.raises(AirflowFailException, match=r"run\.clear_task"):

@@ -49,11 +49,11 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
     record = Extraction()
 
     class StandIn:
-        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str, accept: Any, abandon: Any) -> None:
+        def __init__(self, opened: Any, source: str, *, accept: Any, abandon: Any) -> None:
             record.accepted.append(accept)
             record.abandoned.append(abandon)
             record.logins.append(os.environ.get("LOCKSTEP_CONN_SOURCE_DB"))
-            record.holders.append(holder)
+            record.holders.append(opened.holder)
 
         def __enter__(self) -> Any:
             if record.refuse is not None:
