@@ -58,8 +58,8 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 
 # Compiled kernels and the JVM's archive of Spark's classes are kept on disk, so that no run waits for them.
 $(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py cdc_core/results/*.py)
-	@$(PY) -m cdc_core.binlog.warm
-	@$(PY) -m cdc_core.results.warm
+	@$(PY) -m cdc_core.binlog.warm_kernels
+	@$(PY) -m cdc_core.results.warm_reader
 	@touch $@
 
 servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests and benchmarks

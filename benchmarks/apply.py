@@ -25,10 +25,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.document import keep, machine
-from cdc_core.apply.jobs import ANYWHERE, LOCAL_CONF
 from cdc_core.config import Pipeline, parse
-from cdc_core.model.merged import SHARD
-from cdc_core.model.run import (
+from cdc_core.model.merged_columns import SHARD
+from cdc_core.model.run_plan import (
     FilterCounts,
     MergeSet,
     MergeTable,
@@ -39,18 +38,25 @@ from cdc_core.model.run import (
     counts_to_bytes,
 )
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged_columns import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
+from cdc_core.operations.apply.jobs import ANYWHERE, LOCAL_CONF
 from cdc_core.stage.stores import open_store
-from cdc_core.target.destination import Destination, Survey, TableUse, checked_destination, prepared_destinations
-from cdc_core.target.load import LoadFile
-from cdc_core.target.text import column_text, escaped, joined
-from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.targets.reading.destination import (
+    Destination,
+    TableUse,
+    TargetSurvey,
+    checked_destination,
+    prepared_destinations,
+)
+from cdc_core.targets.tables.text_columns import column_text, escaped, joined
+from cdc_core.targets.writing.load import LoadFile
+from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
 from spark_jobs.filtered_files import write_run
 from spark_jobs.job import Job
-from spark_jobs.session import EXACT
+from spark_jobs.spark_session import EXACT
 from spark_jobs.write import write, write_pieces
 
 ROWS, CHANGES, QUICK = 1_000_000, 200_000, 10
@@ -143,7 +149,7 @@ def pipeline(database: str, store: str, shards: int, stage: Path) -> Pipeline:
 
 
 def opened(described: Pipeline) -> Destination:
-    with Survey(described.targets[0], [SCHEMA.name]) as survey:
+    with TargetSurvey(described.targets[0], [SCHEMA.name]) as survey:
         return prepared_destinations(survey, [checked_destination(survey, SCHEMA.name, [SCHEMA], TableUse())])[0]
 
 

@@ -29,7 +29,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start
+from cdc_core.stage import start_record as start
 from cdc_core.stage.layout import PartName, part_path
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
@@ -120,7 +120,7 @@ def rebuild(pipeline: Pipeline) -> str:
 
 
 def plan(pipeline: Pipeline) -> str:
-    from cdc_core.apply.plan import plan as made
+    from cdc_core.operations.apply.plan import plan as made
 
     with open_pipeline(pipeline, os.environ) as opened:
         found = made(opened, window=None, run_id="benchmark")

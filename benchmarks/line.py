@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.document import keep, machine
-from cdc_core.apply.run import apply
 from cdc_core.config import Pipeline, load
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
-from cdc_core.model.staged import BOOKKEEPING
+from cdc_core.model.staged_columns import BOOKKEEPING
 from cdc_core.operations.open_pipeline import OpenPipeline, Progress
+from cdc_core.operations.pipeline_run import apply
 from cdc_core.stage.stores import open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

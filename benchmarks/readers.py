@@ -43,8 +43,8 @@ def pipeline_of(stretch: Stretch, place: Path) -> str:
 def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
     """The whole extractor: ring, lease, Parquet parts with all bookkeeping columns, manifest, meta (SQLite)."""
     from cdc_core.config import parse
-    from cdc_core.extract import Extractor
     from cdc_core.meta import Meta
+    from cdc_core.operations.extract import Extractor
 
     pipeline = parse(pipeline_of(stretch, place), where="benchmark")
     meta = Meta.open(pipeline.meta.url, pipeline.pipeline)

@@ -21,9 +21,9 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import staged_schema
+from cdc_core.model.staged_columns import staged_schema
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start
+from cdc_core.stage import start_record as start
 from cdc_core.stage.compacting import compact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store

@@ -35,8 +35,8 @@ meta: {{url: "sqlite:///{root}/meta.db"}}
 def extract(root: Path, *, profile: bool) -> dict[str, Any]:
     """In this process: seconds, and MiB resident at the most."""
     from cdc_core.config import parse
-    from cdc_core.extract import Extractor
     from cdc_core.meta import Meta
+    from cdc_core.operations.extract import Extractor
     from cdc_core.operations.open_pipeline import OpenPipeline
     from cdc_core.stage.stores import open_stage
 

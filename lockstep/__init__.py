@@ -1,4 +1,4 @@
-"""Lockstep's public Python API: reading the staged files. docs/analysts.md shows it; `cdc_core.staged` has it.
+"""Lockstep's public Python API: reading the staged files. docs/analysts.md shows it; `cdc_core.stage.public` has it.
 
     import lockstep
 
@@ -11,7 +11,7 @@ What is named here is stable; the modules of `cdc_core` are not.
 from __future__ import annotations
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.staged import Rows, Stage, StagedFile, Table, open
+from cdc_core.stage.public import Rows, Stage, StagedFile, Table, open
 
 __all__ = [
     "DataAtRisk",

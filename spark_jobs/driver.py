@@ -18,18 +18,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from cdc_core.apply.jobs import SparkJob, is_remote, settings_of
 from cdc_core.config import Pipeline
-from cdc_core.connections import variable_of
 from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.model.readable import some_of
 from cdc_core.model.tasks import SPARK_JOBS
+from cdc_core.mysql.connections import variable_of
+from cdc_core.operations.apply.jobs import SparkJob, is_remote, settings_of
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.words import some_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc_core.check.findings import Findings
+    from cdc_core.operations.check.findings import Findings
     from spark_jobs.job import Job
 
 
@@ -141,7 +141,7 @@ class Driver:
             pa.set_memory_pool(pool)
 
     def _session(self) -> SparkSession:
-        from spark_jobs.session import describe, open_session
+        from spark_jobs.spark_session import describe, open_session
 
         with self._opening:
             if self._spark is None:
@@ -152,7 +152,7 @@ class Driver:
             return self._spark
 
     def _activity(self, spark: SparkSession) -> str:
-        from spark_jobs.session import activity
+        from spark_jobs.spark_session import activity
 
         return activity(spark, self._seen)
 
@@ -161,7 +161,7 @@ class Driver:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
-        from spark_jobs.failures import found
+        from spark_jobs.spark_failures import found
 
         if isinstance(error, LockstepError) or not isinstance(error, Exception):
             return None
@@ -183,7 +183,7 @@ class Driver:
     def _end(self) -> None:
         spark, self._spark = self._spark, None
         if spark is not None:
-            from spark_jobs.session import end_session
+            from spark_jobs.spark_session import end_session
 
             end_session(spark)
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.session import at_endpoint
+from spark_jobs.spark_session import at_endpoint
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.errors import LockstepError, ValuesAbsent
-from cdc_core.model.merged import (
+from cdc_core.model.merged_columns import (
     BORN,
     CLASS,
     FILTER_ONLY,
@@ -33,16 +33,16 @@ from cdc_core.model.merged import (
     MergedOp,
     RowClass,
 )
-from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP
+from cdc_core.model.run_plan import FilterCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.model.staged_columns import OP
 from cdc_core.model.version import latest_places
-from cdc_core.target.destination import Destination, Sessions
-from cdc_core.target.keys import shared_key
-from cdc_core.target.multiset import marks_of
-from cdc_core.target.row_lookup import LocatedRows, locate_rows
-from cdc_core.target.text import row_keys, version_bytes
-from cdc_core.target.truncates import Truncates
-from cdc_core.target.versions import classify_each, versions_of
+from cdc_core.targets.reading.destination import Destination, ShardSessions
+from cdc_core.targets.tables.target_keys import shared_key
+from cdc_core.targets.tables.text_columns import row_keys, version_bytes
+from cdc_core.targets.writing.multiset import marks_of
+from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
+from cdc_core.targets.writing.target_truncates import Truncates
+from cdc_core.targets.writing.versions import classify_each, versions_of
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
 from spark_jobs.job import Job, log
@@ -72,7 +72,11 @@ class Classified:
 
 
 def classified(
-    batches: Iterable[pa.RecordBatch], destination: Destination, sessions: Sessions, scratch: Path, removing: Truncates
+    batches: Iterable[pa.RecordBatch],
+    destination: Destination,
+    sessions: ShardSessions,
+    scratch: Path,
+    removing: Truncates,
 ) -> Iterator[Classified]:
     """removing: the truncates of the run."""
     for batch in batches:
@@ -93,7 +97,7 @@ def classified(
                 yield from map(Classified, _departures(destination, located))
 
 
-def _marks(destination: Destination, sessions: Sessions) -> dict[str, int]:
+def _marks(destination: Destination, sessions: ShardSessions) -> dict[str, int]:
     """By source, the latest batch whose changes a shard has."""
     found: dict[str, int] = {}
     for shard in destination.shards:
@@ -117,7 +121,7 @@ def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
 
 
 def _judged(
-    destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows, removing: Truncates
+    destination: Destination, sessions: ShardSessions, scratch: Path, located: LocatedRows, removing: Truncates
 ) -> Classified:
     latest: dict[str, int] = {}
     batch, shards = located.rows, located.shards

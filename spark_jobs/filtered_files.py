@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.model.merged import SHARD
+from cdc_core.model.merged_columns import SHARD
 from cdc_core.stage.objects import ObjectStore
 
 RUN_BYTES = 64 << 20

@@ -11,12 +11,9 @@ from functools import cached_property
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from cdc_core.apply.layouts import require_planned
-from cdc_core.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
-from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import FilesLost, LockstepError
-from cdc_core.model.run import (
+from cdc_core.model.run_plan import (
     FilterCounts,
     MergeCounts,
     MergeSet,
@@ -28,11 +25,20 @@ from cdc_core.model.run import (
     table_folder,
 )
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
+from cdc_core.operations.apply.retention import require_unpurged
+from cdc_core.operations.apply.shard_layouts import require_planned
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.target.destination import Destination, Survey, TableUse, checked_destination, prepared_destinations
-from spark_jobs.failures import found
-from spark_jobs.session import parallelism
+from cdc_core.targets.reading.destination import (
+    Destination,
+    TableUse,
+    TargetSurvey,
+    checked_destination,
+    prepared_destinations,
+)
+from spark_jobs.spark_failures import found
+from spark_jobs.spark_session import parallelism
 
 log = logging.getLogger(__name__)
 
@@ -129,13 +135,13 @@ class Job:
         require_planned(self.target, self.plan)
         for table in tables if writing else ():
             require_none_set_aside(self.target, table)
-        with Survey(self.target, [table.table for table in tables]) as survey:
+        with TargetSurvey(self.target, [table.table for table in tables]) as survey:
             return prepared_destinations(survey, [self._checked(table, survey, writing=writing) for table in tables])
 
     def destination(self, table: MergeTable, *, writing: bool = True) -> Destination:
         return self.destinations([table], writing=writing)[0]
 
-    def _checked(self, table: MergeTable, survey: Survey, *, writing: bool) -> Destination:
+    def _checked(self, table: MergeTable, survey: TargetSurvey, *, writing: bool) -> Destination:
         use = TableUse(
             key=table.key,
             writing=writing,

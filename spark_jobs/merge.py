@@ -19,13 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_core.apply.retention import require_unpurged
-from cdc_core.history.copies import each_copy
 from cdc_core.history.history import Counts, History
 from cdc_core.history.parts import Parts, key_links, split
+from cdc_core.history.renewing_copies import each_copy
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
-from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.model.run_plan import MergeCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.operations.apply.retention import require_unpurged
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events, may_change_key, plain_bytes

@@ -11,9 +11,9 @@ from cdc_core.history.history import Counts
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Truncate, TruncateRule
 from cdc_core.model.batch import at_place
-from cdc_core.model.merged import merged_type
+from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.position import seq_of_name
-from cdc_core.model.run import FileToRead, MergeCounts, MergeTable, files_to_read
+from cdc_core.model.run_plan import FileToRead, MergeCounts, MergeTable, files_to_read
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.staged_events import FileOfEvents
 from cdc_core.stage.unify import unified_columns

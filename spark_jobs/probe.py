@@ -13,19 +13,19 @@ from urllib.parse import urlsplit
 
 from pyspark.sql import SparkSession
 
-from cdc_core.apply.jobs import is_remote
 from cdc_core.config import Pipeline, StageConfig
-from cdc_core.connections import Server, connect, is_loopback, resolve
 from cdc_core.errors import LockstepError, Refused
+from cdc_core.model.readable import counted
+from cdc_core.mysql.connections import Server, connect, is_loopback, resolve
+from cdc_core.operations.apply.jobs import is_remote
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
-from cdc_core.words import counted
 from spark_jobs.executors import on_executors
-from spark_jobs.failures import carried, found
-from spark_jobs.session import parallelism
+from spark_jobs.spark_failures import carried, found
+from spark_jobs.spark_session import parallelism
 
 if TYPE_CHECKING:
-    from cdc_core.check.findings import Findings  # not on executors: it imports much that these lack
+    from cdc_core.operations.check.findings import Findings  # not on executors: it imports much that these lack
 
 SUBJECT = "spark"
 _RAISED = re.compile(r"(?!org\.|java|py4j)[\w.]+(Error|Exception): ")

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import MergeTable, quality_report
+from cdc_core.model.run_plan import MergeTable, quality_report
 from spark_jobs.job import Job, log
 from spark_jobs.quality_rows import OUTCOME, JudgedRows, Sample, merged_rows, own_rows, staged_rows, target_rows
 from spark_jobs.quarantine import accepted_rows, names_aside

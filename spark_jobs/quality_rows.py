@@ -21,15 +21,15 @@ import pyarrow.parquet as pq
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
-from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp, merged_schema
-from cdc_core.model.run import MergeTable, files_to_read
-from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
+from cdc_core.model.merged_columns import KEY_CHAIN, ORIGIN, SHARD, MergedOp, merged_schema
+from cdc_core.model.run_plan import MergeTable, files_to_read
+from cdc_core.model.staged_columns import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, LiteralEntries
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, counted_rows
 from cdc_core.stage.unify import align
-from cdc_core.target.compare import SAME, outcomes
-from cdc_core.target.destination import Destination
-from cdc_core.target.text import column_text, escaped, row_keys
+from cdc_core.targets.reading.destination import Destination
+from cdc_core.targets.tables.compare_columns import SAME, outcomes
+from cdc_core.targets.tables.text_columns import column_text, escaped, row_keys
 from spark_jobs.job import Job
 from spark_jobs.merge_rules import files_of_events, row_columns
 from spark_jobs.quarantine import others
@@ -140,7 +140,7 @@ def staged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class _MergedFile:
+class _JudgedFile:
     """rows: about how many. identity: the columns of which no two rows of the table have the same values."""
 
     table: str
@@ -149,9 +149,9 @@ class _MergedFile:
     identity: tuple[str, ...] = ()
 
 
-def _merged_files(job: Job, table: MergeTable, identity: tuple[str, ...] = ()) -> list[_MergedFile]:
+def _merged_files(job: Job, table: MergeTable, identity: tuple[str, ...] = ()) -> list[_JudgedFile]:
     paths = job.merged_files(table)
-    return [_MergedFile(table.table, table.rows // len(paths), path, identity) for path in paths]
+    return [_JudgedFile(table.table, table.rows // len(paths), path, identity) for path in paths]
 
 
 def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -162,7 +162,7 @@ def _merged(store: ObjectStore, path: str, names: Sequence[str]) -> Iterator[pa.
 
 
 def merged_rows(job: Job, tables: Sequence[MergeTable]) -> JudgedRows:
-    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+    def work(file: _JudgedFile, place: Place) -> Iterator[pa.Table]:
         for batch in _merged(place.store, file.path, [*{*file.identity, OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN}]):
             table = pa.repeat(file.table, batch.num_rows)
             yield _made(_MERGED, batch, {TABLE: table, KEY: identities(batch, file.identity)})
@@ -318,7 +318,7 @@ def _own_merged(job: Job, table: MergeTable) -> JudgedRows:
     with job.store.open_input(files[0].path) as source, pq.ParquetFile(source) as parquet:
         schema = _flat(parquet.schema_arrow)
 
-    def work(file: _MergedFile, place: Place) -> Iterator[pa.Table]:
+    def work(file: _JudgedFile, place: Place) -> Iterator[pa.Table]:
         for batch in _merged(place.store, file.path, schema.names):
             yield _made(schema, batch, {})
 

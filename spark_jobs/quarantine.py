@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.model.merged import ORIGIN, REASON, MergedOp
-from cdc_core.model.run import MergeTable
-from cdc_core.model.staged import LITERAL, OP, ROW, SEQ, SOURCE, TS
+from cdc_core.model.merged_columns import ORIGIN, REASON, MergedOp
+from cdc_core.model.run_plan import MergeTable
+from cdc_core.model.staged_columns import LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.target.load import Unfit
-from cdc_core.target.text import row_keys, version_hex
+from cdc_core.targets.tables.text_columns import row_keys, version_hex
+from cdc_core.targets.writing.load import Unfit
 from spark_jobs.job import Job, log
 from spark_jobs.table_tasks import Place, all_results, in_place, in_tasks
 

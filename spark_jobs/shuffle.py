@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_jobs.failures import CarriedError, carried, found
+from spark_jobs.spark_failures import CarriedError, carried, found
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from cdc_core.stage.objects import ObjectStore, PartOutput
-from spark_jobs.failures import carried
+from spark_jobs.spark_failures import carried
 
 _ALONE = 8
 """The first ones of a task are made durable each for itself: what makes many durable waits for all that the disk has to
@@ -46,7 +46,7 @@ class StepFiles:
         names = (f"{folder}/part-{uuid.uuid4().hex}.parquet" for _ in count())
         output = self._store.open_output(names, Path(tempfile.gettempdir()))
         try:
-            file = _File(output)
+            file = _StepFile(output)
             write(file)
             file.flush()
             path = output.publish(settled=len(self._paths) < _ALONE)
@@ -57,7 +57,7 @@ class StepFiles:
         return path
 
 
-class _File:
+class _StepFile:
     """What the Parquet writer writes to: it writes many small pieces."""
 
     def __init__(self, output: PartOutput) -> None:

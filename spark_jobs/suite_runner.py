@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.apply.suites import read_suite, refused
 from cdc_core.config import Suite
+from cdc_core.operations.apply.suites import read_suite, refused
 from spark_jobs.late_modules import late
 
 with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: import_module("scipy.stats")}):
@@ -27,7 +27,9 @@ with late({"altair": lambda: import_module("altair"), "scipy.stats": lambda: imp
     from great_expectations.exceptions import GreatExpectationsError
     from great_expectations.execution_engine import pandas_execution_engine
 
-    from lockstep_expectations import merged, staged, target
+    from lockstep_expectations import merged_suite as merged
+    from lockstep_expectations import staged_suite as staged
+    from lockstep_expectations import target_suite as target
 
 # GX marks each batch with a hash of all its values, up to frames of so many bytes. Nothing here reads the mark, and it
 # takes three quarters of the time in which a million rows are judged.

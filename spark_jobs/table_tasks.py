@@ -23,15 +23,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from cdc_core.connections import Server
 from cdc_core.errors import LockstepError
-from cdc_core.model.merged import merged_type
+from cdc_core.model.merged_columns import merged_type
+from cdc_core.mysql.connections import Server
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.destination import Destination, Sessions
+from cdc_core.targets.reading.destination import Destination, ShardSessions
 from spark_jobs.executors import on_executors
-from spark_jobs.failures import CarriedError, carried, found
 from spark_jobs.job import Job
+from spark_jobs.spark_failures import CarriedError, carried, found
 from spark_jobs.step_files import StepFiles
 
 TASKS_PER_CORE = 4
@@ -75,7 +75,7 @@ class Place:
     """What a task has for all of its pieces. scratch: a local directory. files: those that it writes for later
     steps."""
 
-    sessions: Sessions
+    sessions: ShardSessions
     store: ObjectStore
     scratch: Path
     files: StepFiles
@@ -116,7 +116,7 @@ def in_place(job: Job, work: Callable[[Sized, Place], Iterable[Result]]) -> Begi
     def begin() -> Iterator[Callable[[Sized], Iterable[Result]]]:
         store = open_stage(stage)
         with (
-            Sessions() as sessions,
+            ShardSessions() as sessions,
             StepFiles(store) as files,
             tempfile.TemporaryDirectory(prefix="lockstep-") as scratch,
         ):

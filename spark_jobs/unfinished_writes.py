@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc_core.errors import Refused
-from cdc_core.model.run import PLAN, RUNS, MergeTable, RunPlan, counts_path
+from cdc_core.model.run_plan import PLAN, RUNS, MergeTable, RunPlan, counts_path
 from spark_jobs.job import Job, log
 from spark_jobs.write import write_tables
 

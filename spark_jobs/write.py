@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.errors import LockstepError
-from cdc_core.model.merged import MergedOp
-from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP
+from cdc_core.model.merged_columns import MergedOp
+from cdc_core.model.run_plan import MergeTable, WriteCounts, counts_path, counts_to_bytes
+from cdc_core.model.staged_columns import OP
 from cdc_core.stage.layout import parse_copied
-from cdc_core.target import indexes
-from cdc_core.target.destination import Destination
-from cdc_core.target.indexes import IndexedTable, built_after
-from cdc_core.target.load import Unfit
-from cdc_core.target.multiset import write_copies
-from cdc_core.target.parts import why_whole, write_rows
-from cdc_core.target.write import ShardResult, ShardWrite
+from cdc_core.targets.bookkeeping import indexes
+from cdc_core.targets.bookkeeping.indexes import IndexedTable, built_after
+from cdc_core.targets.reading.destination import Destination
+from cdc_core.targets.writing.load import Unfit
+from cdc_core.targets.writing.multiset import write_copies
+from cdc_core.targets.writing.row_writer import ShardResult, ShardWrite
+from cdc_core.targets.writing.write_parts import why_whole, write_rows
 from spark_jobs import table_tasks
 from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, log

@@ -136,8 +136,8 @@ def spark() -> Iterator[SparkSession]:
     """One Spark session for all tests, with the settings of a job on this machine: a JVM costs seconds."""
     from pyspark.sql import SparkSession
 
-    from cdc_core.apply.jobs import ANYWHERE, LOCAL_CONF
-    from spark_jobs.session import EXACT
+    from cdc_core.operations.apply.jobs import ANYWHERE, LOCAL_CONF
+    from spark_jobs.spark_session import EXACT
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Its connections log their end when they are collected: after pytest has closed what the handlers write to.

@@ -30,14 +30,8 @@ import pymysql
 import pytest
 from sqlalchemy import Connection
 
-from cdc_core.apply import plan as plans
-from cdc_core.apply import replay as replays
-from cdc_core.apply.replay import Selection
-from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import parse
-from cdc_core.connections import Server
 from cdc_core.errors import ConnectionLost, RetryLater
-from cdc_core.extract import hosts
 from cdc_core.meta import Lease, Meta
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.consume_records import ConsumeRecords
@@ -49,31 +43,37 @@ from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, TableEvent, after
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.model.staged_columns import BEFORE, BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.mysql.connections import Server
+from cdc_core.operations.apply import plan as plans
+from cdc_core.operations.apply import replay as replays
+from cdc_core.operations.apply.replay import Selection
+from cdc_core.operations.apply.retention import purge, sweep
+from cdc_core.operations.copy import copier, pace, table_chunks, watermarks
+from cdc_core.operations.copy.copier import CopyContext
+from cdc_core.operations.copy.pending import pending
+from cdc_core.operations.copy.staging import stage_due
+from cdc_core.operations.copy.table_chunks import TableChunks
+from cdc_core.operations.extract import hosts
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.repair import claims, reverse_query
-from cdc_core.repair.claims import Wanted, claim
-from cdc_core.repair.reverse_query import look_up
-from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, pace, table_chunks, watermarks
-from cdc_core.snapshot.copier import CopyContext
-from cdc_core.snapshot.pending import pending
-from cdc_core.snapshot.staging import stage_due
-from cdc_core.snapshot.table_chunks import TableChunks
-from cdc_core.source import failover
-from cdc_core.source.gtid_sets import GtidSet
+from cdc_core.operations.repair import claims, reverse_query
+from cdc_core.operations.repair.claims import WantedKeys, claim
+from cdc_core.operations.repair.reverse_query import look_up
+from cdc_core.operations.verify import source_rows
+from cdc_core.operations.verify.canonical import key_text, values_of
+from cdc_core.operations.verify.source_rows import SourceTables
+from cdc_core.source.capture import Capture
+from cdc_core.source.host import failover
+from cdc_core.source.host.gtid_sets import GtidSet
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start
-from cdc_core.stage.coverage import coverage_of, purged_of
+from cdc_core.stage import start_record as start
 from cdc_core.stage.layout import PartName, part_path
 from cdc_core.stage.open_part import OpenPart
 from cdc_core.stage.parquet import PartFile
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
+from cdc_core.stage.staged_coverage import coverage_of, purged_of
 from cdc_core.stage.stores import open_store
-from cdc_core.verify import source_rows
-from cdc_core.verify.canonical import key_text, values_of
-from cdc_core.verify.source_rows import SourceTables
 from tests.copy_keys import Key, Shape, as_sqlite
 from tests.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
 from tests.copy_target import Target, winners
@@ -395,10 +395,10 @@ class World:
             copier._require_same(self.staged, facts, NAME)  # type: ignore[arg-type]
             watermarks.await_logged(sessions.source.control, facts)  # type: ignore[arg-type]
             chunks = TableChunks(self.meta, lease, NAME, ("shop", "t"), chunk_bytes=1 << 20, chunk_s=5.0)
-            work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
+            work, throttle = copier._CopyWork([chunks]), SimpleNamespace(why=lambda _: "")
 
             def reader(sessions: SimpleNamespace) -> Any:
-                return copier._Reader(  # type: ignore[arg-type]
+                return copier._ChunkReader(  # type: ignore[arg-type]
                     context, facts, sessions, AtOnce(), work, throttle, lambda _: self.move()
                 )
 
@@ -439,7 +439,7 @@ class World:
             shape = SimpleNamespace(key=self.schema.key, logical=TABLE, destination=places, errors=frozenset())
             job = SimpleNamespace(opened=self.ready, pipeline=self.pipeline, meta=self.meta, wait_s=60.0)
             self.chance = chance
-            claim(job, [Wanted(shape, [(source, self.schema)], keys, self._key_rows)], {NAME: lease})  # type: ignore[arg-type]
+            claim(job, [WantedKeys(shape, [(source, self.schema)], keys, self._key_rows)], {NAME: lease})  # type: ignore[arg-type]
 
     def _key_rows(self, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
         """As a target that has a row under each key."""

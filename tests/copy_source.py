@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from cdc_core.model.position import Position
-from cdc_core.source.gtid_sets import GtidSet
-from cdc_core.source.start import Begin, Head, Search
+from cdc_core.source.host.gtid_sets import GtidSet
+from cdc_core.source.host.start_position import Begin, Head, Search
 from tests.copy_keys import Key, Shape
 
 START_US = 497_000 * 3_600_000_000

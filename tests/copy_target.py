@@ -18,10 +18,10 @@ import pyarrow as pa
 from cdc_core.history.history import History
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
-from cdc_core.model.merged import MergedOp
-from cdc_core.model.run import MergeTable, RunPlan, files_to_read
+from cdc_core.model.merged_columns import MergedOp
+from cdc_core.model.run_plan import MergeTable, RunPlan, files_to_read
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS, staged_schema
 from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.objects import ObjectStore

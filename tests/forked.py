@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import cdc_core
-from cdc_core.binlog.warm import warm
+from cdc_core.binlog.warm_kernels import warm
 from cdc_core.cli import main
 from spark_jobs.driver import Driver
 
@@ -31,7 +31,12 @@ APPLYING = {"run", "repair", "reshard", "cutover"}
 """Commands that do the jobs of a run."""
 _LEFT = {"__main__", "migrations"}
 """Parts of names of modules that do something when imported."""
-_WITH_DUCKDB = {"cdc_core.staged", "cdc_core.stage.opened", "cdc_core.stage.reader", "cdc_core.stage.views"}
+_WITH_DUCKDB = {
+    "cdc_core.stage.public",
+    "cdc_core.stage.opened_files",
+    "cdc_core.stage.stage_reader",
+    "cdc_core.stage.sql_views",
+}
 """DuckDB reports frozen objects as leaks at exit."""
 
 

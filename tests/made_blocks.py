@@ -12,7 +12,7 @@ import pyarrow as pa
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import absent_text, staged_schema
+from cdc_core.model.staged_columns import absent_text, staged_schema
 
 ENTRY_BYTES = 100
 """Bytes of log that each made entry covers."""

@@ -13,28 +13,28 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core import session
 from cdc_core.config import ONE_TABLE, Target, parse
-from cdc_core.connections import SafeConnection, Server, parse_url
 from cdc_core.errors import combined
-from cdc_core.model.merged import ENDED_ORIGINS, ORIGIN
-from cdc_core.model.run import WriteCounts
+from cdc_core.model.merged_columns import ENDED_ORIGINS, ORIGIN
+from cdc_core.model.run_plan import WriteCounts
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import absent_text
+from cdc_core.model.staged_columns import absent_text
 from cdc_core.model.version import ORIGIN_BYTES
-from cdc_core.target.destination import (
+from cdc_core.mysql import session_settings as session
+from cdc_core.mysql.connections import SafeConnection, Server, parse_url
+from cdc_core.targets.reading.destination import (
     Destination,
-    Survey,
     TableUse,
+    TargetSurvey,
     checked_destination,
     open_destination,
     prepared_destinations,
 )
-from cdc_core.target.facts import TableFacts, table_facts, table_problems
-from cdc_core.target.load import Layout, LoadFile, Unfit
-from cdc_core.target.parts import write_rows
-from cdc_core.target.prepare import prepare, tombstones_table, versions_table
-from cdc_core.target.write import ShardWrite, Transact, write_shard
+from cdc_core.targets.reading.table_facts import TableFacts, table_facts, table_problems
+from cdc_core.targets.writing.load import Layout, LoadFile, Unfit
+from cdc_core.targets.writing.prepare import prepare, tombstones_table, versions_table
+from cdc_core.targets.writing.row_writer import ShardWrite, Transact, write_shard
+from cdc_core.targets.writing.write_parts import write_rows
 
 SHOP = (
     "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL, "
@@ -222,5 +222,5 @@ def opened_destination(
     use = use or TableUse()
     if not ready:
         return open_destination(target, logical, schemas, use, environ)
-    with Survey(target, [logical], environ) as survey:
+    with TargetSurvey(target, [logical], environ) as survey:
         return prepared_destinations(survey, [checked_destination(survey, logical, schemas, use, space=False)])[0]

@@ -33,7 +33,7 @@ from numba.core.caching import IndexDataCacheFile
 from numba.core.runtime.nrt import rtsys
 from numba.misc.appdirs import AppDirs
 
-from cdc_core.account import settled
+from cdc_core.process.account import settled
 
 os.environ.update(settled(os.environ))  # where numba keeps what it compiles
 config.reload_config()  # type: ignore[no-untyped-call]

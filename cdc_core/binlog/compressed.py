@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from cdc_core.binlog.events import HEADER_SIZE, LONG, LUMP, Event, EventType, Header, Rest, parse_header
+from cdc_core.binlog.event_headers import HEADER_SIZE, LONG, LUMP, Event, EventType, Header, Rest, parse_header
 from cdc_core.binlog.wire import WireCursor
 from cdc_core.errors import GIVE_UP, DataAtRisk
 

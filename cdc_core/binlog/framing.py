@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_core.binlog.compiled import kernel
-from cdc_core.binlog.events import EventType
+from cdc_core.binlog.event_headers import EventType
 
 # mypy: disable-error-code="no-untyped-def"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from uuid import UUID
 
-from cdc_core.binlog.events import Event, EventType, XaId
+from cdc_core.binlog.event_headers import Event, EventType, XaId
 from cdc_core.binlog.wire import WireCursor
 
 

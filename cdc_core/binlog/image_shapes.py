@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.binlog import scan
-from cdc_core.binlog.columns import Literals
+from cdc_core.binlog.column_buffers import Literals
 from cdc_core.binlog.row_images import RowImages
 from cdc_core.binlog.rows_event import INSERT, UPDATE
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import RESYNC, Refused, defect
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import absent_text
+from cdc_core.model.staged_columns import absent_text
 
 Bools = npt.NDArray[np.bool_]
 
@@ -65,7 +65,7 @@ class ImageShape:
     def whole(self) -> bool:
         return bool(self.present.all() and self.after.all()) and not self.differences
 
-    def for_kernels(self, table_map: TableMap, schema: TableSchema | None) -> scan.Shape:
+    def for_kernels(self, table_map: TableMap, schema: TableSchema | None) -> scan.ScanShape:
         fsps = [None] * table_map.columns if schema is None else _fsps(schema, table_map)
         return scan.shape_of(table_map, fsps, *self.bitmaps, self.differences)
 

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_core.binlog.compiled import inlined, kernel
-from cdc_core.binlog.events import HEADER_SIZE, TRACE_BYTES, EventType
+from cdc_core.binlog.event_headers import HEADER_SIZE, TRACE_BYTES, EventType
 from cdc_core.binlog.framing import crc32, little32
 from cdc_core.binlog.rows_event import UPDATE
 
@@ -82,7 +82,7 @@ _LEFT_OUT, _STRANGE, _NO_ROOM = 0, -1, -2
 """What `_row_event` returns instead of a weight."""
 
 
-class Events(NamedTuple):
+class OrdinaryEvents(NamedTuple):
     """Events in the receive buffer, framed and verified; those from `first` up to `stop` are to be read.
 
     at: each header's offset in `buffer`. length: of the whole event. code: its type. start: its offset in the file.
@@ -208,7 +208,7 @@ class RowEventsTaken(NamedTuple):
 
 @kernel
 def take_transactions(
-    events: Events, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays, runs: GtidRuns,
+    events: OrdinaryEvents, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays, runs: GtidRuns,
     rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
 ) -> TransactionsTaken:  # fmt: skip
     """Takes ordinary transactions from the first event on.
@@ -268,7 +268,7 @@ def take_transactions(
 
 @kernel
 def take_row_events(
-    events: Events, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int, trace: int,
+    events: OrdinaryEvents, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int, trace: int,
     trace_crc: int, crc_tables: Crcs,
 ) -> RowEventsTaken:  # fmt: skip
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until

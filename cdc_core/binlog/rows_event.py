@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc_core.binlog.events import Event, EventType
+from cdc_core.binlog.event_headers import Event, EventType
 
 INSERT, UPDATE, DELETE = 0, 1, 2
 """Kinds of row events, and values of `RowImages.kind`."""

@@ -91,7 +91,7 @@ class ImageSpans(NamedTuple):
         return ImageSpans(self.buffer, self.start[events], self.stop[events], self.kind[events])
 
 
-class Shape(NamedTuple):
+class ScanShape(NamedTuple):
     """Size and prefix width of each column that is in an image, and in the after image of an update.
 
     partial: bytes of the bitmap of partial JSON columns, -1 where after images are never partial.
@@ -197,7 +197,9 @@ def _row(images, e, at, shape, spans, before, row, update, fill):
 
 
 @kernel
-def _walk(images: ImageSpans, shape: Shape, rows: Longs, spans: ValueSpans, before: BeforeSpans, fill: bool) -> Misfit:
+def _walk(
+    images: ImageSpans, shape: ScanShape, rows: Longs, spans: ValueSpans, before: BeforeSpans, fill: bool
+) -> Misfit:
     """All images of all events. rows: how many each event holds, written; with `fill`, spans and before too."""
     row = 0
     update = 0
@@ -251,7 +253,7 @@ class RowSpans:
         return int(self.offset.shape[1])
 
 
-def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, after: bytes, partial: bool) -> Shape:
+def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, after: bytes, partial: bool) -> ScanShape:
     """The shape of images with these bitmaps of present columns (after: b"" but for updates).
 
     fsps: digits of old temporal columns, None where unknown.
@@ -268,7 +270,9 @@ def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, af
     has = present_columns(present, table_map.columns)
     has_after = present_columns(after or present, table_map.columns)
     json_columns = sum(code == TypeCode.JSON for code in table_map.types)
-    return Shape(size[has], prefix[has], size[has_after], prefix[has_after], (json_columns + 7) // 8 if partial else -1)
+    return ScanShape(
+        size[has], prefix[has], size[has_after], prefix[has_after], (json_columns + 7) // 8 if partial else -1
+    )
 
 
 def present_columns(bitmap: bytes, columns: int) -> npt.NDArray[np.bool_]:
@@ -285,13 +289,13 @@ def _before_spans(columns: int, updates: int) -> BeforeSpans:
     return BeforeSpans(*_spans(columns, updates), np.empty(updates, np.int64), np.empty(updates, np.int64))
 
 
-def count(images: ImageSpans, shape: Shape) -> tuple[Longs, Misfit]:
+def count(images: ImageSpans, shape: ScanShape) -> tuple[Longs, Misfit]:
     """Rows per event, and the first bytes that do not match, if any."""
     rows = np.zeros(len(images.start), np.int64)
     return rows, _walk(images, shape, rows, _spans(0, 0), _before_spans(0, 0), False)
 
 
-def find(images: ImageSpans, shape: Shape, capacity: int) -> RowSpans | None:
+def find(images: ImageSpans, shape: ScanShape, capacity: int) -> RowSpans | None:
     """The span of every value, with space for `capacity` rows; None when that is not enough, or when bytes do not
     match: `count` says which."""
     updating = images.kind == UPDATE
@@ -307,7 +311,7 @@ def find(images: ImageSpans, shape: Shape, capacity: int) -> RowSpans | None:
     )  # fmt: skip
 
 
-def likely_rows(images: ImageSpans, shape: Shape) -> int:
+def likely_rows(images: ImageSpans, shape: ScanShape) -> int:
     """Estimated rows of all events, from the row sizes in the first few. Excess memory is never touched."""
     few = images.of(slice(0, 8))
     rows, _ = count(few, shape)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from cdc_core.binlog.events import Event
+from cdc_core.binlog.event_headers import Event
 from cdc_core.binlog.wire import WireCursor
 
 

@@ -14,7 +14,6 @@ from typing import Annotated, Any, cast
 import typer
 from typer.exceptions import TyperException
 
-from cdc_core.account import settled
 from cdc_core.cli import (
     airflow,
     check,
@@ -35,7 +34,8 @@ from cdc_core.cli import (
 )
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
-from cdc_core.leaving import at_the_last, leave_on_signals, unwound
+from cdc_core.process.account import settled
+from cdc_core.process.leaving import at_the_last, leave_on_signals, unwound
 
 app = typer.Typer(
     name="lockstep",
@@ -190,7 +190,7 @@ def _interrupted() -> RetryLater:
 
 def _unexpected(error: Exception) -> LockstepError:
     if type(error).__module__ == "pymysql.err":
-        from cdc_core.server_errors import explained
+        from cdc_core.mysql.server_errors import explained
 
         return explained(cast(Any, error), where="a statement of Lockstep's")
     last = traceback.extract_tb(error.__traceback__)[-1]

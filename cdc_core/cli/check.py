@@ -13,13 +13,13 @@ from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.performable import performable
 from cdc_core.cli.run import driver
+from cdc_core.model.readable import counted
 from cdc_core.stage.stores import open_stage
-from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cdc_core.check import Finding
+    from cdc_core.operations.check import CheckFinding
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -48,8 +48,8 @@ def check(
     These are the checks that extract and run make: connections, grants, server settings, stage, meta and target tables.
     A tiny job asks the executors of a Spark that is not on this machine. Exit code: that of the worst finding.
     """
-    from cdc_core.apply.jobs import is_local
-    from cdc_core.check import check as preflight
+    from cdc_core.operations.apply.jobs import is_local
+    from cdc_core.operations.check import check as preflight
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -87,9 +87,9 @@ def check(
         raise typer.Exit(worst.exit_code)
 
 
-def _lines(status: str, style: str, findings: Sequence[Finding]) -> list[RenderableType]:
+def _lines(status: str, style: str, findings: Sequence[CheckFinding]) -> list[RenderableType]:
     """One entry for each cause, with everything that it concerns."""
-    causes: dict[tuple[str, str], list[Finding]] = {}
+    causes: dict[tuple[str, str], list[CheckFinding]] = {}
     for number, one in enumerate(findings):
         # An error without its place; a warning unchanged; each passed check by itself.
         cause = (f"{one.error.code} {one.error.what}" if one.error else one.what, one.remedy)

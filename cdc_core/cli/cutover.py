@@ -22,15 +22,15 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.run import driver
-from cdc_core.cutover.hooks import Answer
-from cdc_core.cutover.states import State
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_document
-from cdc_core.words import duration
+from cdc_core.model.readable import duration
+from cdc_core.operations.cutover.cutover_states import State
+from cdc_core.operations.cutover.hooks import Answer
 
 if TYPE_CHECKING:
     from cdc_core import config
-    from cdc_core.cutover.work import Work
     from cdc_core.meta import Cutover, Meta
+    from cdc_core.operations.cutover.work import CutoverWork
 
 app = typer.Typer(
     name="cutover", help="Switch an application from the sources to a target, and back.", no_args_is_help=True
@@ -53,7 +53,7 @@ def plan(
     evidence, and how long writes were stopped last time. For PIPELINE_back it makes the same checks for `lockstep
     cutover back`. Exit code 3: something would stop it.
     """
-    from cdc_core.cutover.planning import plan as make_plan
+    from cdc_core.operations.cutover.planning import plan as make_plan
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work:
@@ -97,8 +97,8 @@ def run(
     cutover.budget_s. Afterwards run PIPELINE_back until `lockstep cutover complete`. Pause the pipeline's DAG first.
     Exit codes: 75 rolled back, nothing has happened; 4 the command did not say whether it has switched the application.
     """
-    from cdc_core.cutover.machine import run as begin
-    from cdc_core.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.machine import run as begin
+    from cdc_core.operations.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -119,8 +119,8 @@ def rehearse(
 
     Fences, gates and switches nothing. The state afterwards is ROLLED_BACK.
     """
-    from cdc_core.cutover.machine import run as begin
-    from cdc_core.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.machine import run as begin
+    from cdc_core.operations.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -146,8 +146,8 @@ def resume(
 
     If cutover.switch_with was called, look where the application writes, and say so.
     """
-    from cdc_core.cutover.machine import resume as go_on
-    from cdc_core.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.machine import resume as go_on
+    from cdc_core.operations.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     if answer is Answer.UNKNOWN:
@@ -175,8 +175,8 @@ def abort(
 
     Frees what a killed process had stopped, fenced or gated. Safe to repeat.
     """
-    from cdc_core.cutover.machine import abort as end
-    from cdc_core.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.machine import abort as end
+    from cdc_core.operations.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -197,8 +197,8 @@ def complete(
 
     The old tables stay closed. Stop PIPELINE_back, and drop them when you no longer need them.
     """
-    from cdc_core.cutover.machine import complete as end
-    from cdc_core.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.machine import complete as end
+    from cdc_core.operations.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -218,9 +218,9 @@ def back(
 
     Continues a cutover back that was stopped or killed. Exit codes: as `lockstep cutover run`.
     """
-    from cdc_core.cutover.machine import back as lead_back
-    from cdc_core.cutover.moving import cutover_lease
-    from cdc_core.cutover.opening import back_file
+    from cdc_core.operations.cutover.machine import back as lead_back
+    from cdc_core.operations.cutover.moving import cutover_lease
+    from cdc_core.operations.cutover.opening import back_file
 
     output = CliOutput(as_json)
     path, _ = load_pipeline(pipeline, pipelines)
@@ -243,9 +243,9 @@ def status(
     refuse.
     """
     from cdc_core.cli.status import problem_lines
-    from cdc_core.cutover.status import left_alone
     from cdc_core.meta import Meta
-    from cdc_core.operations.status import problem_document
+    from cdc_core.operations.cutover.cutover_report import left_alone
+    from cdc_core.operations.status_report import problem_document
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -266,8 +266,8 @@ def status(
 
 def _lost(output: CliOutput, found: Cutover) -> DataAtRisk | None:
     """What is wrong with the gates of a cutover that has switched."""
-    from cdc_core.cutover.work import read
-    from cdc_core.target.gates import lost_gates
+    from cdc_core.operations.cutover.work import read
+    from cdc_core.targets.bookkeeping.gates import lost_gates
 
     if found.state not in (State.SWITCHED, State.WATCH, State.COMPLETE):
         return None
@@ -278,7 +278,7 @@ def _lost(output: CliOutput, found: Cutover) -> DataAtRisk | None:
         return None
 
 
-def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
+def _answer(output: CliOutput, work: CutoverWork, found: Cutover) -> None:
     _shown(output, work.meta, found, work.options)
     if found.state == State.WATCH and not work.back:
         output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
@@ -288,12 +288,12 @@ def _shown(
     output: CliOutput,
     meta: Meta,
     found: Cutover,
-    options: config.Cutover,
+    options: config.CutoverOptions,
     more: Mapping[str, Any] | None = None,
     *said: Text,
 ) -> None:
     """more, said: what else the answer has, as a document and for people."""
-    from cdc_core.cutover.status import clock_line, cutover_document
+    from cdc_core.operations.cutover.cutover_report import clock_line, cutover_document
 
     document = cutover_document(meta, found, options) | dict(more or {})
     rows = [(one["state"], one["at"]) for one in document["steps"]]
@@ -310,9 +310,9 @@ def _shown(
 
 
 @contextmanager
-def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[Work]:
+def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[CutoverWork]:
     """Of a pipeline and one of its targets; of a way back, of all of them."""
-    from cdc_core.cutover.opening import work_of
+    from cdc_core.operations.cutover.opening import work_of
 
     path, parsed = load_pipeline(pipeline, pipelines)
     with (

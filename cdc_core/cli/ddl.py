@@ -24,8 +24,8 @@ from cdc_core.cli.output import CliOutput, print_error, table
 from cdc_core.errors import UsageError, combined, to_document
 
 if TYPE_CHECKING:
-    from cdc_core.ddl.rollout import Decided, DecidedTable, Options, Work
     from cdc_core.meta import ShardProgress
+    from cdc_core.operations.ddl.rollout import Decided, DecidedTable, Options, RolloutWork
 
 app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target.", no_args_is_help=True)
 
@@ -69,7 +69,7 @@ def plan(
     Tries every statement on an empty copy of a table. Statements that would copy or lock a table are refused, and
     shards that differ are listed. Exit code 3: something prevents it.
     """
-    from cdc_core.ddl.rollout import Options, decide
+    from cdc_core.operations.ddl.rollout import Options, decide
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, "ddl plan", output) as work:
@@ -104,7 +104,7 @@ def run(
 
     The first error stops the waves that have not begun; `lockstep ddl resume` continues.
     """
-    from cdc_core.ddl.rollout import Options
+    from cdc_core.operations.ddl.rollout import Options
 
     _roll(pipeline, pipelines, target, file, "up", Options(canary, wave, patience, copy_with), as_json=as_json)
 
@@ -128,7 +128,7 @@ def down(
 
     Shards that the file has not reached stay as they are.
     """
-    from cdc_core.ddl.rollout import Options
+    from cdc_core.operations.ddl.rollout import Options
 
     _roll(pipeline, pipelines, target, file, "down", Options(canary, wave, patience, copy_with), as_json=as_json)
 
@@ -151,7 +151,7 @@ def resume(
 
     Uses the file as it was, and begins with the definitions that the servers have.
     """
-    from cdc_core.ddl.rollout import Options
+    from cdc_core.operations.ddl.rollout import Options
 
     _roll(pipeline, pipelines, target, None, "", Options(canary, wave, patience, copy_with), as_json=as_json)
 
@@ -166,7 +166,7 @@ def _roll(
     *,
     as_json: bool,
 ) -> None:
-    from cdc_core.ddl.rollout import decide, roll, rollout_lease
+    from cdc_core.operations.ddl.rollout import decide, roll, rollout_lease
 
     output = CliOutput(as_json)
 
@@ -183,7 +183,7 @@ def _roll(
         _answer(output, work, roll(work, decided, lease, options))
 
 
-def _kept(work: Work) -> tuple[str, str, str]:
+def _kept(work: RolloutWork) -> tuple[str, str, str]:
     from cdc_core.meta.rollouts import OPEN
 
     rollout = work.opened.meta.rollouts.latest(work.target.name)
@@ -198,13 +198,13 @@ def _kept(work: Work) -> tuple[str, str, str]:
 
 
 @contextmanager
-def _work(pipeline: str, pipelines: Path, target: str | None, command: str, output: CliOutput) -> Iterator[Work]:
-    from cdc_core.ddl.rollout import Work
+def _work(pipeline: str, pipelines: Path, target: str | None, command: str, output: CliOutput) -> Iterator[RolloutWork]:
+    from cdc_core.operations.ddl.rollout import RolloutWork
 
     _, parsed = load_pipeline(pipeline, pipelines)
     chosen = parsed.one_target(target, f"lockstep {command}")
     with opened(parsed, output) as ready:
-        yield Work(ready, chosen)
+        yield RolloutWork(ready, chosen)
 
 
 def _text(file: Path) -> str:
@@ -219,8 +219,8 @@ def _text(file: Path) -> str:
         ) from None
 
 
-def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
-    from cdc_core.ddl.rollout import summary
+def _answer(output: CliOutput, work: RolloutWork, decided: Decided) -> None:
+    from cdc_core.operations.ddl.rollout import summary
 
     noted = _noted(work)
     tables = [_described(one, noted) for one in decided.tables]
@@ -251,7 +251,7 @@ def _answer(output: CliOutput, work: Work, decided: Decided) -> None:
     output.note(summary(decided))
 
 
-def _noted(work: Work) -> dict[tuple[str, int], ShardProgress]:
+def _noted(work: RolloutWork) -> dict[tuple[str, int], ShardProgress]:
     rollout = work.opened.meta.rollouts.latest(work.target.name)
     if rollout is None:
         return {}

@@ -18,11 +18,11 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import UsageError
-from cdc_core.model.documents import plain
-from cdc_core.words import duration, moment, size
+from cdc_core.model.json_codec import plain
+from cdc_core.model.readable import duration, moment, size
 
 if TYPE_CHECKING:
-    from cdc_core.extract import DrainResult
+    from cdc_core.operations.extract import DrainResult
 
 FOREVER_US = 1 << 62
 
@@ -85,8 +85,8 @@ def extract(
         until_us = FOREVER_US
     accepted = _places("--accept", accept or [], names)
     abandoned = _places("--abandon", [] if abandon is None else [abandon], names)
-    from cdc_core.extract.partial import note_partial
-    from cdc_core.extract.sources import extract_sources, lag_s
+    from cdc_core.operations.extract.partial import note_partial
+    from cdc_core.operations.extract.side_by_side import extract_sources, lag_s
 
     with opened(parsed, output) as ready:
         results = extract_sources(
@@ -110,7 +110,7 @@ def extract(
 
 
 def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
-    from cdc_core.extract.acceptances import parse_place
+    from cdc_core.operations.extract.acceptances import parse_place
 
     if texts and len(names) != 1:
         raise UsageError(
@@ -124,7 +124,7 @@ def _places(option: str, texts: list[str], names: list[str]) -> tuple[tuple[str,
 
 def extracted_document(source: str, result: DrainResult) -> dict[str, Any]:
     """The progress of a source's extract, for --json."""
-    from cdc_core.extract.sources import lag_s
+    from cdc_core.operations.extract.side_by_side import lag_s
 
     staged, behind_s = result.staged, lag_s(result)
     return {

@@ -12,7 +12,7 @@ from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import UsageError
 
 if TYPE_CHECKING:
-    from cdc_core.init import Draft
+    from cdc_core.operations.new_pipeline import Draft
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +72,7 @@ def init(
     Comments name the tables that are left out, with the reason. The file passes `lockstep check`. Stage and meta are
     under ./.lockstep/NAME by default. Passwords stay in the environment.
     """
-    from cdc_core.init import Wishes, draft
+    from cdc_core.operations.new_pipeline import Wishes, draft
 
     file = to or Path(f"{name}.yaml")
     if file.exists() and not force:

@@ -56,7 +56,7 @@ def rebuild(
     them. Exit code 75: a source is being extracted, copied or purged.
     """
     from cdc_core.operations.open_pipeline import open_pipeline
-    from cdc_core.rebuild import rebuild as rebuild_source
+    from cdc_core.operations.rebuild import rebuild as rebuild_source
 
     _, parsed = load_pipeline(pipeline, pipelines)
     done = []
@@ -88,7 +88,7 @@ def accept(
 
     Only if the lost rows are there in another way; otherwise replay the lost batches. Safe to repeat.
     """
-    from cdc_core.apply.lost_writes import accept as accept_writes
+    from cdc_core.operations.apply.lost_writes import accept as accept_writes
     from cdc_core.operations.open_pipeline import open_pipeline
 
     _, parsed = load_pipeline(pipeline, pipelines)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc_core import windows
 from cdc_core.errors import UsageError
-from cdc_core.windows import parse_moment, to_us
+from cdc_core.model import windows
+from cdc_core.model.windows import parse_moment, to_us
 
 if TYPE_CHECKING:
     from cdc_core.cli.output import CliOutput
@@ -122,7 +122,7 @@ def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
 @contextmanager
 def opened(pipeline: Pipeline, output: CliOutput, *, bars: bool = True) -> Iterator[OpenPipeline]:
     """The pipeline, opened for an operation. bars: False for notes only."""
-    from cdc_core.cli.progress import TerminalNotes, TerminalProgress
+    from cdc_core.cli.terminal_progress import TerminalNotes, TerminalProgress
     from cdc_core.operations.open_pipeline import open_pipeline
 
     with (

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from cdc_core.cli.performable import performable
 from cdc_core.errors import LockstepError, parts_of, to_document
-from cdc_core.words import shown
+from cdc_core.model.readable import shown
 
 WIDE = 200
 """Width of a table that goes into a file or a pipe, neither of which has a width of its own."""

@@ -22,11 +22,11 @@ from cdc_core.cli.performable import performable
 from cdc_core.cli.run import driver
 from cdc_core.cli.verify import findings_table, result_document, verdict
 from cdc_core.errors import to_document
-from cdc_core.extras import require
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
+from cdc_core.process.extras import require
 
 if TYPE_CHECKING:
-    from cdc_core.repair.repairer import RepairReport
+    from cdc_core.operations.repair.repairer import RepairReport
 
 
 def register(app: typer.Typer) -> None:
@@ -76,7 +76,7 @@ def repair(
     applies = not (dry_run or stage_only)
     if applies:
         require("spark", "quality", by="lockstep repair")
-    from cdc_core.repair.repairer import repair_target
+    from cdc_core.operations.repair.repairer import repair_target
 
     with opened(parsed, output) as ready, driver(parsed, ready.store) if applies else nullcontext() as spark:
         report = repair_target(
@@ -92,7 +92,7 @@ def repair(
 
 
 def _answer(output: CliOutput, pipeline: str, report: RepairReport, *, dry_run: bool) -> None:
-    from cdc_core.operations.status import ledger_document
+    from cdc_core.operations.status_report import ledger_document
 
     done, error = report.done, report.error
     document: dict[str, Any] = {

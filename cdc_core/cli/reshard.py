@@ -19,10 +19,10 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.run import driver
-from cdc_core.extras import require
+from cdc_core.process.extras import require
 
 if TYPE_CHECKING:
-    from cdc_core.reshard.resharding import Resharding
+    from cdc_core.operations.reshard.resharding import Resharding
 
 app = typer.Typer(name="reshard", help="Give a target a new layout: 16 x 16 shards, say.", no_args_is_help=True)
 
@@ -82,7 +82,7 @@ def plan(
     Writes nothing.
     """
     output = CliOutput(as_json)
-    from cdc_core.reshard.resharding import plan as make_plan
+    from cdc_core.operations.reshard.resharding import plan as make_plan
 
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     with opened(asked.pipeline, output) as ready:
@@ -112,7 +112,7 @@ def run(
     it writes a pipeline whose sources are the shards and whose target is the new layout.
     """
     output = CliOutput(as_json)
-    from cdc_core.reshard.resharding import reshard
+    from cdc_core.operations.reshard.resharding import reshard
 
     asked = _asked(pipeline, pipelines, to, target, name, database, connection, shards)
     require("spark", "quality", by="lockstep reshard")
@@ -148,7 +148,7 @@ def status(
       lockstep reshard status shop
     """
     from cdc_core.meta import Meta
-    from cdc_core.reshard.fill import filled
+    from cdc_core.operations.reshard.fill import filled
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -191,7 +191,7 @@ def _asked(
     connection: list[str] | None,
     shards: str | None,
 ) -> Resharding:
-    from cdc_core.reshard.resharding import Resharding
+    from cdc_core.operations.reshard.resharding import Resharding
 
     path, parsed = load_pipeline(pipeline, pipelines)
     return Resharding.of(

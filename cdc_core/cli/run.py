@@ -33,16 +33,16 @@ from cdc_core.cli.output import CliOutput
 from cdc_core.cli.repeat import repeat
 from cdc_core.cli.status import ledger_table
 from cdc_core.errors import UsageError
-from cdc_core.extras import require
-from cdc_core.windows import MICROSECONDS
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
+from cdc_core.model.windows import MICROSECONDS
+from cdc_core.process.extras import require
 
 if TYPE_CHECKING:
-    from cdc_core.apply.replay import Selection
-    from cdc_core.apply.run import RunResult
     from cdc_core.config import Pipeline
-    from cdc_core.extract import DrainResult
-    from cdc_core.repair.reverse_query import Queried
+    from cdc_core.operations.apply.replay import Selection
+    from cdc_core.operations.extract import DrainResult
+    from cdc_core.operations.pipeline_run import RunResult
+    from cdc_core.operations.repair.reverse_query import Queried
     from cdc_core.stage.objects import ObjectStore
     from spark_jobs.driver import Driver
 
@@ -130,8 +130,8 @@ def run(
     if every is not None:
         _repeat(parsed, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
         return
-    from cdc_core.apply import run as running
-    from cdc_core.apply.replay import requeued
+    from cdc_core.operations import pipeline_run as running
+    from cdc_core.operations.apply.replay import requeued
 
     extracted: Mapping[str, DrainResult] = {}
     queried: Queried | None = None
@@ -151,7 +151,7 @@ def run(
 
 def _repeat(pipeline: Pipeline, targets: list[str], every_s: float, output: CliOutput) -> None:
     """Whole runs, one after the other, with one Spark for all of them."""
-    from cdc_core.apply.run import run as run_whole
+    from cdc_core.operations.pipeline_run import run as run_whole
 
     partial_noted: set[str] = set()
     with opened(pipeline, output) as ready, driver(pipeline, ready.store, ahead=True) as spark:
@@ -182,7 +182,7 @@ def driver(
     master: None for the pipeline's. ahead: what jobs import is imported beside what comes before the first one. Raises
     UsageError (install.missing).
     """
-    from cdc_core.apply.jobs import is_remote
+    from cdc_core.operations.apply.jobs import is_remote
     from spark_jobs.driver import Driver
 
     master = master or pipeline.spark.master
@@ -227,7 +227,7 @@ def _document(
     extracted: Mapping[str, DrainResult],
     queried: Queried | None,
 ) -> dict[str, Any]:
-    from cdc_core.operations.status import engine, ledger_document
+    from cdc_core.operations.status_report import engine, ledger_document
 
     document = {
         "pipeline": pipeline,
@@ -253,7 +253,7 @@ def _selection(
     replay: bool,
 ) -> Selection | None:
     """The selection of --replay and its options; None without it. Raises UsageError (usage.argument)."""
-    from cdc_core.apply.replay import Selection, places
+    from cdc_core.operations.apply.replay import Selection, places
 
     if not replay:
         if begin or end or tables:

@@ -18,12 +18,12 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import LockstepError, RetryLater, UsageError, combined, to_document
-from cdc_core.words import counted, size
+from cdc_core.model.readable import counted, size
 
 if TYPE_CHECKING:
+    from cdc_core.operations.copy.copy_sources import Copied
+    from cdc_core.operations.copy.pending import PendingTable
     from cdc_core.operations.open_pipeline import OpenPipeline
-    from cdc_core.snapshot.copying import Copied
-    from cdc_core.snapshot.pending import PendingTable
 
 
 def register(app: typer.Typer) -> None:
@@ -74,7 +74,7 @@ def snapshot(
             code="usage.argument",
             remedy="give one of them",
         )
-    from cdc_core.snapshot import copying
+    from cdc_core.operations.copy import copy_sources as copying
 
     with opened(parsed, output) as ready:
         if pause or resume:
@@ -130,7 +130,7 @@ def _show_plan(
     wanted: dict[str, tuple[PendingTable, ...]],
     left: Mapping[str, Mapping[str, str]],
 ) -> None:
-    from cdc_core.snapshot.estimate import estimate
+    from cdc_core.operations.copy.estimate import estimate
 
     found: list[dict[str, Any]] = []
     shown = []
@@ -176,7 +176,7 @@ def _answer(
     error: LockstepError | None,
 ) -> None:
     """left: by source and table, why tables were not to be copied. error: of those that could not be."""
-    from cdc_core.snapshot.copying import note_refused
+    from cdc_core.operations.copy.copy_sources import note_refused
 
     document: dict[str, Any] = {"pipeline": ready.name, "sources": [], "left_out": _left_out(left)}
     if error is not None:

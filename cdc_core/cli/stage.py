@@ -25,11 +25,11 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, combined
-from cdc_core.model.documents import plain
+from cdc_core.model.json_codec import plain
+from cdc_core.model.readable import counted, moment, size
+from cdc_core.model.windows import MICROSECONDS, to_us
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.windows import MICROSECONDS, to_us
-from cdc_core.words import counted, moment, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.model.batch import Manifest
     from cdc_core.stage.as_of import AsOf
-    from cdc_core.stage.compaction import Compactions
-    from cdc_core.staged import Chains
+    from cdc_core.stage.compactions import Compactions
+    from cdc_core.stage.public import Chains
 
 app = typer.Typer(name="stage", help="Inspect and maintain the staged files.", no_args_is_help=True)
 
@@ -57,7 +57,7 @@ def chains(pipeline: Pipeline, store: ObjectStore, output: CliOutput, sources: l
 
     Raises DataAtRisk (stage.chain and others).
     """
-    from cdc_core.staged import read_chains
+    from cdc_core.stage.public import read_chains
 
     names = choose([one.name for one in pipeline.sources], sources, "source")
     return read_chains(store, pipeline, names, output.note)
@@ -135,7 +135,7 @@ def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
 
 
 def _batch(manifest: Manifest, ranges: Compactions) -> dict[str, Any]:
-    from cdc_core.model.compaction import BatchCounts
+    from cdc_core.model.compacted import BatchCounts
 
     counts = ranges.counts_of(manifest) or BatchCounts.of(manifest)
     return {
@@ -246,7 +246,7 @@ def isolated(
     staged.
     """
     from cdc_core.stage import isolated as left_out
-    from cdc_core.stage import start as starts
+    from cdc_core.stage import start_record as starts
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -290,9 +290,9 @@ def verify(
     A lost file no longer counts as a problem once its table was copied again. Exit code 4: something is lost or
     damaged.
     """
-    from cdc_core.stage import start as starts
+    from cdc_core.stage import start_record as starts
     from cdc_core.stage.manifest import verify as look
-    from cdc_core.staged import recorded_manifests
+    from cdc_core.stage.public import recorded_manifests
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -347,7 +347,7 @@ def purge(
     The newest batch of each source stays. Afterwards the files no longer give the state of the tables concerned:
     exports and queries of it name the horizon where the staged history begins.
     """
-    from cdc_core.apply import retention
+    from cdc_core.operations.apply import retention
 
     _, parsed = load_pipeline(pipeline, pipelines)
     age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
@@ -421,7 +421,7 @@ def compact(
     Joins batches that every target has committed. Rows and their order stay the same, and each new file is compared
     before anything uses it. The originals stay until they are purged, or removed.
     """
-    from cdc_core.apply import compaction
+    from cdc_core.operations.apply import compact as compaction
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
@@ -508,7 +508,7 @@ def sweep(
 
     Safe beside running tasks. If a source's chain of manifests is broken, nothing of that source is removed.
     """
-    from cdc_core.apply import retention
+    from cdc_core.operations.apply import retention
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
@@ -611,7 +611,7 @@ def export(
     is refused unless you pass --partial.
     """
     from cdc_core.model.paths import segment
-    from cdc_core.stage.reader import export as write
+    from cdc_core.stage.stage_reader import export as write
     from cdc_core.stage.table_files import tables_of
 
     if every == bool(name):
@@ -688,8 +688,8 @@ def sql(
     A query can read only the staged files, and write nothing. A state with missing rows is refused unless you pass
     --partial.
     """
-    from cdc_core.stage.reader import write_file
-    from cdc_core.stage.views import sql as ask
+    from cdc_core.stage.sql_views import sql as ask
+    from cdc_core.stage.stage_reader import write_file
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)

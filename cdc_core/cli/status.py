@@ -11,7 +11,7 @@ from rich.text import Text
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.performable import performable
-from cdc_core.words import counted, duration, moment, size
+from cdc_core.model.readable import counted, duration, moment, size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +48,7 @@ def status(
     75 if something is paused or late, 0 if nothing needs attention.
     """
     from cdc_core.meta import Meta
-    from cdc_core.operations.status import status_of
+    from cdc_core.operations.status_report import status_of
 
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url, parsed.pipeline) as meta:
@@ -156,7 +156,7 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
 
 
 def _tables(found: Status, waiting: Sequence[str], *, every: bool) -> list[RenderableType]:
-    from cdc_core.operations.status import engine, verification_documents
+    from cdc_core.operations.status_report import engine, verification_documents
 
     sources: list[tuple[object, ...]] = [
         (

@@ -21,14 +21,14 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import CliOutput, print_error, table
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined, to_document
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.config import Pipeline, Target
-    from cdc_core.target.make import MadeTable
-    from cdc_core.target_tables import SourceTables
+    from cdc_core.operations.target_tables import CapturedTables
+    from cdc_core.targets.tables.make_tables import MadeTable
 
 app = typer.Typer(name="target", help="Create and compare the tables of targets.", no_args_is_help=True)
 
@@ -53,9 +53,9 @@ def create(
     Every shard gets the source's current definition, without what would change or refuse rows by itself
     (AUTO_INCREMENT, triggers, foreign keys, CHECK, partitions). Exit code 3: a table still cannot be written.
     """
-    from cdc_core.target.make import Actions
-    from cdc_core.target_tables import create as create_tables
-    from cdc_core.target_tables import source_tables
+    from cdc_core.operations.target_tables import create as create_tables
+    from cdc_core.operations.target_tables import source_tables
+    from cdc_core.targets.tables.make_tables import Actions
 
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -114,9 +114,9 @@ def layout(
     Where the two differ, runs are refused (target.layout). Accept a table whose rows were moved, that is empty, or
     whose shard key was renamed.
     """
-    from cdc_core.apply.lost_writes import accept_moved
     from cdc_core.meta import Meta
-    from cdc_core.target.placement import accept_placements, placements
+    from cdc_core.operations.apply.lost_writes import accept_moved
+    from cdc_core.targets.bookkeeping.placement import accept_placements, placements
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -177,7 +177,7 @@ def fence(
     Once --raise has returned, no run, replay or repair of any pipeline writes to the tables (target.fenced). Raise
     fences before an application writes there by itself. The same command finishes one that was interrupted.
     """
-    from cdc_core.target.fence import FencedTable, fences, lower_fences, raise_fences
+    from cdc_core.targets.bookkeeping.fence import FencedTable, fences, lower_fences, raise_fences
 
     if note is not None and (lower or not note.strip()):
         raise UsageError(
@@ -245,9 +245,9 @@ def check_ids(
     Rows that share such a value could not be carried back to one table. Exit code 4: a value is in two shards.
     """
     from cdc_core.meta import Meta
-    from cdc_core.target.ids import check_ids as checked
-    from cdc_core.target.ids import meeting_counters
-    from cdc_core.target.sharding import shard_tables
+    from cdc_core.targets.reading.sharding import shard_tables
+    from cdc_core.targets.tables.auto_increment import check_ids as checked
+    from cdc_core.targets.tables.auto_increment import meeting_counters
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -306,8 +306,8 @@ def check_ids(
         raise typer.Exit(error.exit_code)
 
 
-def _count(target: Target, tables: SourceTables) -> int:
-    from cdc_core.target.sharding import shard_tables
+def _count(target: Target, tables: CapturedTables) -> int:
+    from cdc_core.targets.reading.sharding import shard_tables
 
     return sum(len(shard_tables(target, logical)) for logical in tables.origins if target.table(logical) is not None)
 

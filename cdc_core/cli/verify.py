@@ -21,14 +21,14 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.performable import performable
 from cdc_core.errors import to_document
+from cdc_core.model.readable import counted, duration
+from cdc_core.operations.verify.modes import Mode
 from cdc_core.stage.stores import open_stage
-from cdc_core.verify.modes import Mode
-from cdc_core.words import counted, duration
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.verify.results import Finding, TableResult
-    from cdc_core.verify.verifier import VerifyReport
+    from cdc_core.operations.verify.results import Finding, TableResult
+    from cdc_core.operations.verify.verifier import VerifyReport
 
 _SHOWN = 20
 """Findings of a table that are printed; --json has more."""
@@ -85,10 +85,10 @@ def verify(
     if show:
         _show(output, parsed, name)
         return
-    from cdc_core.extract.process_memory import without_pandas
+    from cdc_core.operations.extract.process_memory import without_pandas
 
     without_pandas()  # its import takes longer than comparing 100,000 rows
-    from cdc_core.verify.verifier import FROM_THE_START, verify_target
+    from cdc_core.operations.verify.verifier import FROM_THE_START, verify_target
 
     with opened(parsed, output) as ready:
         report = verify_target(
@@ -101,7 +101,7 @@ def verify(
 
 
 def _answer(output: CliOutput, pipeline: str, report: VerifyReport, path: str) -> None:
-    from cdc_core.verify.evidence import proven
+    from cdc_core.operations.verify.evidence import proven
 
     results, target, mode = report.results, report.target, report.mode
     document: dict[str, Any] = {
@@ -238,8 +238,8 @@ def result_document(one: TableResult) -> dict[str, Any]:
 
 
 def _show(output: CliOutput, pipeline: Pipeline, target: str) -> None:
-    from cdc_core.verify import evidence
-    from cdc_core.windows import parse_moment, to_us
+    from cdc_core.model.windows import parse_moment, to_us
+    from cdc_core.operations.verify import evidence
 
     store = open_stage(pipeline.stage)
     path, document = evidence.newest(store, target, counts=True)

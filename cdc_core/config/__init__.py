@@ -7,17 +7,17 @@ same for editors. One module for each group of keys.
 
 from __future__ import annotations
 
-from cdc_core.config.capture import CaptureRules, Columns, Processor, Route, RowFilter
-from cdc_core.config.copies import MOST_READERS, ReverseQuery, Snapshot, Throttle
-from cdc_core.config.cutover import Cutover, Hook, PythonHook
+from cdc_core.config.capture_options import CaptureRules, Columns, Processor, Route, RowFilter
+from cdc_core.config.copy_options import MOST_READERS, ReverseQuery, Snapshot, ThrottleOptions
+from cdc_core.config.cutover_options import CutoverOptions, Hook, PythonHook
 from cdc_core.config.file import json_schema, load, models_in, parse
 from cdc_core.config.pipeline import Pipeline
-from cdc_core.config.proofs import Repair, Verify
-from cdc_core.config.runs import Airflow, Quality, Spark, Suite
-from cdc_core.config.source import Source, StartConfig, StartPosition
-from cdc_core.config.storage import Limits, MetaConfig, Retention, StageConfig
-from cdc_core.config.target import ONE_TABLE, FormerShard, Guard, Sharding, Target, TargetTable
-from cdc_core.config.values import MIB, NAME, WAY_BACK_SUFFIX
+from cdc_core.config.run_options import Airflow, Quality, SparkOptions, Suite
+from cdc_core.config.source_options import Source, StartConfig, StartPosition
+from cdc_core.config.storage_options import Limits, MetaConfig, Retention, StageConfig
+from cdc_core.config.target_options import ONE_TABLE, FormerShard, Guard, Sharding, Target, TargetTable
+from cdc_core.config.value_types import MIB, NAME, WAY_BACK_SUFFIX
+from cdc_core.config.verify_options import Repair, Verify
 
 __all__ = [
     "MIB",
@@ -28,7 +28,7 @@ __all__ = [
     "Airflow",
     "CaptureRules",
     "Columns",
-    "Cutover",
+    "CutoverOptions",
     "FormerShard",
     "Guard",
     "Hook",
@@ -46,14 +46,14 @@ __all__ = [
     "Sharding",
     "Snapshot",
     "Source",
-    "Spark",
+    "SparkOptions",
     "StageConfig",
     "StartConfig",
     "StartPosition",
     "Suite",
     "Target",
     "TargetTable",
-    "Throttle",
+    "ThrottleOptions",
     "Verify",
     "json_schema",
     "load",

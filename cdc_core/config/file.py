@@ -11,9 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cdc_core.config.pipeline import Pipeline
-from cdc_core.config.values import URL_LOGIN
+from cdc_core.config.value_types import URL_LOGIN
 from cdc_core.errors import UsageError
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
 
 _NEVER_SHOWN = ("salt", "s3_endpoint", "url")
 """Keys whose value may be a secret in the wrong form."""

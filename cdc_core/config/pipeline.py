@@ -8,19 +8,19 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from cdc_core.config.capture import CaptureRules, Route
-from cdc_core.config.copies import ReverseQuery, Snapshot
-from cdc_core.config.cutover import Cutover
-from cdc_core.config.proofs import Repair, Verify
-from cdc_core.config.runs import Airflow, Quality, Spark
-from cdc_core.config.source import Source
-from cdc_core.config.storage import Limits, MetaConfig, Retention, StageConfig
-from cdc_core.config.target import Target
-from cdc_core.config.values import Cron, Model, Name
+from cdc_core.config.capture_options import CaptureRules, Route
+from cdc_core.config.copy_options import ReverseQuery, Snapshot
+from cdc_core.config.cutover_options import CutoverOptions
+from cdc_core.config.run_options import Airflow, Quality, SparkOptions
+from cdc_core.config.source_options import Source
+from cdc_core.config.storage_options import Limits, MetaConfig, Retention, StageConfig
+from cdc_core.config.target_options import Target
+from cdc_core.config.value_types import Cron, Model, Name
+from cdc_core.config.verify_options import Repair, Verify
 from cdc_core.errors import UsageError
-from cdc_core.model.reference import same_variable
-from cdc_core.windows import Windows
-from cdc_core.words import counted
+from cdc_core.model.connection_reference import same_variable
+from cdc_core.model.readable import counted
+from cdc_core.model.windows import Windows
 
 
 class Pipeline(Model):
@@ -36,7 +36,7 @@ class Pipeline(Model):
     stage: StageConfig = Field(description="where staged files are kept")
     meta: MetaConfig = Field(description="where positions and records are kept")
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
-    spark: Spark = Field(default_factory=Spark, description="how Spark runs")
+    spark: SparkOptions = Field(default_factory=SparkOptions, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
     snapshot: Snapshot = Field(default_factory=Snapshot, description="how existing rows are copied")
     verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
@@ -44,7 +44,9 @@ class Pipeline(Model):
     reverse_query: ReverseQuery | None = Field(
         None, description="look old changes up in the source before they are applied; default: no"
     )
-    cutover: Cutover = Field(default_factory=Cutover, description="how an application is switched to a target")
+    cutover: CutoverOptions = Field(
+        default_factory=CutoverOptions, description="how an application is switched to a target"
+    )
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
     retention: Retention | None = Field(None, description="when staged history is purged; default: never")

@@ -16,7 +16,7 @@ from cdc_core.history.codes import Runs, numbered
 from cdc_core.history.events import ARRIVED
 from cdc_core.history.rule import TableRule
 from cdc_core.history.winners import Events
-from cdc_core.model.staged import ABSENT, BEFORE, DELETE, INSERT, LITERAL, OP, TRUNCATE, UPDATE, LiteralEntries
+from cdc_core.model.staged_columns import ABSENT, BEFORE, DELETE, INSERT, LITERAL, OP, TRUNCATE, UPDATE, LiteralEntries
 
 
 def by_key(rows: pa.Table, events: pa.Table, rule: TableRule) -> Iterator[pa.Table]:

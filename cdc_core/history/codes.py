@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.model.staged import LiteralEntries
+from cdc_core.model.staged_columns import LiteralEntries
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

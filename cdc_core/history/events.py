@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 
 from cdc_core.history.codes import Flags, codes, exact_codes, filled, plain, whole
 from cdc_core.history.rule import TableRule
-from cdc_core.model.merged import SHARD_UNKNOWN
+from cdc_core.model.merged_columns import SHARD_UNKNOWN
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import (
+from cdc_core.model.staged_columns import (
     ABSENT,
     BEFORE,
     BEFORE_MARK,

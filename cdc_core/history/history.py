@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.history.codes import whole
-from cdc_core.history.copies import nets
 from cdc_core.history.events import FORMER, event_schema
+from cdc_core.history.renewing_copies import nets
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Counting
 from cdc_core.history.winners import Merged, merged, reduced
-from cdc_core.model.staged import OP, TRUNCATE
+from cdc_core.model.staged_columns import OP, TRUNCATE
 
 REDUCED_ROWS = 1 << 20
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from cdc_core.history.codes import Numbers, plain, whole
 from cdc_core.history.events import FORMER, INHERITS
 from cdc_core.history.rule import TableRule
-from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TRUNCATE
+from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TRUNCATE
 
 Hashes = npt.NDArray[np.uint64]
 _ODD = np.uint64(0x9E3779B97F4A7C15)

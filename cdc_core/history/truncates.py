@@ -1,7 +1,7 @@
 """Which TRUNCATEs count, and whether they are allowed; and what they undo.
 
 `t` is a TRUNCATE that the source logged, or the beginning of a copy that takes the place of older rows
-(cdc_core/snapshot/renewal.py), which is in a file of copied rows.
+(cdc_core/operations/copy/renewal.py), which is in a file of copied rows.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class TruncateRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TruncatePlaces:
     """Of events: where they are in which log."""
 
     source: Coded
@@ -112,7 +112,7 @@ class Places:
     ts: Numbers
 
 
-def truncates_of(places: Places, truncate: Flags, renews: Flags) -> list[Truncate]:
+def truncates_of(places: TruncatePlaces, truncate: Flags, renews: Flags) -> list[Truncate]:
     """The last one of each source table and kind."""
     found: dict[tuple[int, int, bool], Truncate] = {}
     for at in np.flatnonzero(truncate).tolist():
@@ -127,7 +127,7 @@ def truncates_of(places: Places, truncate: Flags, renews: Flags) -> list[Truncat
     return list(found.values())
 
 
-def undone(places: Places, truncate: Flags, last: Sequence[Truncate], *, shared: bool) -> Flags:
+def undone(places: TruncatePlaces, truncate: Flags, last: Sequence[Truncate], *, shared: bool) -> Flags:
     """Which events do not count: those before the last truncate of their source table, and all other truncates."""
     gone = truncate.copy()
     for one in last:

@@ -17,7 +17,7 @@ from cdc_core.history.codes import Flags, Numbers, Runs, numbered
 
 
 @dataclass(slots=True)
-class Chains:
+class KeyChains:
     """What rows that came under a new key without all values have from their older keys.
 
     node: by event, the number of the departure of its change; -1: none. departure, next: by node, its event, and the
@@ -60,7 +60,7 @@ class Lives:
 
 def through_key_changes(
     lives: Lives, lacks: MutableMapping[str, Flags], place: MutableMapping[str, Numbers]
-) -> Chains | None:
+) -> KeyChains | None:
     """Fills, for rows that came under a new key, what older keys have; the chains, if there are any.
 
     lacks: by column, which events lack it; those that are filled no longer do. place: by column, the event with the
@@ -77,7 +77,7 @@ def through_key_changes(
     node_of_change[lives.change[leaving]] = np.arange(len(leaving))
     arrives = lives.inherits & ~lives.former
     node = np.where(arrives, node_of_change[lives.change], -1)
-    chains = Chains(node, leaving.tolist(), [])
+    chains = KeyChains(node, leaving.tolist(), [])
     for event in leaving.tolist():
         born = int(birth[event])
         chains.next.append(int(node[born]) if born >= 0 else -1)

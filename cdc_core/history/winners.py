@@ -25,9 +25,9 @@ from cdc_core.history.events import (
 )
 from cdc_core.history.order import between_sources, within_sources
 from cdc_core.history.rule import TableRule
-from cdc_core.history.truncates import Counting, Places, Truncate, truncates_of, undone
-from cdc_core.history.values import Chains, Lives, numbers_of_changes, through_key_changes
-from cdc_core.model.merged import (
+from cdc_core.history.truncates import Counting, Truncate, TruncatePlaces, truncates_of, undone
+from cdc_core.history.values import KeyChains, Lives, numbers_of_changes, through_key_changes
+from cdc_core.model.merged_columns import (
     BORN,
     ENDED_ORIGINS,
     FORMER_SHARD_KEYS,
@@ -40,7 +40,7 @@ from cdc_core.model.merged import (
     merged_schema,
 )
 from cdc_core.model.places import at_places
-from cdc_core.model.staged import (
+from cdc_core.model.staged_columns import (
     ABSENT,
     DELETE,
     LITERAL,
@@ -103,8 +103,8 @@ class Events:
         return self.flags(FORMER)
 
     @property
-    def places(self) -> Places:
-        return Places(self.source, self.table, self.seq, self.row, self.ts)
+    def places(self) -> TruncatePlaces:
+        return TruncatePlaces(self.source, self.table, self.seq, self.row, self.ts)
 
     def key(self) -> Numbers:
         """The number of each event's key. A truncate has none: those of several source tables are apart."""
@@ -202,7 +202,7 @@ class _Merge:
         )
         self.lacks = events.lacks(rule.fill)
         self._place = {name: np.arange(events.count) for name in rule.fill}
-        self._chains: Chains | None = None
+        self._chains: KeyChains | None = None
         if len(change):
             self._chains = through_key_changes(self.lives, self.lacks, self._place)
 

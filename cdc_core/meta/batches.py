@@ -24,7 +24,7 @@ from cdc_core.meta.schemas import SchemaVersions
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import NO_SURVEY, TableCoverage, settled
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 from cdc_core.model.position import Position
 
 _batch, _file = meta_schema.batch, meta_schema.batch_file

@@ -12,7 +12,7 @@ from cdc_core.meta.meta_schema import ack_position as _ack
 from cdc_core.meta.meta_schema import table_coverage as _coverage
 from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage, settled
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 
 
 class Coverages(Repository):

@@ -34,12 +34,12 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
 from cdc_core.errors import ConnectionLost, DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import postgres, scope
 from cdc_core.meta.lock_holders import holders_of
-from cdc_core.model.reference import ENVIRONMENT, secret_options
-from cdc_core.server_errors import NO_TABLE, RETRIED, Kind, kind_of, number_of
+from cdc_core.model.connection_reference import ENVIRONMENT, secret_options
+from cdc_core.mysql.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
+from cdc_core.mysql.server_errors import NO_TABLE, RETRIED, ErrorKind, kind_of, number_of
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Database:
             time.sleep(pause_s)
             try:
                 return self._attempt(work, write=True)
-            except _Collision as collision:
+            except _MetaCollision as collision:
                 log.info("meta %s: attempt %d collided: %s", self.name, attempt, collision)
         raise RetryLater(
             f"{len(_PAUSES_S)} attempts collided with other writers of the meta database.",
@@ -351,7 +351,7 @@ class Database:
             "and run `lockstep meta rebuild`)",
         )
 
-    def _translated(self, error: DBAPIError, *, write: bool) -> LockstepError | _Collision:
+    def _translated(self, error: DBAPIError, *, write: bool) -> LockstepError | _MetaCollision:
         original = error.orig
         why = self._safe(original)
         if self.is_sqlite:
@@ -361,10 +361,10 @@ class Database:
         said = original or error
         number, kind = getattr(original, "sqlstate", None) or number_of(said), kind_of(said)
         if write and (number in _DEADLOCKS | _THERE or isinstance(error, IntegrityError)):
-            return _Collision(why)
+            return _MetaCollision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
             return self._refused("connection.denied", why)
-        if not self._postgres and (kind in (Kind.LOGIN, Kind.STATE, Kind.DENIED) or number in NO_TABLE):
+        if not self._postgres and (kind in (ErrorKind.LOGIN, ErrorKind.STATE, ErrorKind.DENIED) or number in NO_TABLE):
             return self._refused("connection.denied", why)
         # By name, because the drivers need not be installed; psycopg has a subclass for each state.
         passing = {"OperationalError", "InterfaceError"} & {one.__name__ for one in type(original).__mro__}
@@ -443,7 +443,7 @@ def _close_idle() -> None:
 os.register_at_fork(before=_close_idle)
 
 
-class _Collision(Exception):
+class _MetaCollision(Exception):
     """A deadlock or a race for the same new row: the transaction left nothing and may run again."""
 
 

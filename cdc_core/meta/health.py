@@ -18,8 +18,8 @@ from cdc_core.meta.meta_rows import CopyState, SetAside, SourceStatus, Status
 from cdc_core.meta.run_states import RunState
 from cdc_core.meta.task_failures import COPY, COPY_TABLE, EXTRACT, REPAIR, RUN, copied_table
 from cdc_core.model.coverage import How, TableCoverage, lacks
-from cdc_core.windows import Windows, from_us, to_us
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
+from cdc_core.model.windows import Windows, from_us, to_us
 
 MOST_LATE = 1000
 """Intervals that are counted at most."""

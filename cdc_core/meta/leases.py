@@ -21,12 +21,12 @@ from dataclasses import asdict, replace
 from sqlalchemy import ColumnElement, Connection, Row, Update, insert, select, update
 
 from cdc_core.errors import LeaseHeld, LeaseLost, LockstepError, RetryLater, defect
-from cdc_core.leaving import at_the_last, unwound
 from cdc_core.meta.database import Database
 from cdc_core.meta.meta_rows import Lease, RingDepth
 from cdc_core.meta.meta_schema import lease as _lease
 from cdc_core.meta.repository import Repository, reads, writes
-from cdc_core.windows import MICROSECONDS, from_us
+from cdc_core.model.windows import MICROSECONDS, from_us
+from cdc_core.process.leaving import at_the_last, unwound
 
 log = logging.getLogger(__name__)
 

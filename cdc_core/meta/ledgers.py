@@ -9,8 +9,8 @@ from sqlalchemy import Row, insert, select, update
 from cdc_core.meta.meta_rows import LedgerRow, SetAside
 from cdc_core.meta.meta_schema import apply_ledger as _ledger
 from cdc_core.meta.repository import Repository, reads, writes
-from cdc_core.model.documents import parsed, text_of
-from cdc_core.model.run import LedgerEntry, WriteCounts
+from cdc_core.model.json_codec import parsed, text_of
+from cdc_core.model.run_plan import LedgerEntry, WriteCounts
 
 Counts = tuple[WriteCounts, ...]
 Spans = dict[str, tuple[str, str]]

@@ -10,7 +10,7 @@ from typing import Any
 from cdc_core.meta.run_states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.run import LedgerEntry, WriteCounts
+from cdc_core.model.run_plan import LedgerEntry, WriteCounts
 
 
 @dataclass(frozen=True, slots=True)

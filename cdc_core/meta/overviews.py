@@ -18,7 +18,7 @@ from cdc_core.meta.meta_rows import BatchRow, LedgerRow, RunRow, Status
 from cdc_core.meta.repository import Repository, reads
 from cdc_core.meta.run_register import RunRegister
 from cdc_core.meta.status_views import StatusViews
-from cdc_core.windows import Windows
+from cdc_core.model.windows import Windows
 
 _batch, _file, _record = meta_schema.batch, meta_schema.batch_file, meta_schema.consume_record
 _run, _ledger = meta_schema.run, meta_schema.apply_ledger

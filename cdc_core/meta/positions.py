@@ -15,7 +15,7 @@ from cdc_core.meta.meta_rows import Lease
 from cdc_core.meta.meta_schema import ack_position as _ack
 from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.meta.task_failures import EXTRACT, TaskFailures
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 
 

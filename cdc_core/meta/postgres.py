@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cdc_core.connections import is_loopback
 from cdc_core.errors import LockstepError, Refused, UsageError
+from cdc_core.mysql.connections import is_loopback
 
 _REQUIRE_AUTH_SINCE = 160000
 _VERIFYING = ("verify-ca", "verify-full")

@@ -18,7 +18,7 @@ from cdc_core.meta.run_states import RecordState, RunState, run_may_move
 from cdc_core.meta.shard_layouts import ShardLayouts
 from cdc_core.meta.target_writes import TargetWrites
 from cdc_core.meta.task_failures import PLAN, RUN, TaskFailures
-from cdc_core.model.run import LedgerEntry, WriteCounts
+from cdc_core.model.run_plan import LedgerEntry, WriteCounts
 
 _run, _record = meta_schema.run, meta_schema.consume_record
 _ERROR_CHARS = 4000

@@ -11,7 +11,7 @@ from cdc_core.meta.meta_schema import schema_version as _schema
 from cdc_core.meta.meta_schema import table_definition as _definition
 from cdc_core.meta.repository import Repository, reads, slices
 from cdc_core.model.batch import Manifest
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 from cdc_core.model.schema import DefinedSince, TableSchema
 
 

@@ -26,7 +26,7 @@ from cdc_core.meta.repository import Repository, reads, writes
 from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.batch import CopiedChunk, Part
 from cdc_core.model.coverage import How, TableCoverage, lacks
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 

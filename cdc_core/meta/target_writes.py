@@ -18,8 +18,8 @@ from cdc_core.meta.meta_rows import ClosedWrite, LastWrite, LastWrites, Renewal,
 from cdc_core.meta.meta_schema import apply_ledger as _ledger
 from cdc_core.meta.meta_schema import last_write as _last
 from cdc_core.meta.repository import Repository, reads, writes
-from cdc_core.model.documents import parsed, text_of
-from cdc_core.model.run import WriteCounts
+from cdc_core.model.json_codec import parsed, text_of
+from cdc_core.model.run_plan import WriteCounts
 
 _Shards = dict[str, LastWrite]
 

@@ -16,7 +16,7 @@ from cdc_core.meta.leases import Leases
 from cdc_core.meta.meta_rows import Lease, Verification
 from cdc_core.meta.meta_schema import verification as _verification
 from cdc_core.meta.repository import Repository, reads, writes
-from cdc_core.windows import from_us
+from cdc_core.model.windows import from_us
 
 
 class Verifications(Repository):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
-from cdc_core.model.documents import Natural, TimeUs, dumped, parsed
+from cdc_core.model.json_codec import Natural, TimeUs, dumped, parsed
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 

@@ -22,7 +22,7 @@ class ColumnName:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ColumnComparison:
     """op: == != < <= > >=. At least one side is a column."""
 
     op: str
@@ -53,7 +53,7 @@ class Joined:
     parts: tuple[Condition, ...]
 
 
-Condition = Comparison | Member | Null | Not | Joined
+Condition = ColumnComparison | Member | Null | Not | Joined
 
 _OPS = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _NAMED = {"null": None, "true": True, "false": False}
@@ -79,7 +79,7 @@ def parse(text: str) -> Condition:
 def columns_of(condition: Condition) -> Iterator[str]:
     """The columns that it names."""
     match condition:
-        case Comparison(_, left, right):
+        case ColumnComparison(_, left, right):
             yield from (side.name for side in (left, right) if isinstance(side, ColumnName))
         case Member(column) | Null(column):
             yield column.name
@@ -93,7 +93,7 @@ def columns_of(condition: Condition) -> Iterator[str]:
 def literals_of(condition: Condition) -> Iterator[tuple[str, Value]]:
     """The literals that it compares columns with, each with its column."""
     match condition:
-        case Comparison(_, left, right):
+        case ColumnComparison(_, left, right):
             for side, other in ((left, right), (right, left)):
                 if isinstance(side, ColumnName) and not isinstance(other, ColumnName):
                     yield side.name, other
@@ -137,7 +137,7 @@ def _comparison(op: ast.cmpop, left: ast.expr, right: ast.expr) -> Condition:
         raise ValueError("nothing is equal to null: write `is null` or `is not null`")
     if not isinstance(one, ColumnName) and not isinstance(other, ColumnName):
         raise ValueError(f"{ast.unparse(left)!r} and {ast.unparse(right)!r}: one side must be a column")
-    return Comparison(_OPS[type(op)], one, other)
+    return ColumnComparison(_OPS[type(op)], one, other)
 
 
 def _literal(node: ast.expr) -> Value:

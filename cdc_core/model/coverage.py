@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from cdc_core.model.documents import Natural, TimeUs
+from cdc_core.model.json_codec import Natural, TimeUs
 from cdc_core.model.position import place_of
 
 

@@ -14,7 +14,7 @@ from functools import total_ordering
 from typing import Any
 
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.model.documents import Natural, TimeUs, stored_as
+from cdc_core.model.json_codec import Natural, TimeUs, stored_as
 
 TIMELINE_BITS = 10
 FILE_BITS = 20

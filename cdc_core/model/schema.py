@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from cdc_core.errors import TableRefused
 from cdc_core.model.collations import own_name
-from cdc_core.model.documents import Natural, TimeUs, plain
+from cdc_core.model.json_codec import Natural, TimeUs, plain
 
 INTEGER_BYTES: Mapping[str, int] = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
 BINARY_BASES = frozenset(

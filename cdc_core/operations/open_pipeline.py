@@ -16,8 +16,8 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 
 if TYPE_CHECKING:
-    from cdc_core.extract.drained import DrainResult
     from cdc_core.meta import TableCopy
+    from cdc_core.operations.extract.drained import DrainResult
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,6 @@ on a connection of ours, and make no Python object per row.
     values.py       located values as Arrow arrays
 """
 
-from cdc_core.results.reader import TableReader, read_columns
+from cdc_core.results.table_reader import TableReader, read_columns
 
 __all__ = ["TableReader", "read_columns"]

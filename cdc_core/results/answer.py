@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cdc_core.connections import SafeConnection
-from cdc_core.results import rows
-from cdc_core.results.faults import malformed
+from cdc_core.mysql.connections import SafeConnection
+from cdc_core.results import row_packets as rows
+from cdc_core.results.reading_faults import malformed
 
 _LEAST_FREE_BYTES = 256 << 10
 _MAX_ROW_BYTES = (1 << 30) + (1 << 24)
@@ -54,7 +54,7 @@ class Buffer:
         return len(self.data) > self.size_bytes + _LEAST_FREE_BYTES
 
 
-class Answer:
+class ResultAnswer:
     """The packets of one answer, the first of which has the sequence number 1.
 
     Raises RetryLater (connection.unreachable), and OperationalError as the connection does.

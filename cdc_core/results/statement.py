@@ -15,19 +15,19 @@ import numpy as np
 import pymysql
 from pymysql.protocol import MysqlPacket
 
-from cdc_core.connections import SafeConnection
 from cdc_core.errors import defect
-from cdc_core.results import definitions
-from cdc_core.results.answer import Answer, Buffer, Located
-from cdc_core.results.definitions import ColumnDefinition
-from cdc_core.results.faults import definition_changed, malformed
+from cdc_core.mysql.connections import SafeConnection
+from cdc_core.results import result_columns as definitions
+from cdc_core.results.answer import Buffer, Located, ResultAnswer
+from cdc_core.results.reading_faults import definition_changed, malformed
+from cdc_core.results.result_columns import ResultColumn
 
 _PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 _OK, _EOF, _ERR = 0x00, 0xFE, 0xFF
 _MORE_RESULTS = 8
 """A flag of the server's status."""
 
-NewBuffer = Callable[[Sequence[ColumnDefinition]], Buffer]
+NewBuffer = Callable[[Sequence[ResultColumn]], Buffer]
 """Checks a result's definitions (it raises what the caller is to see) and returns memory for its rows."""
 
 
@@ -47,7 +47,7 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
     finished = False
     try:
         buffer = Buffer(1, 1, 1 << 16)
-        answer = Answer(connection, buffer, where)
+        answer = ResultAnswer(connection, buffer, where)
         found = _definitions(answer, where)
         if len(found) != len(announced):
             raise definition_changed(f"{len(announced)} columns were announced, and {len(found)} came", where=where)
@@ -73,7 +73,7 @@ def read_rows(connection: SafeConnection, sql: str, prepare: NewBuffer, *, where
             connection.abandon_answer()
 
 
-def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, list[ColumnDefinition]]:
+def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, list[ResultColumn]]:
     """The statement's number, and its columns."""
     connection._execute_command(_PREPARE, sql.encode())
     first = connection._read_packet().get_all_data()
@@ -98,7 +98,7 @@ def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, li
         raise malformed(f"a column's definition: {error}", where=where) from None
 
 
-def _definitions(answer: Answer, where: str) -> list[ColumnDefinition]:
+def _definitions(answer: ResultAnswer, where: str) -> list[ResultColumn]:
     first = answer.packet()
     if first[:1] == bytes([_ERR]):
         raise _said(first, where)
@@ -117,7 +117,7 @@ def _definitions(answer: Answer, where: str) -> list[ColumnDefinition]:
     return found
 
 
-def _end(answer: Answer, where: str) -> int:
+def _end(answer: ResultAnswer, where: str) -> int:
     """Reads the packet after the last row; the server's status."""
     last = answer.packet()
     if last[:1] == bytes([_ERR]):

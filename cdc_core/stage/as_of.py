@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.staged import SEQ, TS
-from cdc_core.windows import from_us
+from cdc_core.model.staged_columns import SEQ, TS
+from cdc_core.model.windows import from_us
 
 _POSITION = re.compile(r"^(?:timeline (\d+) )?([^\s:]+\.\d+):(\d+)$")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, renamed_in_bookkeeping
+from cdc_core.model.staged_columns import ABSENT, BEFORE, BOOKKEEPING, LITERAL, renamed_in_bookkeeping
 
 SOURCE_TABLE = "_cdc_source_table"
 """The name of the change's table on its source."""

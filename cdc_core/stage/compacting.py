@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest, Part
-from cdc_core.model.compaction import BatchCounts, Compaction, bare
+from cdc_core.model.compacted import BatchCounts, Compaction, bare
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import CompactedName, compacted_path

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.batch import MANIFEST_VERSION
 from cdc_core.model.coverage import TableCoverage
-from cdc_core.model.documents import Natural, TimeUs, UnknownVersion, dumped, parsed
+from cdc_core.model.json_codec import Natural, TimeUs, UnknownVersion, dumped, parsed
 from cdc_core.model.position import Position
+from cdc_core.model.windows import from_us
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.objects import ObjectStore, find
 from cdc_core.stage.unreadable import other_version
-from cdc_core.windows import from_us
 
 
 @dataclass(frozen=True, slots=True)

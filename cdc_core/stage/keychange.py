@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.model.staged import BEFORE, BEFORE_MARK, LITERAL, OP, UPDATE
+from cdc_core.model.staged_columns import BEFORE, BEFORE_MARK, LITERAL, OP, UPDATE
 
 
 def key_changes(rows: pa.RecordBatch, key: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cdc_core.model.paths import segment
 from cdc_core.model.position import Position
-from cdc_core.windows import from_us, window_label
+from cdc_core.model.windows import from_us, window_label
 
 CHANGES = "changes/"
 MANIFESTS = "manifests/"

@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk, FilesLost, LockstepError, Refused
 from cdc_core.model.batch import Manifest, Part
-from cdc_core.model.compaction import Compaction
-from cdc_core.model.documents import UnknownVersion
+from cdc_core.model.compacted import Compaction
+from cdc_core.model.json_codec import UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage import compaction as compactions
+from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.intact import damage
 from cdc_core.stage.layout import (
     CHANGES,

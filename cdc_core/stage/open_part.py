@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from cdc_core.model.batch import Part
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
+from cdc_core.model.staged_columns import ABSENT, OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import CompactedName, CopiedName, PartName
 from cdc_core.stage.objects import ObjectStore, PartOutput

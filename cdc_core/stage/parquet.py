@@ -23,7 +23,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, FILE, GTID, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged_columns import (
+    ABSENT,
+    BEFORE,
+    BOOKKEEPING,
+    FILE,
+    GTID,
+    LITERAL,
+    OP,
+    POS,
+    ROW,
+    SEQ,
+    SOURCE,
+    TS,
+)
 from cdc_core.stage.objects import PartOutput
 
 ROW_GROUP_ROWS = 122_880

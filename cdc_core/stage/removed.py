@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from cdc_core.errors import FilesLost
 from cdc_core.model.position import Position
-from cdc_core.stage import compaction
+from cdc_core.stage import compactions as compaction
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import removed
 from cdc_core.stage.layout import parse_part

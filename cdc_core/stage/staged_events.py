@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from cdc_core.history.events import event_schema, events, needed_columns
 from cdc_core.history.rule import TableRule
 from cdc_core.model.schema import ColumnType, TableSchema
-from cdc_core.model.staged import BEFORE, SEQ
+from cdc_core.model.staged_columns import BEFORE, SEQ
 from cdc_core.stage.intact import StagedBytes, open_intact
 from cdc_core.stage.objects import ObjectStore
 

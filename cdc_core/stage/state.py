@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.history.copies import each_copy
 from cdc_core.history.history import History
+from cdc_core.history.renewing_copies import each_copy
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import last_of_each
-from cdc_core.model.merged import MergedOp
-from cdc_core.model.staged import ABSENT, BOOKKEEPING, LITERAL, OP, SEQ, TS
+from cdc_core.model.merged_columns import MergedOp
+from cdc_core.model.staged_columns import ABSENT, BOOKKEEPING, LITERAL, OP, SEQ, TS
 from cdc_core.stage.event_parts import PART_ROWS, parts_of_events
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.table_files import TableFiles, require_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cdc_core.extras import require
+from cdc_core.process.extras import require
 from cdc_core.stage.files import FileStore
 from cdc_core.stage.objects import ObjectStore
 

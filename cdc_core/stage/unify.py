@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import (
+from cdc_core.model.staged_columns import (
     ABSENT,
     BEFORE,
     BOOKKEEPING,
@@ -28,8 +28,8 @@ from cdc_core.model.staged import (
     renamed_in_bookkeeping,
     row_field,
 )
+from cdc_core.model.windows import from_us
 from cdc_core.stage.as_of import AsOf
-from cdc_core.windows import from_us
 
 _SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}

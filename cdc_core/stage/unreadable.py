@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cdc_core.errors import Refused
 from cdc_core.model.batch import MANIFEST_VERSION
-from cdc_core.model.documents import UnknownVersion
+from cdc_core.model.json_codec import UnknownVersion
 
 
 def other_version(path: str, where: str, error: UnknownVersion) -> Refused:

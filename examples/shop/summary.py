@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cdc_core.meta import CopyState, LedgerRow, Meta, RunRow, SourceStatus
+from cdc_core.model.windows import from_us
 from cdc_core.stage.manifest import chain, verify
 from cdc_core.stage.stores import open_store
-from cdc_core.windows import from_us
 from examples.shop.compare import TableComparison, compare
 from examples.shop.place import PIPELINE, Place
 from examples.shop.tables import LOGICAL, SHARD_DATABASES, SHARD_TABLES, rebuilt, source_tables

@@ -1,4 +1,4 @@
-"""Airflow connections as the environment variables that cdc_core.connections reads, for one task and its children.
+"""Airflow connections as the environment variables that cdc_core.mysql.connections reads, for one task and its children.
 
 `airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). The variables are there
 for as long as they are needed, in this process and in the children that need them. Every password is given to
@@ -60,7 +60,7 @@ def environment(pipeline: Pipeline, others: Iterable[str] = ()) -> dict[str, str
 
 
 def _variable(reference: str) -> Mapping[str, str]:
-    from cdc_core.connections import variable_of
+    from cdc_core.mysql.connections import variable_of
 
     kind, _, name = reference.partition(":")
     variable = variable_of(reference)

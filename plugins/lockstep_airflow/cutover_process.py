@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cdc_core import config
-from cdc_core.account import settled
-from cdc_core.cutover import machine
-from cdc_core.cutover.moving import cutover_lease
-from cdc_core.cutover.opening import work_of
-from cdc_core.cutover.planning import plan
-from cdc_core.cutover.status import cutover_document
 from cdc_core.errors import LockstepError, to_line
-from cdc_core.leaving import leave_on_signals
+from cdc_core.operations.cutover import machine
+from cdc_core.operations.cutover.cutover_report import cutover_document
+from cdc_core.operations.cutover.moving import cutover_lease
+from cdc_core.operations.cutover.opening import work_of
+from cdc_core.operations.cutover.planning import plan
 from cdc_core.operations.open_pipeline import open_pipeline
+from cdc_core.process.account import settled
+from cdc_core.process.leaving import leave_on_signals
 from spark_jobs.driver import Driver
 
 if TYPE_CHECKING:
-    from cdc_core.cutover.work import Work
+    from cdc_core.operations.cutover.work import CutoverWork
 
 PLAN, REHEARSE, RUN, BACK = "plan", "rehearse", "run", "back"
 
 
-def document_of(work: Work, verb: str) -> dict[str, Any]:
+def document_of(work: CutoverWork, verb: str) -> dict[str, Any]:
     """Does the verb; its document. Raises what it raises."""
     if verb == PLAN:
         made = plan(work)

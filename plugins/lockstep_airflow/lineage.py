@@ -36,20 +36,20 @@ from openlineage.client.facet_v2 import (
 )
 
 from cdc_core import config
-from cdc_core.apply.plan import load
 from cdc_core.config import Pipeline, Target
-from cdc_core.connections import resolve
 from cdc_core.meta import BatchRow, Meta
-from cdc_core.model.run import LedgerEntry, RunPlan
+from cdc_core.model.run_plan import LedgerEntry, RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.tasks import QUALITY
-from cdc_core.sink import Capture
-from cdc_core.sink.columns import HASH
+from cdc_core.model.windows import to_us
+from cdc_core.mysql.connections import resolve
+from cdc_core.operations.apply.plan import load
+from cdc_core.source.capture import Capture
+from cdc_core.source.capture.column_rules import HASH
 from cdc_core.stage.layout import table_prefix
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.sharding import shard_tables
-from cdc_core.windows import to_us
+from cdc_core.targets.reading.sharding import shard_tables
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, window_of
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from cdc_core.informing import informing
+from cdc_core.process.informing import informing
 
 if TYPE_CHECKING:
-    from cdc_core.apply.commit import CommitSummary
-    from cdc_core.extract import DrainResult
+    from cdc_core.operations.apply.commit import CommitSummary
+    from cdc_core.operations.extract import DrainResult
 
 _APPLIED = ("winners", "written", "stale", "absent", "quarantined")
 

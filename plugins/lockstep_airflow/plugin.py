@@ -16,7 +16,7 @@ _Messages = Callable[..., Awaitable[Any]]
 
 async def page(scope: MutableMapping[str, Any], receive: _Messages, send: _Messages) -> None:
     """The page as an ASGI application, imported by the first request."""
-    from lockstep_airflow.page.app import app
+    from lockstep_airflow.page.routes import app
 
     await app(scope, receive, send)
 

@@ -14,8 +14,11 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
 from cdc_core.config import MOST_READERS, WAY_BACK_SUFFIX
-from lockstep_airflow.copying import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
-from lockstep_airflow.operators import (
+from lockstep_airflow.copy_tasks import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
+from lockstep_airflow.cutover_tasks import BACK, THERE, CutoverOperator
+from lockstep_airflow.extract_sensor import ExtractSensor
+from lockstep_airflow.reshard_tasks import ReshardOperator
+from lockstep_airflow.run_tasks import (
     CommitOperator,
     CompactOperator,
     PlanOperator,
@@ -25,13 +28,10 @@ from lockstep_airflow.operators import (
     SparkJobOperator,
     SweepOperator,
 )
-from lockstep_airflow.resharding import ReshardOperator
-from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, SWITCH, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
 from lockstep_airflow.specs import REHEARSE as REHEARSE_TASK
 from lockstep_airflow.specs import REPAIR as REPAIR_TASK
-from lockstep_airflow.switching import BACK, THERE, CutoverOperator
-from lockstep_airflow.verifying import RepairSensor, VerifySensor
+from lockstep_airflow.verify_tasks import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ABANDON,
     ACCEPT,

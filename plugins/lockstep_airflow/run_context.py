@@ -42,9 +42,9 @@ from lockstep_airflow.window import (
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from cdc_core.apply.replay import Selection
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta
+    from cdc_core.operations.apply.replay import Selection
     from cdc_core.stage.objects import ObjectStore
 
 MAX_RUN_NAME = 200
@@ -79,7 +79,7 @@ def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
 
 def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
     """What a run of the replay DAG applies. Raises UsageError (usage.argument)."""
-    from cdc_core.apply.replay import Selection, places, requeued
+    from cdc_core.operations.apply.replay import Selection, places, requeued
 
     params = _params(context)
     if params.get(REQUEUE):
@@ -168,7 +168,7 @@ def abandoned_of(context: Context, pipeline: Pipeline, source: str) -> tuple[str
 
 
 def _places(context: Context, pipeline: Pipeline, source: str, param: str) -> Iterator[tuple[str, int]]:
-    from cdc_core.extract.acceptances import parse_place
+    from cdc_core.operations.extract.acceptances import parse_place
 
     for text in _params(context).get(param) or ():
         name, _, place = str(text).partition("=")

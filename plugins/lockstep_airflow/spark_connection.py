@@ -23,7 +23,7 @@ _EXTRAS = {"queue": "spark.yarn.queue", "namespace": "spark.kubernetes.namespace
 
 def driver_of(connection_id: str, pipeline: Pipeline, store: ObjectStore) -> Driver:
     """Raises UsageError (airflow.connection, install.missing), Refused (spark.setup)."""
-    from cdc_core.extras import require
+    from cdc_core.process.extras import require
     from spark_jobs.driver import Driver
 
     try:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from cdc_core.meta import TableCopy
+from cdc_core.operations.copy.copy_progress import CopyProgress
 from cdc_core.operations.open_pipeline import Progress
-from cdc_core.snapshot.progress import CopyProgress
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from cdc_core.errors import UsageError
-from cdc_core.windows import MICROSECONDS, Windows, from_us, parse_moment, to_us
+from cdc_core.model.windows import MICROSECONDS, Windows, from_us, parse_moment, to_us
 
 FORM_OPEN_US = 600 * MICROSECONDS
 """A logical date at most this long before the trigger was filled in by the form, which the user took time to submit."""

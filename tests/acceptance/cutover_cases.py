@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc_core.cutover.states import State
+from cdc_core.operations.cutover.cutover_states import State
 
 ROLLED_BACK, SWITCHED, EITHER = "rolled back", "switched", "either"
 """EITHER: it depends on how soon the server is there again."""
@@ -54,14 +54,14 @@ class _Moment:
     given: str = ""
 
 
-_CUTOVER = "cdc_core.cutover"
+_CUTOVER = "cdc_core.operations.cutover"
 _HOLD = (
     _Moment("chase", "before a run", f"{_CUTOVER}.chase", "_caught_up", "before", 2),
     _Moment("chase", "the gates are made", f"{_CUTOVER}.machine", "make_gates", "after"),
     _Moment("stop", "the tables are locked", f"{_CUTOVER}.locks", "Locks.take", "after"),
     _Moment("drain", "everything is applied", f"{_CUTOVER}.clock", "Clock.require", "before", 3),
     _Moment("prove", "everything is compared", f"{_CUTOVER}.hold", "_arm", "before"),
-    _Moment("arm", "the fences are raised", "cdc_core.target.fence", "raise_fences", "after"),
+    _Moment("arm", "the fences are raised", "cdc_core.targets.bookkeeping.fence", "raise_fences", "after"),
     _Moment("arm", "the gates are closed", f"{_CUTOVER}.hold", "written_since", "before"),
 )
 _SWITCH = (

@@ -16,10 +16,10 @@ import pymysql
 import pytest
 
 from cdc_core.config import load
-from cdc_core.cutover.moving import cutover_lease
-from cdc_core.cutover.opening import work_of
-from cdc_core.cutover.work import Work
 from cdc_core.meta import Lease
+from cdc_core.operations.cutover.moving import cutover_lease
+from cdc_core.operations.cutover.opening import work_of
+from cdc_core.operations.cutover.work import CutoverWork
 from cdc_core.operations.open_pipeline import open_pipeline
 from spark_jobs.driver import Driver
 from tests.databases import drop_database
@@ -186,7 +186,7 @@ class Shop:
     @contextmanager
     def in_this_process(
         self, monkeypatch: pytest.MonkeyPatch, target: str | None = None
-    ) -> Iterator[tuple[Work, Lease]]:
+    ) -> Iterator[tuple[CutoverWork, Lease]]:
         """What `lockstep cutover` of shop.yaml works with, and its lease."""
         monkeypatch.setenv("SOURCE", self.source.url)
         monkeypatch.setenv("TARGET", self.target.url)

@@ -32,7 +32,7 @@ from typing import Any, Self
 import psycopg
 import pymysql
 
-from cdc_core.cutover.states import OPEN, State
+from cdc_core.operations.cutover.cutover_states import OPEN, State
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.cutover_cases import COMMAND, META, PAUSED, ROLLED_BACK, SOURCE, SWITCHED, TARGET
 from tests.acceptance.moving_shop import TABLES, Application, Shop, execute

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from cdc_core.config import Pipeline, load
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta, TableCopy
-from cdc_core.snapshot import pace
-from cdc_core.snapshot.copier import copier_lease
-from cdc_core.snapshot.pending import pending
-from cdc_core.snapshot.steps import read_tables, stage_read
+from cdc_core.operations.copy import pace
+from cdc_core.operations.copy.copier import copier_lease
+from cdc_core.operations.copy.pending import pending
+from cdc_core.operations.copy.steps import read_tables, stage_read
+from cdc_core.operations.extract import Extractor
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.replicated import Pair, run, start
 from tests.opened import opened

@@ -17,10 +17,10 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.cutover import hold, machine
-from cdc_core.cutover.locks import Locks
 from cdc_core.errors import RetryLater
-from cdc_core.target.gates import open_gates
+from cdc_core.operations.cutover import hold, machine
+from cdc_core.operations.cutover.locks import Locks
+from cdc_core.targets.bookkeeping.gates import open_gates
 from examples.sandbox.mariadb import MariaDb
 from spark_jobs.driver import Driver
 from tests.acceptance.moving_shop import (
@@ -39,7 +39,7 @@ from tests.acceptance.moving_shop import (
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 EMPTYING = """
 import pymysql
-from cdc_core.connections import parse_url
+from cdc_core.mysql.connections import parse_url
 at = parse_url({url!r}, where="test")
 session = pymysql.connect(host=at.host, port=at.port, user=at.user, password=at.password)
 session.cursor().execute("TRUNCATE TABLE {table}")

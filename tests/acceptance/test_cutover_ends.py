@@ -12,11 +12,11 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.cutover import hold, machine, moving, readiness
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.meta.cutovers import Cutovers
-from cdc_core.target.gates import gated_tables, open_gates
+from cdc_core.operations.cutover import hold, machine, moving, readiness
+from cdc_core.targets.bookkeeping.gates import gated_tables, open_gates
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
 from tests.forked_commands import ROOT, ForkedCommands
@@ -185,7 +185,7 @@ def test_a_cutover_that_is_interrupted_before_its_switch_command_undoes_itself(
 ) -> None:
     with shop(lockstep, *servers) as made:
         lockstep("run", "shop.yaml")
-        said = struck(made, commands, "cutover", "run", "shop.yaml", module="cdc_core.cutover.machine",
+        said = struck(made, commands, "cutover", "run", "shop.yaml", module="cdc_core.operations.cutover.machine",
                       function="gated_tables", when="before", signal=signal)  # fmt: skip
         found = made.cutover("status", "shop.yaml")
         assert (found["state"], found["last_error"]) == ("CHASE", "it was interrupted by a signal"), said
@@ -281,7 +281,7 @@ def test_a_cutover_back_that_was_killed_is_continued_by_the_same_command(
     with shop(lockstep, *servers) as made:
         lockstep("run", "shop.yaml")
         assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
-        struck(made, commands, "cutover", "back", "shop.yaml", module="cdc_core.cutover.moving",
+        struck(made, commands, "cutover", "back", "shop.yaml", module="cdc_core.operations.cutover.moving",
                function="Moving.end_other", when="after", signal="SIGTERM")  # fmt: skip
         assert made.place_of_application() == "old"
         assert made.cutover("status", "shop_back.yaml", code=4)["state"] == "SWITCHED"

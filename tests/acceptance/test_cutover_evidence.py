@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cutover import hold, machine
-from cdc_core.cutover import status as cutover_status
-from cdc_core.cutover.status import way_back_document
 from cdc_core.meta import Meta
+from cdc_core.operations.cutover import cutover_report as cutover_status
+from cdc_core.operations.cutover import hold, machine
+from cdc_core.operations.cutover.cutover_report import way_back_document
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
 from tests.refusals import refusal
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 UNLOGGED = """
 import pymysql
-from cdc_core.connections import parse_url
+from cdc_core.mysql.connections import parse_url
 at = parse_url({url!r}, where="test")
 session = pymysql.connect(host=at.host, port=at.port, user=at.user, password=at.password, autocommit=True)
 with session.cursor() as cursor:

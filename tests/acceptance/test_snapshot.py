@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
-from cdc_core.staged import open as open_stage
+from cdc_core.stage.public import open as open_stage
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 

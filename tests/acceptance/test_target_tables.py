@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from cdc_core import config
-from cdc_core.apply.plan import load, plan
 from cdc_core.errors import DataAtRisk, LockstepError, parts_of
 from cdc_core.meta import LastWrite, Meta, Renewal
+from cdc_core.operations.apply.plan import load, plan
+from cdc_core.operations.target_tables import require_any_ready
 from cdc_core.stage.stores import open_stage
-from cdc_core.target_tables import require_any_ready
 from tests.opened import opened
 
 

@@ -54,7 +54,7 @@ def blocks() -> list[tuple[str, str]]:
 
 def test_the_targets_of_the_tutorial_can_be_appended_to_what_init_writes() -> None:
     """A file of init had `targets: []`, which made two of them."""
-    from cdc_core import init
+    from cdc_core.operations import new_pipeline as init
 
     catalogue, wishes = init.Catalogue((), (), ()), init.Wishes("shop", "env:SHOP", (), Path())
     assert not [line for line in init._targets(wishes, catalogue) if line.startswith("targets")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core import extras
+from cdc_core.process import extras
 from tests.acceptance.conftest import CommandLine
 from tests.forked_commands import ForkedCommands
 

@@ -15,14 +15,15 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from cdc_core import config, errors
-from cdc_core.cli import airflow, reference
+from cdc_core.cli import airflow
+from cdc_core.cli import cli_document as reference
 from cdc_core.cli.app import app
 from cdc_core.cli.performable import performable
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CODE = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*\.[a-z][a-z0-9_]*$")
-STALE = "run `python -m cdc_core.cli.reference`"
+STALE = "run `python -m cdc_core.cli.cli_document`"
 
 
 CODE_FOLDERS = (

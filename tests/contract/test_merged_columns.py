@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.model import merged
-from cdc_core.model.merged import FILTER_ONLY, FILTERED_COLUMNS, MERGED_COLUMNS, MergedColumn
+from cdc_core.model import merged_columns as merged
+from cdc_core.model.merged_columns import FILTER_ONLY, FILTERED_COLUMNS, MERGED_COLUMNS, MergedColumn
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = (*MERGED_COLUMNS, *FILTERED_COLUMNS)
-HOME = "cdc_core.model.merged"
+HOME = "cdc_core.model.merged_columns"
 
 
 def modules() -> dict[str, Path]:
@@ -62,7 +62,7 @@ def test_what_merge_says_to_filter_alone_are_merged_columns() -> None:
     assert {column.name for column in MERGED_COLUMNS} > FILTER_ONLY
 
 
-@pytest.mark.parametrize("folder", ["cdc_core/target", "spark_jobs"])
+@pytest.mark.parametrize("folder", ["cdc_core/targets", "spark_jobs"])
 def test_no_operation_of_a_merged_row_is_written_as_a_bare_letter(folder: str) -> None:
     bare = re.compile(r"""_o (=|<>|IN) \(?'[a-z]'|OP\) == ["']|(equal|is_in)\(ops?, ["']|_s (=|<>) \d""")
     wrong = [

@@ -119,7 +119,7 @@ def test_a_wheel_that_is_built_can_be_read_without_the_repository(tmp_path: Path
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert packed(WheelBuilder) <= set(archive.namelist())
-    program = "import lockstep, cdc_core.staged; print(lockstep.__file__)"
+    program = "import lockstep, cdc_core.stage.public; print(lockstep.__file__)"
     found = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); {program}"],
         capture_output=True, text=True, check=False, cwd=tmp_path,

@@ -38,15 +38,19 @@ SUFFIXES = {"mariadb": "", "mysql9": "-mysql9"}
 AT_ENDPOINT = "-remote"
 """The same, where Spark is at a Connect endpoint."""
 
-WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.pipeline_meta", "cdc_core.apply.plan"
-CHUNK = "cdc_core.snapshot.chunk_file"
-EVIDENCE = "cdc_core.verify.evidence"
-COMMIT, WRITE, PREPARE = "cdc_core.apply.commit", "cdc_core.target.write", "cdc_core.target.prepare"
+WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.pipeline_meta", "cdc_core.operations.apply.plan"
+CHUNK = "cdc_core.operations.copy.chunk_file"
+EVIDENCE = "cdc_core.operations.verify.evidence"
+COMMIT, WRITE, PREPARE = (
+    "cdc_core.operations.apply.commit",
+    "cdc_core.targets.writing.row_writer",
+    "cdc_core.targets.writing.prepare",
+)
 IN_PARTS = "merge in parts"
 """A step of its own here: the merge of a table that Spark shuffles by key."""
 WRITE_PARTS = "write in parts"
 """The same: a run that has many rows for a table."""
-SUBMIT, COMPARE = ("spark_jobs.driver", "Driver.submit"), "cdc_core.target.compare"
+SUBMIT, COMPARE = ("spark_jobs.driver", "Driver.submit"), "cdc_core.targets.tables.compare_columns"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
 AGAIN = "the next run takes over the whole run"
@@ -104,9 +108,9 @@ CASES = (
          "the same manifest is recorded"),
     Case("repair", "staged, nothing applied", TASK, META, "Batches.record_copied", "after",
          "what is staged is applied, and nothing is looked up again"),
-    Case("repair", "applied, a row left in a wrong shard", TASK, "cdc_core.repair.repairer", "remove_row", "before",
+    Case("repair", "applied, a row left in a wrong shard", TASK, "cdc_core.operations.repair.repairer", "remove_row", "before",
          "the row in the wrong shard is a finding again"),
-    Case("repair", "a row removed from a wrong shard", TASK, "cdc_core.repair.repairer", "remove_row", "after",
+    Case("repair", "a row removed from a wrong shard", TASK, "cdc_core.operations.repair.repairer", "remove_row", "after",
          "the rows are equal"),
     Case("repair", "manifest decided, not written", META_SERVER, META, "CopiedBatches.decide", "after",
          "the same manifest is written", victim="meta"),
@@ -134,9 +138,9 @@ CASES = (
          victim="meta"),
     Case("plan", "record exists, no plan", S3, META, "RunRegister.claim", "after",
          "the next run takes over the claim of the dead run", victim="s3"),
-    Case("merge", "during merge", WORKER, "cdc_core.model.merged", "merged_schema", "after", AGAIN),
+    Case("merge", "during merge", WORKER, "cdc_core.model.merged_columns", "merged_schema", "after", AGAIN),
     Case("merge", "before the counts are written", DRIVER, "spark_jobs.merge", "merge_tables", "after", AGAIN),
-    Case("merge", "during merge", JVM, "spark_jobs.session", "open_session", "after", AGAIN, victim="jvm"),
+    Case("merge", "during merge", JVM, "spark_jobs.spark_session", "open_session", "after", AGAIN, victim="jvm"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_tables", "before", AGAIN, victim="s3"),
     Case("merge", "merged, nothing filtered", TASK, *SUBMIT, "after", AGAIN),
     Case(IN_PARTS, "some files cut, others not", WORKER, "cdc_core.history.parts", "split", "before", AGAIN),
@@ -152,9 +156,9 @@ CASES = (
     Case("filter", "one table prepared, others not", TARGET, PREPARE, "_add_missing", "after", AGAIN,
          victim="target"),
     Case("filter", "all tables prepared", DRIVER, PREPARE, "prepare_several", "after", AGAIN, call=2),
-    Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
+    Case("filter", "during filter", WORKER, "cdc_core.targets.writing.versions", "versions_of", "before", AGAIN),
     Case("filter", "before the counts are written", DRIVER, "spark_jobs.filter", "filter_tables", "after", AGAIN),
-    Case("filter", "during filter", TARGET, "cdc_core.target.versions", "versions_of", "before", AGAIN,
+    Case("filter", "during filter", TARGET, "cdc_core.targets.writing.versions", "versions_of", "before", AGAIN,
          victim="target"),
     Case("filter", "filtered, nothing written", TASK, *SUBMIT, "after", AGAIN, call=2),
     Case("write", "before a shard's transaction", WORKER, WRITE, "write_shard", "before", AGAIN),

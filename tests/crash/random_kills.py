@@ -18,14 +18,14 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.apply.retention import sweep
 from cdc_core.config import Pipeline
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
-from cdc_core.snapshot.pending import pending
+from cdc_core.operations.apply.retention import sweep
+from cdc_core.operations.copy.pending import pending
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.files import FileStore
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.forked_commands import ForkedCommands
 from tests.opened import opened

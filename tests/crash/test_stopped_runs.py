@@ -79,10 +79,10 @@ STEPS = {
     "before the commit": (META, "RunRegister.commit", "before", 1),
 }
 AT_WORKERS = {
-    "merging": ("cdc_core.model.merged", "merged_schema", "before", 1),
-    "filtering": ("cdc_core.target.versions", "versions_of", "after", 1),
+    "merging": ("cdc_core.model.merged_columns", "merged_schema", "before", 1),
+    "filtering": ("cdc_core.targets.writing.versions", "versions_of", "after", 1),
     "before a shard is written": (WRITE, "write_shard", "before", 1),
-    "reading back": ("cdc_core.target.compare", "outcomes", "before", 1),
+    "reading back": ("cdc_core.targets.tables.compare_columns", "outcomes", "before", 1),
 }
 """Steps of Spark's executors."""
 

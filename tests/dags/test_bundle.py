@@ -17,7 +17,7 @@ bundle = DagBundlesManager().get_bundle("lockstep")
 bundle.initialize()
 bundle.refresh()
 bag = DagBag(str(bundle.path))
-from lockstep_airflow.page.app import _folder
+from lockstep_airflow.page.routes import _folder
 print("RESULT " + json.dumps({"dags": sorted(bag.dags), "errors": list(bag.import_errors.values()),
     "files": sorted(path.name for path in bundle.path.glob("*.py")), "page": str(_folder())}))
 """

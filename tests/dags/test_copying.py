@@ -23,21 +23,22 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.comms import ErrorResponse
 
-from cdc_core import config, leaving
+from cdc_core import config
 from cdc_core.errors import ConnectionLost, LeaseHeld, LockstepError, OtherServer, Paused, Refused
-from cdc_core.extract import sources
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.meta.task_failures import COPY_TABLE, copied_table
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.copy import copier, steps
+from cdc_core.operations.copy.copy_progress import CopyProgress
+from cdc_core.operations.copy.pending import PendingTable
+from cdc_core.operations.copy.staging import Staged
+from cdc_core.operations.extract import side_by_side as sources
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.snapshot import copier, steps
-from cdc_core.snapshot.pending import PendingTable
-from cdc_core.snapshot.progress import CopyProgress
-from cdc_core.snapshot.staging import Staged
-from lockstep_airflow import copying
-from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator
+from cdc_core.process import leaving
+from lockstep_airflow import copy_tasks as copying
+from lockstep_airflow.copy_tasks import CopySensor, StageCopySensor, StartCopyOperator
 
 TABLE = PendingTable("shop.t", "rows are missing", 7)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from cdc_core import config, connections
+from cdc_core import config
 from cdc_core.errors import UsageError
-from cdc_core.tls import Tls, TlsMode
+from cdc_core.mysql import connections
+from cdc_core.mysql.tls import Tls, TlsMode
 from lockstep_airflow.credentials import environment
 
 SECRET = "p@ss/w%rd:1"

@@ -13,7 +13,7 @@ from examples.shop.airflow_env import REPOSITORY
 
 HEAVY = (
     "pyspark", "numba", "pandas", "boto3", "pyarrow", "great_expectations", "pymysqlreplication", "pymysql",
-    "duckdb", "cdc_core.extract", "cdc_core.meta", "cdc_core.stage", "cdc_core.apply",
+    "duckdb", "cdc_core.operations.extract", "cdc_core.meta", "cdc_core.stage", "cdc_core.operations.apply",
 )  # fmt: skip
 
 PARSE = """

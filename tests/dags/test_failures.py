@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.airflow_failures import as_airflow_failures
 
 
 @pytest.mark.parametrize("kind", [UsageError, Refused, DataAtRisk, InternalError])

@@ -24,9 +24,9 @@ import time
 from dataclasses import replace
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
-from cdc_core.apply.commit import CommitSummary
-from cdc_core.model.run import LedgerEntry
-from cdc_core.extract import DrainResult, DrainStats, StagingTotals
+from cdc_core.operations.apply.commit import CommitSummary
+from cdc_core.model.run_plan import LedgerEntry
+from cdc_core.operations.extract import DrainResult, DrainStats, StagingTotals
 from cdc_core.model.position import Position
 from lockstep_airflow import metrics
 

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from cdc_core.apply import commit
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Cutover, ReadChunk, TableCopy, copier_of, repository
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.position import Position
-from cdc_core.model.run import WriteCounts
+from cdc_core.model.readable import moment
+from cdc_core.model.run_plan import WriteCounts
 from cdc_core.model.schema import TableSchema
-from cdc_core.words import moment
+from cdc_core.operations.apply import commit
 from lockstep_airflow.page import airflow_state, figures
 from lockstep_airflow.page.glossary import TERMS
 from tests.dags.made_pipelines import ALERT, staged

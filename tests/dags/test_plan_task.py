@@ -14,16 +14,16 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, DownstreamTasksSkipped
 
 from cdc_core import config
-from cdc_core.apply import plan as planning
-from cdc_core.apply import retention
 from cdc_core.meta import Meta
-from cdc_core.repair import reverse_query
-from cdc_core.repair.reverse_query import Queried
-from cdc_core.windows import parse_moment, to_us
-from lockstep_airflow import operators
-from lockstep_airflow.operators import PlanOperator, _positions
+from cdc_core.model.windows import parse_moment, to_us
+from cdc_core.operations.apply import plan as planning
+from cdc_core.operations.apply import retention
+from cdc_core.operations.repair import reverse_query
+from cdc_core.operations.repair.reverse_query import Queried
+from lockstep_airflow import run_tasks as operators
 from lockstep_airflow.pipelines import dags_of
 from lockstep_airflow.run_context import window_of
+from lockstep_airflow.run_tasks import PlanOperator, _positions
 from lockstep_airflow.window import RunWindow
 from tests.made_batches import manifest
 from tests.opened import opened_line

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from lockstep_airflow.resharding import ReshardOperator
+from lockstep_airflow.reshard_tasks import ReshardOperator
 from tests.acceptance.conftest import CommandLine
 from tests.acceptance.reshard_shop import TABLES, Shop, execute, shop
 from tests.forked_commands import ForkedCommands

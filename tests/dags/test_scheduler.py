@@ -29,12 +29,12 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from cdc_core import config
-from cdc_core.apply import plan
 from cdc_core.meta import Meta
+from cdc_core.model.windows import Windows, from_us, to_us
+from cdc_core.operations.apply import plan
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.stores import open_stage
-from cdc_core.windows import Windows, from_us, to_us
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.process import free_port
 from examples.shop.airflow_env import REPOSITORY, airflow_environment

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-import cdc_core.extract
-from cdc_core import config, leaving
+import cdc_core.operations.extract
+from cdc_core import config
 from cdc_core.errors import DataAtRisk, LeaseHeld, LockstepError, RetryLater
-from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.windows import CLOCK_TOLERANCE_US
+from cdc_core.model.windows import CLOCK_TOLERANCE_US
+from cdc_core.operations.extract import DrainResult, StagingTotals
+from cdc_core.process import leaving
 from lockstep_airflow import metrics
-from lockstep_airflow.sensor import ExtractSensor
+from lockstep_airflow.extract_sensor import ExtractSensor
 
 HELD = LeaseHeld("Held by another.", remedy="wait")
 POSITION = Position(0, "binlog.000007", 1234)
@@ -76,7 +77,7 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
         def reached(self) -> DrainResult:
             return DrainResult(False, *STAGED)
 
-    monkeypatch.setattr(cdc_core.extract, "Extractor", StandIn)
+    monkeypatch.setattr(cdc_core.operations.extract, "Extractor", StandIn)
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", "mysql://u:p@127.0.0.1:1/")
     monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", "mysql://u:p@127.0.0.1:1/")
     return record
@@ -198,7 +199,7 @@ def test_a_termination_leaves_by_way_of_closing(
             task.on_kill()
         return DrainResult(False, StagingTotals(), POSITION, 99)
 
-    monkeypatch.setattr(cdc_core.extract.Extractor, "drain", terminated)
+    monkeypatch.setattr(cdc_core.operations.extract.Extractor, "drain", terminated)
     with pytest.raises(SystemExit) as left:
         task.execute(context)
     assert left.value.code == 143

@@ -13,7 +13,7 @@ import pytest
 from airflow.sdk.exceptions import ParamValidationError
 
 from cdc_core import config
-from cdc_core.windows import Windows, from_us, to_us
+from cdc_core.model.windows import Windows, from_us, to_us
 from lockstep_airflow.specs import TaskKind, dag_spec, dag_specs
 
 

@@ -20,7 +20,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from cdc_core import config
 from cdc_core.errors import RolledBack
 from cdc_core.meta import Cutover, Meta
-from lockstep_airflow.switching import CutoverOperator
+from lockstep_airflow.cutover_tasks import CutoverOperator
 from tests.dags.conftest import REPOSITORY
 
 
@@ -135,7 +135,7 @@ while not (here / "killed").exists():
 """A command that undoes what it has made, once it is told to end, for longer than its task lives."""
 TASK = """
 import os, signal, sys
-from lockstep_airflow.switching import CutoverOperator
+from lockstep_airflow.cutover_tasks import CutoverOperator
 os.setpgid(0, 0)
 task = CutoverOperator(task_id="switch", file="shop.yaml", back_file="shop_back.yaml", step="switch")
 signal.signal(signal.SIGTERM, lambda *_: task.on_kill())

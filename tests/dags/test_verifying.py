@@ -15,17 +15,17 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from cdc_core import config
 from cdc_core.errors import DataAtRisk, LeaseHeld, Paused, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.model.windows import parse_moment
 from cdc_core.operations.open_pipeline import open_pipeline
-from cdc_core.repair import repairer
-from cdc_core.repair.repairer import Result
-from cdc_core.verify import verifier
-from cdc_core.verify.comparison import Kind, Side
-from cdc_core.verify.job import Job
-from cdc_core.verify.judgement import Wrong
-from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.modes import Mode
-from cdc_core.verify.results import Finding, TableResult, Verified
-from cdc_core.windows import parse_moment
+from cdc_core.operations.repair import repairer
+from cdc_core.operations.repair.repairer import Result
+from cdc_core.operations.verify import verifier
+from cdc_core.operations.verify.comparison import DifferenceKind, Side
+from cdc_core.operations.verify.judgement import Wrong
+from cdc_core.operations.verify.lease import verifier_lease
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.results import Finding, TableResult, Verified
+from cdc_core.operations.verify.verify_job import VerifyJob
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def file(write_pipeline: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 def poke(file: Path, of: str = "main", **params: Any) -> Any:
-    from lockstep_airflow.verifying import VerifySensor
+    from lockstep_airflow.verify_tasks import VerifySensor
 
     task = VerifySensor(task_id="verify", file=str(file), target=of)
     ti = SimpleNamespace(dag_id="cdc_shop_verify", run_id="r", task_id="verify", map_index=0, try_number=1)
@@ -47,10 +47,10 @@ def poke(file: Path, of: str = "main", **params: Any) -> Any:
     return task.poke({"params": params, "ti": ti, "dag_run": run})  # type: ignore[typeddict-item]
 
 
-def finds(monkeypatch: pytest.MonkeyPatch, **result: Any) -> list[Job]:
-    asked: list[Job] = []
+def finds(monkeypatch: pytest.MonkeyPatch, **result: Any) -> list[VerifyJob]:
+    asked: list[VerifyJob] = []
 
-    def verify(job: Job, tables: Any) -> Verified:
+    def verify(job: VerifyJob, tables: Any) -> Verified:
         asked.append(job)
         if "raises" in result:
             raise result["raises"]
@@ -117,7 +117,7 @@ class Repairs:
         self.xcom: Any = None
         self.done: Result | Exception = Result({"orders": FOUND}, {"orders": EQUAL}, ("shop/1",), 1)
 
-        def repair(job: Job, keys: Any, **options: Any) -> Result:
+        def repair(job: VerifyJob, keys: Any, **options: Any) -> Result:
             self.asked.append(keys)
             if isinstance(self.done, Exception):
                 raise self.done
@@ -130,7 +130,7 @@ class Repairs:
         return self.xcom
 
     def poke(self, of: str = "main", **params: Any) -> Any:
-        from lockstep_airflow.verifying import RepairSensor
+        from lockstep_airflow.verify_tasks import RepairSensor
 
         task = RepairSensor(task_id="repair", file=str(self.file), target=of, connection="spark_default")
         ti = SimpleNamespace(
@@ -141,7 +141,7 @@ class Repairs:
         return task.poke({"params": params, "ti": ti, "dag_run": run})  # type: ignore[typeddict-item]
 
 
-FINDING = Finding("0f3a", "orders", Kind.DIFFERS, Wrong.TARGET, {"id": "7"}, {}, 1, 1)
+FINDING = Finding("0f3a", "orders", DifferenceKind.DIFFERS, Wrong.TARGET, {"id": "7"}, {}, 1, 1)
 FOUND = TableResult("orders", source=Side(5, ""), target=Side(5, ""), found={Wrong.TARGET: 1}, findings=(FINDING,))
 EQUAL = TableResult("orders", source=Side(1, ""), target=Side(1, ""))
 ASKED = {"mode": "ordered", "repair": True}

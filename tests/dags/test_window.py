@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from cdc_core.errors import UsageError
-from cdc_core.windows import Windows, to_us
+from cdc_core.model.windows import Windows, to_us
 from lockstep_airflow.window import RunWindow, chosen_targets, interval_of, means_now, run_window
 
 THREE, FOUR, FIVE, SIX = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (3, 4, 5, 6))

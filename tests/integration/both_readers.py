@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc_core.connections import SafeConnection
-from cdc_core.target import answers, compare, read_back, versions
-from cdc_core.target.facts import TableFacts
-from cdc_core.target.load import Layout
+from cdc_core.mysql.connections import SafeConnection
+from cdc_core.targets.reading import answers, read_back
+from cdc_core.targets.reading.table_facts import TableFacts
+from cdc_core.targets.tables import compare_columns as compare
+from cdc_core.targets.writing import versions
+from cdc_core.targets.writing.load import Layout
 
 
 @pytest.fixture(autouse=True)

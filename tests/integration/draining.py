@@ -13,7 +13,7 @@ _DRAIN_AND_PEAK = """
 import sys
 from pathlib import Path
 from cdc_core.config import load
-from cdc_core.extract import Extractor
+from cdc_core.operations.extract import Extractor
 from tests.opened import opened
 from cdc_core.meta import Meta
 pipeline = load(Path(sys.argv[1]))

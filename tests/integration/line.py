@@ -9,14 +9,14 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import Refused
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How
-from cdc_core.source import server
-from cdc_core.stage.coverage import coverage_of
+from cdc_core.operations.extract import Extractor
+from cdc_core.source.host import source_server as server
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
+from cdc_core.stage.staged_coverage import coverage_of
 from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
 from tests.opened import opened as open_for

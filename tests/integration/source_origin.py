@@ -13,15 +13,15 @@ from typing import Any
 
 import pymysql
 
-from cdc_core import connections
 from cdc_core.config import CaptureRules, Source
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince
-from cdc_core.sink import Capture
-from cdc_core.source import server
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.stream import SourceStream
+from cdc_core.mysql import connections
+from cdc_core.source.capture import Capture
+from cdc_core.source.host import source_server as server
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.transactions.source_stream import SourceStream
 from examples.sandbox.sql_server import SqlServer
 
 PATIENCE_S = 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_core.binlog import text
+from cdc_core.binlog import charsets as text
 from cdc_core.binlog.wide import FORMS, PLUS_FOUR
 from examples.sandbox.charsets import charsets_of, codes, four, said
 from examples.sandbox.mariadb import MariaDb

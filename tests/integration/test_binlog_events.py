@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED
-from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.events import (
+from cdc_core.binlog.event_headers import (
     Event,
     EventType,
     parse_query,
@@ -30,8 +29,9 @@ from cdc_core.binlog.gtid import (
     parse_previous_gtids,
 )
 from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_columns import decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import decode_rows
 from cdc_core.errors import Refused
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc_core.binlog.definition import schema_of
+from cdc_core.binlog.row_columns import decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import decode_rows
 from examples.sandbox.sql_server import SqlServer
 from tests.unit.binlog.reading import decoded, events_since, known_schema, mark, row_groups, rows_of
 

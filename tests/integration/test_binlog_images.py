@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.image_shapes import Defaults
+from cdc_core.binlog.row_columns import DecodedRows, decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.defaults import column_defaults
+from cdc_core.source.schemas.column_defaults import column_defaults
 from examples.sandbox.sql_server import SqlServer
 from tests.unit.binlog.reading import events_since, known_schema, mark, row_groups
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from cdc_core.binlog.definition import schema_of
+from cdc_core.binlog.row_columns import DecodedRows, decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.model.schema import ColumnType, TableSchema
-from cdc_core.model.staged import staged_schema
+from cdc_core.model.staged_columns import staged_schema
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from cdc_core.cli.app import app
 from cdc_core.config import parse
 from cdc_core.errors import LockstepError
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.operations.extract import Extractor
 from tests.opened import opened as open_for
 from tests.refusals import refusal
 from tests.target_rows import shop, target_table

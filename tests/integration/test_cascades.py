@@ -11,15 +11,15 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from cdc_core import connections
 from cdc_core.errors import Refused
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
-from cdc_core.snapshot.pending import copied_by_runs
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import logs_cascades, require_seen_cascades
-from cdc_core.source.foreign_keys import ForeignKey, foreign_keys, rules_in
-from cdc_core.stage.coverage import coverage_of
+from cdc_core.mysql import connections
+from cdc_core.operations.copy.pending import copied_by_runs
+from cdc_core.operations.extract import Extractor
+from cdc_core.source.schemas.cascades import logs_cascades, require_seen_cascades
+from cdc_core.source.schemas.foreign_keys import ForeignKey, foreign_keys, rules_in
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.stage.staged_coverage import coverage_of
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.databases import drop_database

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cdc_core.meta import Meta
+from cdc_core.model.windows import MICROSECONDS
 from cdc_core.stage import manifest as manifests
-from cdc_core.windows import MICROSECONDS
 from examples.sandbox.cache import SandboxError
 from examples.sandbox.faketime import Clock
 from examples.sandbox.mariadb import MariaDb

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import lockstep
-from cdc_core.apply import retention
 from cdc_core.errors import RetryLater
-from cdc_core.stage import compaction, manifest
+from cdc_core.operations.apply import retention
+from cdc_core.stage import compactions as compaction
+from cdc_core.stage import manifest
 from cdc_core.stage.stores import open_store
 from examples.sandbox.s3 import S3Server
 from tests.made_blocks import Made

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from cdc_core.check import check
-from cdc_core.config import Pipeline, Throttle, parse
+from cdc_core.config import Pipeline, ThrottleOptions, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta, TableCopy
+from cdc_core.operations.check import check
+from cdc_core.operations.copy import copier, pace, throttle, watermarks
+from cdc_core.operations.copy.copier import copier_lease
+from cdc_core.operations.copy.pending import PendingTable, pending
+from cdc_core.operations.copy.steps import read_tables, stage_read
+from cdc_core.operations.extract import Extractor
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.snapshot import copier, pace, throttle, watermarks
-from cdc_core.snapshot.copier import copier_lease
-from cdc_core.snapshot.pending import PendingTable, pending
-from cdc_core.snapshot.steps import read_tables, stage_read
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.beside import beside
 from tests.integration.replicated import Pair, run, start, write
@@ -213,7 +213,7 @@ def test_what_the_replica_wrote_while_a_chunk_was_read_drops_the_chunk(
     pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.drain()
-    from cdc_core.snapshot import copier
+    from cdc_core.operations.copy import copier
 
     done: list[int] = []
 
@@ -235,7 +235,7 @@ def test_a_chunk_is_not_read_before_the_replica_has_what_is_staged(
 ) -> None:
     """It fell behind after it was found fit: its rows are older than `low`, and the log does not bring them again."""
     line.drain()
-    from cdc_core.snapshot import copier
+    from cdc_core.operations.copy import copier
 
     word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
 
@@ -293,7 +293,7 @@ def test_a_copy_waits_for_a_replica_that_lags_or_has_stopped_and_check_says_what
     monkeypatch.setattr(copier, "WAIT_S", 0.01)
     word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
     source = line.pipeline.sources[0].model_copy(update={"copy_from": None})
-    limits = Throttle.model_validate({"replicas": ["env:B"], "replica_lag_s": 0.5, "history_list_length": 10**9})
+    limits = ThrottleOptions.model_validate({"replicas": ["env:B"], "replica_lag_s": 0.5, "history_list_length": 10**9})
     snapshot = line.pipeline.snapshot.model_copy(update={"throttle": limits, "readers": 1})
     line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot, "sources": (source,)})
     line.drain()

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.apply.retention import purge
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.operations.apply.retention import purge
+from cdc_core.operations.copy import copier, pace
 from cdc_core.results import TableReader
-from cdc_core.snapshot import copier, pace
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.layout import SNAPSHOT
 from examples.sandbox.mariadb import MariaDb
@@ -119,7 +119,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(200)),
         )  # fmt: skip
         read_before: list[int] = []
-        chunk = copier._Reader._read
+        chunk = copier._ChunkReader._read
 
         def third_restarts(self: Any, table: Any, copy: Any, planned: Any) -> None:
             read_before.append(planned.number)
@@ -128,7 +128,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             chunk(self, table, copy, planned)
 
         with monkeypatch.context() as patch:
-            patch.setattr(copier._Reader, "_read", third_restarts)
+            patch.setattr(copier._ChunkReader, "_read", third_restarts)
             with pytest.raises(RetryLater):
                 read(line)
         origin.execute("UPDATE t SET v = -v WHERE id % 2", "DELETE FROM t WHERE id > 190")
@@ -171,7 +171,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 7)
     line = with_table(make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(40)))
     calls: list[int] = []
-    chunk = copier._Reader._read
+    chunk = copier._ChunkReader._read
 
     def beside_a_purge(self: Any, table: Any, copy: Any, planned: Any) -> None:
         calls.append(planned.number)
@@ -181,7 +181,7 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
             purge(opened(line.pipeline, meta, store=line.store), cutoff_us=1 << 61)
         chunk(self, table, copy, planned)
 
-    monkeypatch.setattr(copier._Reader, "_read", beside_a_purge)
+    monkeypatch.setattr(copier._ChunkReader, "_read", beside_a_purge)
     read(line)
     assert len(calls) > 4
     whole_once(line)
@@ -205,7 +205,7 @@ def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_n
     def rename() -> None:
         line.origin.execute("RENAME TABLE t TO u", "INSERT INTO u VALUES (99, 99)")
 
-    with at_first(monkeypatch, copier._Reader, "_read", rename), suppress(RetryLater):
+    with at_first(monkeypatch, copier._ChunkReader, "_read", rename), suppress(RetryLater):
         read(line)
     for _ in range(2):
         line.drain()

@@ -8,10 +8,10 @@ from contextlib import closing
 import pytest
 
 from cdc_core.meta import Meta, TableCopy
-from cdc_core.snapshot import pace, table_chunks
-from cdc_core.snapshot.chunks import TableSize, size_of
-from cdc_core.snapshot.copier import copier_lease, copy_tables
-from cdc_core.source.definitions import table_schema
+from cdc_core.operations.copy import pace, table_chunks
+from cdc_core.operations.copy.chunks import TableSize, size_of
+from cdc_core.operations.copy.copier import copier_lease, copy_tables
+from cdc_core.source.schemas.captured_definitions import table_schema
 from tests.integration.line import Line
 from tests.opened import opened
 

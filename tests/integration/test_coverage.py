@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from cdc_core.errors import Refused
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
-from cdc_core.snapshot.pending import pending
-from cdc_core.source.survey import proven_empty
+from cdc_core.operations.copy.pending import pending
+from cdc_core.operations.extract import Extractor
+from cdc_core.source.host.table_survey import proven_empty
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.coverage import coverage_of
-from cdc_core.stage.reader import changes, export
-from cdc_core.stage.views import sql
+from cdc_core.stage.sql_views import sql
+from cdc_core.stage.stage_reader import changes, export
+from cdc_core.stage.staged_coverage import coverage_of
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_snapshot import pending_tables, read, stage

@@ -14,12 +14,12 @@ import pymysql
 import pytest
 
 from cdc_core.config import parse
-from cdc_core.cutover.locks import locked
-from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.session import OWN_WRITES
-from cdc_core.source import facts
-from cdc_core.target.gates import (
+from cdc_core.mysql.session_settings import OWN_WRITES
+from cdc_core.operations.cutover.locks import locked
+from cdc_core.operations.cutover.readiness import HEADROOM, TablePair, failed, look, raise_ids, require_ids
+from cdc_core.source.host import server_facts as facts
+from cdc_core.targets.bookkeeping.gates import (
     Places,
     close_gates,
     drop_gates,
@@ -308,7 +308,7 @@ def test_counters_of_new_tables_are_raised_above_those_of_the_old_one(server: An
         f"INSERT INTO {database}.new_0 VALUES (1, 1)", f"INSERT INTO {database}.new_1 VALUES (2, 2)",
     )  # fmt: skip
     place = ("env:MOVED", database)
-    pairs = [Pair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1"), (*place, "plain_0")))]
+    pairs = [TablePair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1"), (*place, "plain_0")))]
     with pytest.raises(RetryLater) as caught:
         require_ids(pairs)
     assert caught.value.code == "cutover.slipped"
@@ -336,7 +336,7 @@ def test_counters_of_narrow_columns_leave_the_application_ids(server: Any, datab
     for name in ("old", "new"):
         execute(server, f"INSERT INTO {database}.{name} VALUES (100, 1)")
     place = ("env:MOVED", database)
-    pairs = [Pair("t", ((*place, "old"),), ((*place, "new"),))]
+    pairs = [TablePair("t", ((*place, "old"),), ((*place, "new"),))]
     assert raise_ids(pairs) == [f"{database}.new"]
     assert raise_ids(pairs) == []
     require_ids(pairs)
@@ -362,7 +362,7 @@ def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) ->
         f"CREATE TABLE {database}.new_1 LIKE {database}.new_0",
     )
     place = ("env:MOVED", database)
-    pair = Pair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1")))
+    pair = TablePair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1")))
     with server.connect(autocommit=False) as session, session.cursor() as cursor:
         cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
         wait_until(lambda: any("has had a transaction open" in one.what for one in look([pair], None)))
@@ -394,7 +394,7 @@ def test_how_long_transactions_have_been_open_is_known_whatever_the_servers_time
     place = ("env:MOVED", "zones", "a")
 
     def ages_s() -> list[int]:
-        found = look([Pair("t", (place,), (place,))], None)
+        found = look([TablePair("t", (place,), (place,))], None)
         return [int(age) for one in found for age in re.findall("open for ([0-9]+) s", one.what)]
 
     with {"mariadb": MariaDb, "mysql9": MySql}[kind].start(env={"TZ": zone}) as server:
@@ -411,7 +411,7 @@ def test_transactions_that_a_cutover_would_wait_for_are_named_beforehand(
 ) -> None:
     """Those that have only read, too: no gate closes before they end."""
     place, user = ("env:MOVED", database), f"u{uuid.uuid4().hex[:10]}"
-    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+    pair = TablePair("t", ((*place, "a"),), ((*place, "b"),))
 
     def said() -> list[str]:
         return [one.what for one in look([pair], None) if "transaction" in one.what]
@@ -447,7 +447,7 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         host = server.url.rpartition("@")[2]
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         place = ("env:MOVED", database)
-        pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+        pair = TablePair("t", ((*place, "a"),), ((*place, "b"),))
         found = look([pair], None)
         assert {one.error.code for one in found if one.error} == {"connection.grant"}
         assert any("may not know whether the server is a replica" in one.what for one in found)
@@ -470,7 +470,7 @@ def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(
     execute(server, f"CREATE TABLE {database}.child (id INT PRIMARY KEY, a INT, "
             f"CONSTRAINT tie FOREIGN KEY (a) REFERENCES {database}.a (id) {rule})")  # fmt: skip
     place = ("env:MOVED", database)
-    child, parent = (Pair(name, ((*place, name),), ((*place, "b"),)) for name in ("child", "a"))
+    child, parent = (TablePair(name, ((*place, name),), ((*place, "b"),)) for name in ("child", "a"))
     for alone, left in ((child, "a"), (parent, "child")):
         found = [one for one in look([alone], None) if "foreign key tie" in one.what]
         assert [one.status for one in found] == ["fail" if rule else "warn"]
@@ -484,7 +484,9 @@ def test_scheduled_events_are_named(server: Any, database: str) -> None:
     place = ("env:MOVED", database)
     execute(server, f"CREATE EVENT {database}.purge ON SCHEDULE EVERY 1 DAY DO DELETE FROM {database}.a",
             f"CREATE EVENT {database}.off ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM {database}.a")  # fmt: skip
-    found = [one.what for one in look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None) if "event" in one.what]
+    found = [
+        one.what for one in look([TablePair("t", ((*place, "a"),), ((*place, "b"),))], None) if "event" in one.what
+    ]
     assert found == [f"the server runs 1 scheduled event: {database}.purge"]
 
 
@@ -498,7 +500,7 @@ def test_triggers_that_fire_for_what_lockstep_writes_are_named(server: Any, data
         f"IF {OWN_WRITES} IS NULL THEN UPDATE {database}.c SET n = n + 1; END IF; END",
         f"CREATE TRIGGER {database}.made BEFORE UPDATE ON {database}.b FOR EACH ROW SET NEW.n = 1",
     )
-    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+    pair = TablePair("t", ((*place, "a"),), ((*place, "b"),))
     closed({"env:MOVED": [(database, "a")]})
     found = [one.what for one in look([pair], parse(WAY_BACK, where="test")) if "fire for" in one.what]
     open_gates(places_in(database))
@@ -513,7 +515,7 @@ def test_settings_by_which_the_new_server_would_write_other_rows_are_named(
 ) -> None:
     monkeypatch.setenv("OLD", mariadb.url)
     monkeypatch.setenv("MOVED", mariadb_target.url)
-    pair = Pair("t", (("env:OLD", "shop", "a"),), (("env:MOVED", "shop", "b"),))
+    pair = TablePair("t", (("env:OLD", "shop", "a"),), (("env:MOVED", "shop", "b"),))
 
     def found() -> list[str]:
         findings = look([pair], parse(WAY_BACK, where="test"))
@@ -536,7 +538,7 @@ def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.Mo
     """The application may write to its primary, where no lock would stop it."""
     monkeypatch.setenv("MOVED", server.url)
     place = ("env:MOVED", database)
-    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+    pair = TablePair("t", ((*place, "a"),), ((*place, "b"),))
     mariadb = "MariaDB" in execute(server, "SELECT VERSION()")[0][0]
     follow, leave = (
         ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1", "RESET SLAVE ALL")
@@ -558,7 +560,7 @@ def test_a_server_beside_which_others_take_writes_is_named(
     place = ("env:MOVED", database)
 
     def warned() -> list[str]:
-        found = look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None)
+        found = look([TablePair("t", ((*place, "a"),), ((*place, "b"),))], None)
         return [one.what for one in found if one.status == "warn" and "writes at its other servers" in one.what]
 
     assert warned() == []

@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from cdc_core import config
-from cdc_core.ddl import rollout as rollouts
-from cdc_core.ddl.rollout import Decided, Options, Work, decide, roll, rollout_lease
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
 from cdc_core.meta.rollouts import DONE, OPEN
+from cdc_core.operations.ddl import rollout as rollouts
+from cdc_core.operations.ddl.rollout import Decided, Options, RolloutWork, decide, roll, rollout_lease
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.bookkeeping import DEFINITIONS, STATES
+from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
 from tests.forked_commands import ROOT
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
@@ -49,7 +49,7 @@ class Shards:
 
     server: Any
     name: str
-    work: Work
+    work: RolloutWork
 
     def on(self, *statements: str) -> list[tuple[Any, ...]]:
         return run(self.server, None, *statements)
@@ -114,7 +114,9 @@ targets:
 """
     pipeline = config.parse(text, where="test")
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        yield Shards(any_server, name, Work(opened(pipeline, meta, {"SERVER": any_server.url}), pipeline.targets[0]))
+        yield Shards(
+            any_server, name, RolloutWork(opened(pipeline, meta, {"SERVER": any_server.url}), pipeline.targets[0])
+        )
     run(any_server, None, *(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
 
 
@@ -400,7 +402,7 @@ def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: S
     )
     try:
         url = f"mysql://{account}:x@127.0.0.1:{shards.server.port}"
-        work = Work(replace(shards.work.opened, environ={"SERVER": url}), shards.work.target)
+        work = RolloutWork(replace(shards.work.opened, environ={"SERVER": url}), shards.work.target)
         problems = decide(work, ADD, "add.sql", "up", Options()).problems
         assert [one.code for one in problems] == ["connection.grant"]
         assert "DROP" in problems[0].remedy
@@ -486,7 +488,7 @@ def encrypted(shards: Shards) -> Iterator[Shards]:
     shards.on(f"CREATE USER {account} IDENTIFIED BY 'secret' REQUIRE SSL", f"GRANT ALL ON *.* TO {account}")
     work = shards.work
     url = f"mysql://{shards.name}:secret@127.0.0.1:{shards.server.port}/?ssl_mode=REQUIRED"
-    yield replace(shards, work=Work(replace(work.opened, environ={"SERVER": url}), work.target))
+    yield replace(shards, work=RolloutWork(replace(work.opened, environ={"SERVER": url}), work.target))
     shards.on(f"DROP USER {account}")
 
 

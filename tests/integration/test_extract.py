@@ -18,16 +18,18 @@ from typer.testing import CliRunner
 from cdc_core.cli.app import app
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
-from cdc_core.source import faults, server, stream
+from cdc_core.model.windows import from_us
+from cdc_core.operations.extract import Extractor
+from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_server as server
+from cdc_core.source.transactions import source_stream as stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
-from cdc_core.windows import from_us
 from tests.conftest import SourceDatabase
 from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.opened import opened

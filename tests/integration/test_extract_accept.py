@@ -15,12 +15,12 @@ from typer.testing import CliRunner, Result
 from cdc_core.cli.app import app
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
+from cdc_core.operations.extract import Extractor
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
 from tests.opened import opened

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
-from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
-from cdc_core.source.facts import query
+from cdc_core.mysql.connections import connect, parse_url
+from cdc_core.operations.check import check
+from cdc_core.operations.extract import Extractor
+from cdc_core.operations.verify.source_rows import open_source
+from cdc_core.source.host.server_facts import query
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
-from cdc_core.verify.source_rows import open_source
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.replicated import PATIENCE_S, Pair, run, start, write
 from tests.opened import opened as open_for

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core import connections
-from cdc_core.connections import connect, parse_url
-from cdc_core.source.facts import query
-from cdc_core.target.faults import translating
-from cdc_core.target.load import open_session
+from cdc_core.mysql import connections
+from cdc_core.mysql.connections import connect, parse_url
+from cdc_core.source.host.server_facts import query
+from cdc_core.targets.reading.target_faults import translating
+from cdc_core.targets.writing.load import open_session
 from examples.sandbox.tls import CERTIFICATE, KEY, write_certificate
 from tests.hostile_server import FakeServer, Login, packet
 from tests.integration.source_origin import Origin

@@ -20,13 +20,13 @@ from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import s3
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import chain, commit, newest, sweep, verify
 from cdc_core.stage.objects import ObjectStore, check_writable, find
-from cdc_core.stage.reader import changes, export
 from cdc_core.stage.s3 import MULTIPART_BYTES
+from cdc_core.stage.sql_views import sql
+from cdc_core.stage.stage_reader import changes, export
 from cdc_core.stage.stores import open_store
-from cdc_core.stage.views import sql
 from cdc_core.stage.writer import BatchWriter
 from tests.hostile_s3 import HARMS, HostileS3, Watched
 from tests.made_blocks import Change, Made, block

@@ -19,21 +19,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import LockstepError, UsageError
-from cdc_core.extract import Extractor
-from cdc_core.init import Wishes, draft
 from cdc_core.meta import Meta
-from cdc_core.source.definitions import table_schemas
+from cdc_core.operations.check import check
+from cdc_core.operations.extract import Extractor
+from cdc_core.operations.new_pipeline import Wishes, draft
+from cdc_core.source.schemas.captured_definitions import table_schemas
 from cdc_core.stage import isolated
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.compare import outcomes
-from cdc_core.target.destination import Destination
-from cdc_core.target.faults import translating
-from cdc_core.target.load import LoadFile, open_session
-from cdc_core.target.versions import versions_of
-from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.targets.reading.destination import Destination
+from cdc_core.targets.reading.target_faults import translating
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.writing.load import LoadFile, open_session
+from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.versions import versions_of
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
 from tests.opened import opened
 from tests.target_rows import opened_destination, record_batch, shop
@@ -287,9 +287,9 @@ def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> Non
 )
 @pytest.mark.parametrize(("place", "name"), PLACES, indirect=["place"])
 def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc_core.connections.STATEMENT_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("cdc_core.mysql_client.MAX_RESULT_BYTES", 1 << 20)
-    monkeypatch.setattr("cdc_core.target.load.BULK_S", 2.0)
+    monkeypatch.setattr("cdc_core.mysql.connections.STATEMENT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("cdc_core.mysql.client.MAX_RESULT_BYTES", 1 << 20)
+    monkeypatch.setattr("cdc_core.targets.writing.load.BULK_S", 2.0)
     start = begin(place)
     steps = attempt(COMMANDS[name], place, start, None).steps
     for step in (steps // 3,):

@@ -17,15 +17,15 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, seq_of_name
-from cdc_core.source.dump import LogReader
-from cdc_core.source.facts import gtid_executed
-from cdc_core.source.start import find_start
+from cdc_core.operations.extract import Extractor
+from cdc_core.source.host.server_facts import gtid_executed
+from cdc_core.source.host.start_position import find_start
+from cdc_core.source.wire.log_reader import LogReader
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.apply import lost_writes
 from cdc_core.config import ONE_TABLE, Pipeline, parse
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta, PlannedRun
 from cdc_core.meta.run_register import RunRegister
 from cdc_core.meta.target_writes import TargetWrites
-from cdc_core.model.run import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
+from cdc_core.model.run_plan import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
+from cdc_core.operations.apply import lost_writes
 from cdc_core.stage.stores import open_store
-from cdc_core.target.facts import TableFacts, table_facts
-from cdc_core.target.prepare import prepare
-from cdc_core.target.write import Part, ShardWrite, note
+from cdc_core.targets.reading.table_facts import TableFacts, table_facts
+from cdc_core.targets.writing.prepare import prepare
+from cdc_core.targets.writing.row_writer import ShardWrite, WritePart, note
 from tests.opened import opened_line
 from tests.refusals import refusal
 
@@ -74,7 +74,7 @@ class Line:
         self.meta.runs.claim(PlannedRun(run_id, "shop", None, "plan", "sha", replays=True), ())
         return made
 
-    def write(self, plan: RunPlan, table: str, *, ledger: bool = True, part: Part | None = None) -> WriteCounts:
+    def write(self, plan: RunPlan, table: str, *, ledger: bool = True, part: WritePart | None = None) -> WriteCounts:
         facts = TableFacts(self.name, f"t{table}", (), ())
         write = ShardWrite(plan.run_id, table, facts, ONE_TABLE, ledger=ledger, part=part)
         self.ledgers.append(self.query("SELECT * FROM _lockstep_ledger"))
@@ -88,7 +88,7 @@ class Line:
         """killed: before the last part."""
         so_far: WriteCounts | None = None
         for number in range(several):
-            counts = self.write(plan, table, part=Part(killed or number < several - 1, MARK, so_far))
+            counts = self.write(plan, table, part=WritePart(killed or number < several - 1, MARK, so_far))
             so_far = replace(counts, written=number + 1)
         assert so_far is not None
         return so_far

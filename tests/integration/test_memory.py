@@ -14,7 +14,7 @@ import pytest
 
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.reader import changes
+from cdc_core.stage.stage_reader import changes
 from cdc_core.stage.stores import open_store
 from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.integration.source_origin import Origin

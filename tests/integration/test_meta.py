@@ -40,7 +40,7 @@ from cdc_core.meta import (
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.database import parse
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
-from cdc_core.model.run import LedgerEntry, WriteCounts
+from cdc_core.model.run_plan import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.refusals import refusal
 

@@ -9,7 +9,7 @@ import pytest
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
-from cdc_core.snapshot.pending import pending
+from cdc_core.operations.copy.pending import pending
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin
 

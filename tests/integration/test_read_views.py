@@ -20,14 +20,14 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core import connections
 from cdc_core.errors import RetryLater
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.snapshot import watermarks
-from cdc_core.snapshot.watermarks import high_of, read_view
-from cdc_core.source import server
-from cdc_core.source.definitions import table_schema
-from cdc_core.source.facts import logged_gtids
+from cdc_core.mysql import connections
+from cdc_core.operations.copy import watermarks
+from cdc_core.operations.copy.watermarks import high_of, read_view
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.server_facts import logged_gtids
+from cdc_core.source.schemas.captured_definitions import table_schema
 from tests.integration.beside import beside
 from tests.integration.source_origin import Origin, fresh_name
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from cdc_core.apply.retention import _delete_before
 from cdc_core.errors import LockstepError
 from cdc_core.model.batch import Manifest
+from cdc_core.operations.apply.retention import _delete_before
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import commit, verify
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.reader import export
-from cdc_core.stage.start import put as put_start
+from cdc_core.stage.public import Stage
+from cdc_core.stage.stage_reader import export
+from cdc_core.stage.start_record import put as put_start
 from cdc_core.stage.stores import open_store
-from cdc_core.staged import Stage
 from tests.made_blocks import Made
 from tests.unit.stage.test_reader import insert, stage
 

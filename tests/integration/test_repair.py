@@ -14,21 +14,21 @@ import pytest
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Meta
 from cdc_core.meta.batches import Batches
-from cdc_core.operations.status import health
-from cdc_core.repair import claims
-from cdc_core.repair.repairer import Result, outcome, repair
-from cdc_core.snapshot.copier import copier_lease
+from cdc_core.operations.copy.copier import copier_lease
+from cdc_core.operations.repair import claims
+from cdc_core.operations.repair.repairer import Result, outcome, repair
+from cdc_core.operations.status_report import health
+from cdc_core.operations.verify import source_rows, staged_batches
+from cdc_core.operations.verify.canonical import ERROR_SHOWN
+from cdc_core.operations.verify.lease import verifier_lease
+from cdc_core.operations.verify.results import TableResult
+from cdc_core.operations.verify.source_rows import SourceTables
+from cdc_core.operations.verify.verifier import verify_target
+from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.reader import table_state
-from cdc_core.target.bookkeeping import DEFINITIONS, STATES
-from cdc_core.verify import source_rows, staged_batches
-from cdc_core.verify.canonical import ERROR_SHOWN
-from cdc_core.verify.job import Job
-from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.results import TableResult
-from cdc_core.verify.source_rows import SourceTables
-from cdc_core.verify.verifier import verify_target
+from cdc_core.stage.stage_reader import table_state
+from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_target_session import HOSTILE, INIT_CONNECT, with_globals
 from tests.integration.test_verify import (
@@ -236,7 +236,7 @@ def repaired(
                 patch.setattr(module, "extract_if_free", lambda _, source: extract_on(source))
         apply = (lambda: [write(run, name) for name in keys]) if applied else None
         with verifier_lease(ready, "copy") as lease:
-            job = Job(ready, pipeline.targets[0], lease)
+            job = VerifyJob(ready, pipeline.targets[0], lease)
             return repair(job, keys, apply=apply, authoritative=authoritative)
 
 

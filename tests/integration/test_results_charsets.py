@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.binlog import text
+from cdc_core.binlog import charsets as text
 from examples.sandbox.charsets import charsets_of
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

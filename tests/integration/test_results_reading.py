@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core import connections
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
+from cdc_core.mysql import connections
 from cdc_core.results import TableReader, read_columns
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.test_results_types import opened, read, require_equal, streamed

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core import connections, session
-from cdc_core.binlog.definition import schema_of
+from cdc_core.binlog.row_columns import decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import decode_rows
-from cdc_core.model.staged import LITERAL, staged_schema
+from cdc_core.model.staged_columns import LITERAL, staged_schema
+from cdc_core.mysql import connections
+from cdc_core.mysql import session_settings as session
 from cdc_core.results import TableReader
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql

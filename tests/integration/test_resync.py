@@ -18,15 +18,15 @@ from cdc_core.meta.copied_batches import CopiedBatches
 from cdc_core.meta.leases import Leases
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
-from cdc_core.snapshot import pace
-from cdc_core.snapshot.chunk_file import ChunkFile
-from cdc_core.snapshot.pending import chosen, pending
-from cdc_core.snapshot.readmission import readmit
+from cdc_core.operations.copy import pace
+from cdc_core.operations.copy.chunk_file import ChunkFile
+from cdc_core.operations.copy.pending import chosen, pending
+from cdc_core.operations.copy.readmission import readmit
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.isolated import isolated
 from cdc_core.stage.layout import SNAPSHOT
-from cdc_core.stage.reader import by_key_batches, changes
+from cdc_core.stage.stage_reader import by_key_batches, changes
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import fresh_name

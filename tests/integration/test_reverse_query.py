@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from cdc_core.check import check
 from cdc_core.meta import Meta
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.copied_batches import CopiedBatches
-from cdc_core.repair import claims
-from cdc_core.repair.reverse_query import Queried, look_up
-from cdc_core.snapshot.copier import copier_lease
-from cdc_core.snapshot.steps import copied_since
+from cdc_core.operations.check import check
+from cdc_core.operations.copy.copier import copier_lease
+from cdc_core.operations.copy.steps import copied_since
+from cdc_core.operations.repair import claims
+from cdc_core.operations.repair.reverse_query import Queried, look_up
+from cdc_core.operations.verify import source_rows
 from cdc_core.stage import manifest as manifests
-from cdc_core.verify import source_rows
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_repair import KEYS, Repaired, at_source, in_stage
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers

@@ -16,12 +16,8 @@ from typing import Any, cast
 import pymysql
 import pytest
 
-from cdc_core.apply.plan import plan
-from cdc_core.apply.retention import purge, sweep
-from cdc_core.config import Pipeline, Throttle
-from cdc_core.connections import answers
+from cdc_core.config import Pipeline, ThrottleOptions
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.extract.extractor import recover
 from cdc_core.meta import Meta
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.copied_batches import CopiedBatches
@@ -29,18 +25,22 @@ from cdc_core.meta.positions import SourcePositions
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.coverage import How
 from cdc_core.model.schema import TableSchema
-from cdc_core.results import values
-from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, pace, table_chunks, watermarks
-from cdc_core.snapshot import throttle as throttle_module
-from cdc_core.snapshot.copier import copier_lease, copy_tables
-from cdc_core.snapshot.pending import pending
-from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
-from cdc_core.source import server
+from cdc_core.mysql.connections import answers
+from cdc_core.operations.apply.plan import plan
+from cdc_core.operations.apply.retention import purge, sweep
+from cdc_core.operations.copy import copier, pace, table_chunks, watermarks
+from cdc_core.operations.copy import throttle as throttle_module
+from cdc_core.operations.copy.copier import copier_lease, copy_tables
+from cdc_core.operations.copy.pending import pending
+from cdc_core.operations.copy.staging import Staged, finish_decided, stage_due
+from cdc_core.operations.extract.extractor import recover
+from cdc_core.results import value_columns as values
+from cdc_core.source.capture import Capture
+from cdc_core.source.host import source_server as server
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.layout import parse_copied
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.integration.beside import beside
@@ -795,7 +795,7 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 20)
     threads: list[int] = []
     attempts: dict[int, int] = {}
-    before, together = copier._Reader._read, threading.Barrier(3, timeout=60)
+    before, together = copier._ChunkReader._read, threading.Barrier(3, timeout=60)
 
     def met(self: Any, table: Any, copy: Any, planned: Any) -> None:
         attempts[planned.number] = planned.attempts
@@ -806,11 +806,11 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
             raise Killed
         before(self, table, copy, planned)
 
-    monkeypatch.setattr(copier._Reader, "_read", met)
+    monkeypatch.setattr(copier._ChunkReader, "_read", met)
     with pytest.raises(Killed):
         read(line, ["number"])
     assert len(set(threads)) == 3
-    monkeypatch.setattr(copier._Reader, "_read", before)
+    monkeypatch.setattr(copier._ChunkReader, "_read", before)
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         first = {one.chunk.number for one in meta.copies.chunks("shop")}
     read(line, ["number"])
@@ -873,7 +873,7 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
 
 def throttled(line: Line, **limits: Any) -> tuple[list[str], list[str]]:
     """Copies `number`; what the first chunks waited for, and the errors of limits that cannot be asked for."""
-    throttle = Throttle.model_validate(limits)
+    throttle = ThrottleOptions.model_validate(limits)
     snapshot = line.pipeline.snapshot.model_copy(update={"throttle": throttle})
     line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot})
     waited: list[str] = []
@@ -985,7 +985,7 @@ def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
             started.wait()
 
     started, beside = threading.Event(), threading.Thread(target=busy)
-    throttle = Throttle.model_validate({limit: {"threads_running": 4, "history_list_length": 300}[limit]})
+    throttle = ThrottleOptions.model_validate({limit: {"threads_running": 4, "history_list_length": 300}[limit]})
     snapshot = line.pipeline.snapshot.model_copy(update={"throttle": throttle, "readers": 1})
     line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot})
     try:

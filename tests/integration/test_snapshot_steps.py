@@ -11,17 +11,18 @@ import pytest
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import ConnectionLost, Refused, RetryLater, TableRefused
-from cdc_core.extract.sources import extract_if_free
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.meta.table_copies import TableCopies
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.rebuild import rebuild as rebuild_source
-from cdc_core.snapshot import copier, keys, pace, steps
-from cdc_core.snapshot.copier import copier_lease
-from cdc_core.snapshot.copying import copy_sources
-from cdc_core.snapshot.pending import chosen, pending
-from cdc_core.snapshot.staging import Staged
-from cdc_core.stage.reader import table_state
+from cdc_core.operations.copy import copier, pace, steps
+from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy.copier import copier_lease
+from cdc_core.operations.copy.copy_sources import copy_sources
+from cdc_core.operations.copy.pending import chosen, pending
+from cdc_core.operations.copy.staging import Staged
+from cdc_core.operations.extract.side_by_side import extract_if_free
+from cdc_core.operations.rebuild import rebuild as rebuild_source
+from cdc_core.stage.stage_reader import table_state
 from tests.integration.line import Line
 from tests.opened import opened as ready
 

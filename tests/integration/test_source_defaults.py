@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from cdc_core.errors import Refused, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
-from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import table_schema
+from cdc_core.source.schemas.captured_definitions import table_schema
+from cdc_core.source.schemas.column_defaults import column_defaults
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
 

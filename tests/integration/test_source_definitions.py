@@ -8,19 +8,19 @@ from contextlib import closing
 import pymysql
 import pytest
 
-from cdc_core.check.findings import Findings
-from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
-from cdc_core.connections import connect
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
-from cdc_core.source import server
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import logs_cascades, require_seen_cascades
-from cdc_core.source.definitions import table_schema, table_schemas
-from cdc_core.source.facts import Grants, query
-from cdc_core.source.survey import engine_advice, find_tables, survey_tables
+from cdc_core.mysql.connections import connect
+from cdc_core.operations.check.check_sources import check_tables
+from cdc_core.operations.check.findings import Findings
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.server_facts import Grants, query
+from cdc_core.source.host.table_survey import engine_advice, find_tables, survey_tables
+from cdc_core.source.schemas.captured_definitions import table_schema, table_schemas
+from cdc_core.source.schemas.cascades import logs_cascades, require_seen_cascades
+from cdc_core.source.sql.capture_policy import CapturePolicy
 from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
@@ -298,7 +298,7 @@ def test_check_takes_letters_of_a_pattern_as_the_server_takes_names(
     origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY)")
-    monkeypatch.setattr("cdc_core.check.sources.lower_case_names", lambda connection: True)
+    monkeypatch.setattr("cdc_core.operations.check.check_sources.lower_case_names", lambda connection: True)
     findings, pipeline = Findings(), parse(PIPELINE.format(database=origin.name.upper()), where="test")
     checked = check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
     assert [one.table for schemas in checked.logical.values() for one in schemas] == ["t"]

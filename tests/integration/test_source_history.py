@@ -14,10 +14,11 @@ import pytest
 from cdc_core.errors import Refused, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import server, stream
-from cdc_core.source.definitions import table_schema
-from cdc_core.source.start import find_start
-from cdc_core.windows import from_us
+from cdc_core.model.windows import from_us
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.start_position import find_start
+from cdc_core.source.schemas.captured_definitions import table_schema
+from cdc_core.source.transactions import source_stream as stream
 from tests.integration.source_origin import Origin, read_to
 from tests.refusals import refusal
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from cdc_core.check.findings import Findings
-from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
 from cdc_core.errors import DataAtRisk, Refused, severity
-from cdc_core.init import Wishes, draft
 from cdc_core.model.block import Block
+from cdc_core.operations.check.check_sources import check_tables
+from cdc_core.operations.check.findings import Findings
+from cdc_core.operations.new_pipeline import Wishes, draft
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
 

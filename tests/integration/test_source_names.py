@@ -11,18 +11,18 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.binlog.charsets import decode as decoded
 from cdc_core.binlog.compressed import plain
-from cdc_core.binlog.events import EventType, parse_query
-from cdc_core.binlog.text import decode as decoded
+from cdc_core.binlog.event_headers import EventType, parse_query
 from cdc_core.config import CaptureRules, Columns
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.sink import Capture
-from cdc_core.source.client_text import lower_cased
-from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import query
-from cdc_core.source.statements import Statement, classify
+from cdc_core.source.capture import Capture
+from cdc_core.source.host.server_facts import query
+from cdc_core.source.sql.client_text import lower_cased
+from cdc_core.source.sql.statement_classes import Statement, classify
+from cdc_core.source.wire.log_reader import EndOfLog, LogReader
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.conftest import set_up

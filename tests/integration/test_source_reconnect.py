@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_core import connections
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
-from cdc_core.source.server import binlog_files, facts
+from cdc_core.mysql import connections
+from cdc_core.source.host.source_server import binlog_files, facts
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.source_origin import (
     PATIENCE_S,

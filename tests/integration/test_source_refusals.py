@@ -11,15 +11,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from cdc_core import connections
 from cdc_core.config import StartConfig, StartPosition
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import server, server_id
-from cdc_core.source.facts import binlog_files, gtid_executed
-from cdc_core.source.server_id import replica_host
-from cdc_core.source.start import find_start
-from cdc_core.source.stream import SourceStream
+from cdc_core.mysql import connections
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.server_facts import binlog_files, gtid_executed
+from cdc_core.source.host.start_position import find_start
+from cdc_core.source.transactions.source_stream import SourceStream
+from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire.replica_identity import replica_host
 from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, account, read_to
 

@@ -14,10 +14,11 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import dump, server
-from cdc_core.source.gtid_sets import advanced
-from cdc_core.source.start import find_start
-from cdc_core.tls import Tls, TlsMode
+from cdc_core.mysql.tls import Tls, TlsMode
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.gtid_sets import advanced
+from cdc_core.source.host.start_position import find_start
+from cdc_core.source.wire import log_reader as dump
 from tests.integration.source_origin import (
     TABLES,
     Origin,

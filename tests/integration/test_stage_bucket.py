@@ -9,11 +9,11 @@ import pytest
 
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import chain, commit, verify
-from cdc_core.stage.reader import changes, export, table_state
+from cdc_core.stage.sql_views import sql
+from cdc_core.stage.stage_reader import changes, export, table_state
 from cdc_core.stage.stores import open_store
-from cdc_core.stage.views import sql
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core.model.position import Position
 from cdc_core.stage.manifest import chain, sweep, verify
-from cdc_core.stage.reader import changes
+from cdc_core.stage.stage_reader import changes
 from cdc_core.stage.stores import open_store
 
 ROOT = Path(__file__).parents[2]

@@ -6,12 +6,12 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from cdc_core.binlog.events import Event
+from cdc_core.binlog.event_headers import Event
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.coverage import ANY_TABLE, Happened
 from cdc_core.model.position import Position
-from cdc_core.source.later_statements import LaterStatements, LogAhead, Stretch, statement_of
-from cdc_core.source.statements import Statement, classify
+from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead, Stretch, statement_of
+from cdc_core.source.sql.statement_classes import Statement, classify
 from tests.integration.source_origin import Origin, account, fresh_name
 
 

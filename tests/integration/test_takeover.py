@@ -15,7 +15,7 @@ import pytest
 
 from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.reader import table_state
+from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.conftest import SourceDatabase
 
@@ -24,7 +24,7 @@ PATIENCE_S = 90
 EXTRACTOR = """
 import os, signal, sys, threading, time
 from cdc_core.cli.app import main
-from cdc_core.extract import extractor
+from cdc_core.operations.extract import extractor
 from cdc_core.meta.batches import Batches
 from cdc_core.meta.leases import Leases
 from cdc_core.ring import Ring

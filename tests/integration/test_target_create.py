@@ -15,21 +15,22 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core import config, connections
+from cdc_core import config
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import TableSchema, parse_column_type
-from cdc_core.model.staged import LITERAL
+from cdc_core.model.staged_columns import LITERAL
+from cdc_core.mysql import connections
+from cdc_core.operations.target_tables import create, source_tables
+from cdc_core.operations.verify.ranges import ordered_alike
 from cdc_core.results import TableReader
-from cdc_core.sink.columns import HASH
-from cdc_core.target.collations import BYTES
-from cdc_core.target.definition import read_definitions
-from cdc_core.target.destination import TableUse, open_destination
-from cdc_core.target.keys import coarser, coarser_columns
-from cdc_core.target.load import LoadFile
-from cdc_core.target.make import Actions, MadeTable
-from cdc_core.target.write import ShardWrite, write_shard
-from cdc_core.target_tables import create, source_tables
-from cdc_core.verify.ranges import ordered_alike
+from cdc_core.source.capture.column_rules import HASH
+from cdc_core.targets.reading.destination import TableUse, open_destination
+from cdc_core.targets.tables.make_tables import Actions, MadeTable
+from cdc_core.targets.tables.table_definition import read_definitions
+from cdc_core.targets.tables.target_collations import BYTES
+from cdc_core.targets.tables.target_keys import coarser, coarser_columns
+from cdc_core.targets.writing.load import LoadFile
+from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
 from tests.target_rows import opened_destination

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk
-from cdc_core.target import direct
-from cdc_core.target import load as load_module
-from cdc_core.target import write as write_module
+from cdc_core.mysql.connections import connect
+from cdc_core.targets.writing import direct
+from cdc_core.targets.writing import load as load_module
+from cdc_core.targets.writing import row_writer as write_module
 from examples.sandbox.mysql import MySql
 from tests.target_rows import COLUMNS, Table, Winner, shop, target_table
 

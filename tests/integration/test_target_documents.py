@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.target.compare import outcomes
-from cdc_core.target.documents import exact_numbers
-from cdc_core.target.load import Layout, open_session
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.tables.json_columns import exact_numbers
+from cdc_core.targets.writing.load import Layout, open_session
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Table, Winner, record_batch, target_table
 

@@ -14,21 +14,21 @@ import pymysql
 import pytest
 
 from cdc_core.config import Target
-from cdc_core.connections import connect
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.target.destination import (
+from cdc_core.mysql.connections import connect
+from cdc_core.targets.reading.destination import (
     Destination,
-    Survey,
     TableUse,
+    TargetSurvey,
     checked_destination,
     open_destination,
     prepared_destinations,
 )
-from cdc_core.target.facts import database_grants, require_grants, table_facts, table_problems
-from cdc_core.target.load import open_session
-from cdc_core.target.prepare import is_prepared, ours_beside, prepare
-from cdc_core.target.versions import versions_of
+from cdc_core.targets.reading.table_facts import database_grants, require_grants, table_facts, table_problems
+from cdc_core.targets.writing.load import open_session
+from cdc_core.targets.writing.prepare import is_prepared, ours_beside, prepare
+from cdc_core.targets.writing.versions import versions_of
 from tests.target_rows import Winner, opened_destination, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
@@ -166,7 +166,7 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
         )
         names = [f"shop.t{number}" for number in range(len(kinds) + 1)]
 
-        def judge(name: str, survey: Survey | None) -> Any:
+        def judge(name: str, survey: TargetSurvey | None) -> Any:
             try:
                 if survey is None:
                     return open_destination(target, name, [SCHEMA])
@@ -177,7 +177,7 @@ def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_as
         monkeypatch.setattr(pymysql.cursors.Cursor, "execute", counted)
         alone = [judge(name, None) for name in names]
         before = len(asked)
-        with Survey(target, names) as survey:
+        with TargetSurvey(target, names) as survey:
             together = [judge(name, survey) for name in names]
     assert together == alone
     assert [type(one).__name__ for one in alone] == ["Destination"] * 3 + ["str"] * 3
@@ -282,7 +282,7 @@ def test_tables_of_a_run_are_prepared_side_by_side_whatever_another_run_adds_mea
         columns = tuple(one for one in SCHEMA.columns if one.name in ("id", "n"))
 
         def prepared() -> list[Destination]:
-            with Survey(target, names) as survey:
+            with TargetSurvey(target, names) as survey:
                 checked = [
                     checked_destination(
                         survey, name, [replace(SCHEMA, table=name, columns=columns)], TableUse(), space=False

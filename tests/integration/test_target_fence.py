@@ -19,11 +19,13 @@ from cdc_core.config import ONE_TABLE, Guard
 from cdc_core.errors import LockstepError, Refused, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target import bookkeeping, fence, load
-from cdc_core.target.bookkeeping import STATES
-from cdc_core.target.destination import TableUse, open_destination
-from cdc_core.target.fence import admit, bar, fences, let_through, lower_fences, raise_fences
-from cdc_core.target.multiset import write_copies
+from cdc_core.targets.bookkeeping import fence
+from cdc_core.targets.bookkeeping import table_states as bookkeeping
+from cdc_core.targets.bookkeeping.fence import admit, bar, fences, let_through, lower_fences, raise_fences
+from cdc_core.targets.bookkeeping.table_states import STATES
+from cdc_core.targets.reading.destination import TableUse, open_destination
+from cdc_core.targets.writing import load
+from cdc_core.targets.writing.multiset import write_copies
 from tests.refusals import refusal
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
 

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target.facts import loaded_columns, require_grants, table_facts
+from cdc_core.mysql.connections import connect
+from cdc_core.targets.reading.table_facts import loaded_columns, require_grants, table_facts
 from tests.target_rows import Winner, require_table, target_table
 
 COLUMNS = {"id": pa.int64(), "a": pa.int64(), "g": pa.int64()}

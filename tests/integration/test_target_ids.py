@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc_core.config import Target
-from cdc_core.target.ids import CheckedKey, check_ids, meeting_counters
+from cdc_core.targets.tables.auto_increment import CheckedKey, check_ids, meeting_counters
 
 
 class Shards:

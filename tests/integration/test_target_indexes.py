@@ -18,13 +18,13 @@ import pymysql
 import pytest
 
 from cdc_core import config
-from cdc_core.connections import parse_url
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.target import indexes
-from cdc_core.target.bookkeeping import tables_locked
-from cdc_core.target.indexes import IndexedTable, build_due, built_after, settle, with_due
-from cdc_core.target.load import altering_session
-from cdc_core.target.make import Actions
+from cdc_core.mysql.connections import parse_url
+from cdc_core.targets.bookkeeping import indexes
+from cdc_core.targets.bookkeeping.indexes import IndexedTable, build_due, built_after, settle, with_due
+from cdc_core.targets.bookkeeping.table_states import tables_locked
+from cdc_core.targets.tables.make_tables import Actions
+from cdc_core.targets.writing.load import altering_session
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_target_create import Pair, pair_of
 from tests.target_rows import opened_destination
@@ -221,8 +221,8 @@ def test_a_kill_between_the_note_and_the_drop_changes_nothing(made: Made, monkey
 
 LOADING = """
 import sys
-from cdc_core.connections import parse_url
-from cdc_core.target.indexes import IndexedTable, built_after
+from cdc_core.mysql.connections import parse_url
+from cdc_core.targets.bookkeeping.indexes import IndexedTable, built_after
 table = IndexedTable(parse_url(sys.argv[1], where="test"), "env:TARGET", sys.argv[2], "t")
 with built_after([table]):
     print("loading", flush=True)

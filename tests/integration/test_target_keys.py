@@ -17,18 +17,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.connections import Server, parse_url
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.model.merged import RowClass
+from cdc_core.model.merged_columns import RowClass
 from cdc_core.model.schema import parse_column_type
-from cdc_core.target.compare import outcomes
-from cdc_core.target.facts import table_facts
-from cdc_core.target.faults import PRIVILEGES
-from cdc_core.target.keys import coarser
-from cdc_core.target.load import Layout, open_session
-from cdc_core.target.prepare import prepare
-from cdc_core.target.text import version_hex
-from cdc_core.target.versions import classify, versions_of
+from cdc_core.mysql.connections import Server, parse_url
+from cdc_core.targets.reading.table_facts import table_facts
+from cdc_core.targets.reading.target_faults import PRIVILEGES
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.tables.target_keys import coarser
+from cdc_core.targets.tables.text_columns import version_hex
+from cdc_core.targets.writing.load import Layout, open_session
+from cdc_core.targets.writing.prepare import prepare
+from cdc_core.targets.writing.versions import classify, versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.integration.test_target_session import with_globals
 from tests.target_rows import Table, Winner, record_batch, target_table

@@ -19,13 +19,13 @@ import pymysql
 import pytest
 
 from cdc_core.config import Target
-from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, parts_of, severity
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target import bookkeeping
-from cdc_core.target.destination import Destination, TableUse
-from cdc_core.target.faults import translating
-from spark_jobs.failures import carried, found
+from cdc_core.mysql.connections import connect, parse_url
+from cdc_core.targets.bookkeeping import table_states as bookkeeping
+from cdc_core.targets.reading.destination import Destination, TableUse
+from cdc_core.targets.reading.target_faults import translating
+from spark_jobs.spark_failures import carried, found
 from tests.refusals import refusal
 from tests.target_rows import Table, Winner, opened_destination
 
@@ -307,8 +307,8 @@ def test_an_error_of_a_server_crosses_from_a_worker_as_one_of_ours(place: Place)
 SPOOLED = """
 import sys, tempfile
 from pathlib import Path
-from spark_jobs.failures import CarriedError, carried, found
-from cdc_core.target.load import Layout, LoadFile
+from spark_jobs.spark_failures import CarriedError, carried, found
+from cdc_core.targets.writing.load import Layout, LoadFile
 from tests.target_rows import COLUMNS, record_batch, shop
 rows = record_batch([shop("u", id, f"c{id}", id, 10) for id in range(1000)])
 for batches in (int(number) for number in sys.argv[1:]):

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.model.run import WriteCounts
-from cdc_core.target.facts import table_facts
-from cdc_core.target.multiset import write_copies
+from cdc_core.model.run_plan import WriteCounts
+from cdc_core.targets.reading.table_facts import table_facts
+from cdc_core.targets.writing.multiset import write_copies
 from tests.integration.test_target_session import with_globals
 from tests.target_rows import Table, Winner, target_table
 

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.target import pairs, read_back
-from cdc_core.target.compare import outcomes
-from cdc_core.target.facts import create_table, declaration, table_facts
-from cdc_core.target.load import Layout, open_session
-from cdc_core.target.versions import tombstones_name
+from cdc_core.targets.reading import read_back
+from cdc_core.targets.reading.table_facts import create_table, declaration, table_facts
+from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.writing.load import Layout, open_session
+from cdc_core.targets.writing.versions import tombstones_name
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Table, Winner, record_batch, require_table, target_table
 

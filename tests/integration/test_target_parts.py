@@ -11,13 +11,14 @@ import pyarrow as pa
 import pymysql
 import pytest
 
-from cdc_core.connections import SafeConnection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.model.run import MergeCounts
-from cdc_core.target import direct, parts
-from cdc_core.target.fence import lower_fences, raise_fences
-from cdc_core.target.ledger_rows import ledger_rows
-from cdc_core.target.parts import why_whole
+from cdc_core.model.run_plan import MergeCounts
+from cdc_core.mysql.connections import SafeConnection
+from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
+from cdc_core.targets.bookkeeping.ledger_rows import ledger_rows
+from cdc_core.targets.writing import direct
+from cdc_core.targets.writing import write_parts as parts
+from cdc_core.targets.writing.write_parts import why_whole
 from tests.target_rows import Table, Winner, shop, target_of, target_table
 
 PLAIN = "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20), n INT)"

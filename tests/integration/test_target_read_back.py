@@ -18,11 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.connections import SafeConnection
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.version import Version, encode
-from cdc_core.target import compare, read_back
-from cdc_core.target.load import Layout, documents_of, open_session
+from cdc_core.mysql.connections import SafeConnection
+from cdc_core.targets.reading import read_back
+from cdc_core.targets.tables import compare_columns as compare
+from cdc_core.targets.writing.load import Layout, documents_of, open_session
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 UTC = dt.UTC

@@ -13,18 +13,18 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import ONE_TABLE, TargetTable
-from cdc_core.connections import is_mariadb
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.merged import KEY_CHAIN
+from cdc_core.model.merged_columns import KEY_CHAIN
 from cdc_core.model.schema import parse_column_type
 from cdc_core.model.version import Version, encode
-from cdc_core.target.compare import DIFFERS, SAME, judged
-from cdc_core.target.destination import Destination, Sessions, Shard
-from cdc_core.target.load import LoadFile, open_session
-from cdc_core.target.row_lookup import LocatedRows, locate_rows
-from cdc_core.target.sharding import ShardTable
-from cdc_core.target.versions import versions_of
-from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.mysql.connections import is_mariadb
+from cdc_core.targets.reading.destination import Destination, Shard, ShardSessions
+from cdc_core.targets.reading.sharding import ShardTable
+from cdc_core.targets.tables.compare_columns import DIFFERS, SAME, judged
+from cdc_core.targets.writing.load import LoadFile, open_session
+from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
+from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
+from cdc_core.targets.writing.versions import versions_of
 from tests.integration.test_target_session import with_globals
 from tests.refusals import refusal
 from tests.target_rows import Table, Winner, record_batch, target_table
@@ -72,7 +72,7 @@ def arrived(odd: Table, left_at: int) -> tuple[Destination, LocatedRows]:
     rows = record_batch([Winner("u", {"id": 2}, (9, 9, 0, "one"), absent=list(ODD))], odd.columns)
     link = {"id": 1, "_cdc_ts": left_at, "_cdc_source": "one", "_cdc_seq": left_at, "_cdc_row": 0}
     rows = rows.append_column(KEY_CHAIN, pa.array([[link]], pa.list_(LINK)))
-    with tempfile.TemporaryDirectory() as scratch, Sessions() as sessions:
+    with tempfile.TemporaryDirectory() as scratch, ShardSessions() as sessions:
         return destination, locate_rows(destination, sessions, Path(scratch), rows)
 
 

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import Target, TargetTable
-from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.session import READING, WRITING, Setting
-from cdc_core.target.destination import Destination
-from cdc_core.target.facts import require_server
-from cdc_core.target.load import open_session
+from cdc_core.mysql.connections import connect, parse_url
+from cdc_core.mysql.session_settings import READING, WRITING, Setting
+from cdc_core.targets.reading.destination import Destination
+from cdc_core.targets.reading.table_facts import require_server
+from cdc_core.targets.writing.load import open_session
 from tests.target_rows import Table, Winner, opened_destination, shop, target_table
 
 HOSTILE = {

@@ -12,19 +12,19 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import Sharding, Target, TargetTable
-from cdc_core.connections import connect, parse_url
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.merged import SHARD_UNKNOWN
+from cdc_core.model.merged_columns import SHARD_UNKNOWN
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.mysql.connections import connect, parse_url
 from cdc_core.results import TableReader
-from cdc_core.target import load
-from cdc_core.target.bookkeeping import lock_table
-from cdc_core.target.compare import outcomes
-from cdc_core.target.destination import Destination, Sessions
-from cdc_core.target.load import LoadFile
-from cdc_core.target.row_lookup import locate_rows
-from cdc_core.target.sharding import shards_of
-from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.targets.bookkeeping.table_states import lock_table
+from cdc_core.targets.reading.destination import Destination, ShardSessions
+from cdc_core.targets.reading.sharding import shards_of
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.writing import load
+from cdc_core.targets.writing.load import LoadFile
+from cdc_core.targets.writing.row_lookup import locate_rows
+from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Winner, opened_destination, record_batch
 from tests.unit.binlog.reading import decoded, events_since, known_schema, mark
@@ -94,7 +94,7 @@ def write(destination: Destination, rows: pa.RecordBatch, shards: Sequence[int])
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
             file.add(mine)
             write_shard(shard.server, ShardWrite("run", "shop.t", shard.facts, shard.table.placement), file)
-            with Sessions() as sessions:
+            with ShardSessions() as sessions:
                 layout = destination.layout_of(shard)
                 found += outcomes(sessions.of(shard), shard.facts, mine, layout, scratch=Path(folder))
     return found
@@ -144,7 +144,7 @@ def test_a_row_that_moves_lacks_what_its_former_shard_does_not_have(databases: A
     write(destination, rows({"id": 1, "a": 2, "g": 3, "doc": DOC}), [0])
     moved = rows({"id": 1, "a": 5}, seq=2, absent=("g", "doc"))
     moved = moved.append_column(SHARD_UNKNOWN, pa.array([True]))
-    with tempfile.TemporaryDirectory() as scratch, Sessions() as sessions:
+    with tempfile.TemporaryDirectory() as scratch, ShardSessions() as sessions:
         located = locate_rows(destination, sessions, Path(scratch), moved)
     assert (located.shards.tolist(), list(located.left)) == ([1], [(0, 0)])
     if second == "generated":
@@ -163,7 +163,7 @@ def test_a_server_ends_the_session_of_a_paused_writer_and_the_next_one_opens_ano
 ) -> None:
     monkeypatch.setattr(load, "IDLE_S", 1)
     (shard, *_) = opened(databases, [GENERATED["plain"]] * 2, order, "id").shards
-    with Sessions() as paused, Sessions() as other:
+    with ShardSessions() as paused, ShardSessions() as other:
         first = paused.of(shard)
         with first.cursor() as cursor:
             lock_table(cursor, shard.facts.name)

@@ -9,9 +9,9 @@ import pytest
 
 from cdc_core.errors import RetryLater
 from cdc_core.model.version import Version, encode
-from cdc_core.target import takeover
-from cdc_core.target.prepare import tombstones_table
-from cdc_core.target.takeover import take_over
+from cdc_core.targets.bookkeeping import takeover
+from cdc_core.targets.bookkeeping.takeover import take_over
+from cdc_core.targets.writing.prepare import tombstones_table
 from tests.target_rows import Table, shop, target_of, target_table
 
 AHEAD_US = 4_000_000_000_000_000

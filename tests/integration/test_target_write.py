@@ -15,16 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.connections import SafeConnection, connect
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.version import Version, decode, encode, newer_or_equal, other_origin
-from cdc_core.target import load as load_module
-from cdc_core.target import write as write_module
-from cdc_core.target.facts import table_facts
-from cdc_core.target.faults import translating
-from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
-from cdc_core.target.load import open_session
-from cdc_core.target.prepare import prepare, require_store, versions_table
+from cdc_core.mysql.connections import SafeConnection, connect
+from cdc_core.targets.reading.table_facts import table_facts
+from cdc_core.targets.reading.target_faults import translating
+from cdc_core.targets.writing import load as load_module
+from cdc_core.targets.writing import row_writer as write_module
+from cdc_core.targets.writing.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
+from cdc_core.targets.writing.load import open_session
+from cdc_core.targets.writing.prepare import prepare, require_store, versions_table
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.process import free_port

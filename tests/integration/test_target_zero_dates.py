@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cdc_core.target.compare import outcomes
-from cdc_core.target.load import Layout, open_session
-from cdc_core.target.versions import versions_of
+from cdc_core.targets.tables.compare_columns import outcomes
+from cdc_core.targets.writing.load import Layout, open_session
+from cdc_core.targets.writing.versions import versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Winner, record_batch, target_table
 

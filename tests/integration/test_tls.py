@@ -13,13 +13,13 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core import connections
-from cdc_core.check.findings import Findings, connected
-from cdc_core.connections import connect, parse_url
 from cdc_core.model.position import Position
-from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import end_position
-from cdc_core.target.load import open_session
+from cdc_core.mysql import connections
+from cdc_core.mysql.connections import connect, parse_url
+from cdc_core.operations.check.findings import Findings, connected
+from cdc_core.source.host.server_facts import end_position
+from cdc_core.source.wire.log_reader import EndOfLog, LogReader
+from cdc_core.targets.writing.load import open_session
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.setup_mysql import MYSQL

@@ -15,18 +15,18 @@ import pymysql
 import pytest
 
 from cdc_core.errors import RetryLater
-from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
-from cdc_core.snapshot import pace
-from cdc_core.stage.reader import table_state
-from cdc_core.verify import staged_batches
-from cdc_core.verify.comparison import Kind
-from cdc_core.verify.job import Job
-from cdc_core.verify.judgement import Wrong
-from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.modes import Mode
-from cdc_core.verify.results import TableResult
-from cdc_core.verify.verifier import verify
+from cdc_core.operations.copy import pace
+from cdc_core.operations.extract import Extractor
+from cdc_core.operations.verify import staged_batches
+from cdc_core.operations.verify.comparison import DifferenceKind
+from cdc_core.operations.verify.judgement import Wrong
+from cdc_core.operations.verify.lease import verifier_lease
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.results import TableResult
+from cdc_core.operations.verify.verifier import verify
+from cdc_core.operations.verify.verify_job import VerifyJob
+from cdc_core.stage.stage_reader import table_state
 from tests.forked_commands import ForkedCommands
 from tests.integration import test_snapshot as snapshots
 from tests.integration.beside import beside
@@ -116,7 +116,7 @@ class Verified:
         """options: of the job."""
         pipeline = self.line.pipeline
         with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-            job = Job(opened(pipeline, meta, self.environ), pipeline.targets[0], **options)
+            job = VerifyJob(opened(pipeline, meta, self.environ), pipeline.targets[0], **options)
             return {one.table: one for one in verify(job, tables).results}
 
     def found(self, table: str) -> list[tuple[str, str, dict[str, Any], list[str]]]:
@@ -162,7 +162,7 @@ def test_a_bit_in_each_type_is_found_and_the_target_is_accused(verified: Callabl
     assert sorted((key["id"], columns) for _, _, key, columns in found) == sorted(
         (str(number), [column]) for number, column in enumerate(TYPES)
     )
-    assert {(kind, wrong) for kind, wrong, _, _ in found} == {(Kind.DIFFERS, Wrong.TARGET)}
+    assert {(kind, wrong) for kind, wrong, _, _ in found} == {(DifferenceKind.DIFFERS, Wrong.TARGET)}
 
 
 def numbers(run: Verified, rows: int = 40, *, table: str = "number", key: str = "PRIMARY KEY") -> None:
@@ -200,10 +200,10 @@ def test_missing_surplus_and_swapped_rows_are_found_and_named(shop: Verified) ->
         "UPDATE number SET v = IF(id = 5, 'v6', 'v5') WHERE id IN (5, 6)",
     )
     assert shop.found("number") == [
-        (Kind.MISSING, Wrong.TARGET, {"id": "1"}, []),
-        (Kind.SURPLUS, Wrong.TARGET, {"id": "1000"}, []),
-        (Kind.DIFFERS, Wrong.TARGET, {"id": "5"}, ["v"]),
-        (Kind.DIFFERS, Wrong.TARGET, {"id": "6"}, ["v"]),
+        (DifferenceKind.MISSING, Wrong.TARGET, {"id": "1"}, []),
+        (DifferenceKind.SURPLUS, Wrong.TARGET, {"id": "1000"}, []),
+        (DifferenceKind.DIFFERS, Wrong.TARGET, {"id": "5"}, ["v"]),
+        (DifferenceKind.DIFFERS, Wrong.TARGET, {"id": "6"}, ["v"]),
     ]
 
 
@@ -217,10 +217,10 @@ def test_a_change_that_the_log_does_not_have_accuses_the_stage(shop: Verified) -
     )
     shop.target("UPDATE number SET v = 'own' WHERE id = 7")
     assert shop.found("number") == [
-        (Kind.DIFFERS, Wrong.STAGE, {"id": "3"}, ["v"]),
-        (Kind.SURPLUS, Wrong.STAGE, {"id": "4"}, []),
-        (Kind.DIFFERS, Wrong.BOTH, {"id": "7"}, ["v"]),
-        (Kind.MISSING, Wrong.STAGE, {"id": "99"}, []),
+        (DifferenceKind.DIFFERS, Wrong.STAGE, {"id": "3"}, ["v"]),
+        (DifferenceKind.SURPLUS, Wrong.STAGE, {"id": "4"}, []),
+        (DifferenceKind.DIFFERS, Wrong.BOTH, {"id": "7"}, ["v"]),
+        (DifferenceKind.MISSING, Wrong.STAGE, {"id": "99"}, []),
     ]
 
 
@@ -271,10 +271,10 @@ def test_rows_without_a_key_are_counted(verified: Callable[..., Verified]) -> No
     assert sorted(
         (one.kind, one.key["id"], one.key["v"], one.source_rows, one.target_rows) for one in result.findings
     ) == [
-        (Kind.COPIES, "3", "v3", 2, 1),
-        (Kind.COPIES, "5", "v5", 1, 2),
-        (Kind.MISSING, "8", "v8", 1, 0),
-        (Kind.SURPLUS, "8", "V8", 0, 1),
+        (DifferenceKind.COPIES, "3", "v3", 2, 1),
+        (DifferenceKind.COPIES, "5", "v5", 1, 2),
+        (DifferenceKind.MISSING, "8", "v8", 1, 0),
+        (DifferenceKind.SURPLUS, "8", "V8", 0, 1),
     ]
     assert {one.wrong for one in result.findings} == {Wrong.TARGET}
 
@@ -347,8 +347,8 @@ def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) ->
         (one.kind, one.wrong, one.key["id"], [name.rpartition("_")[2] for name in one.shards])
         for one in result.findings
     ] == [
-        (Kind.DIFFERS, Wrong.TARGET, "4", ["1"]),
-        (Kind.COPIES, Wrong.TARGET, "6", ["0", "1"]),
+        (DifferenceKind.DIFFERS, Wrong.TARGET, "4", ["1"]),
+        (DifferenceKind.COPIES, Wrong.TARGET, "6", ["0", "1"]),
     ]
 
 
@@ -381,7 +381,7 @@ def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[...,
     run.source("DELETE FROM number WHERE id = 1", "INSERT INTO number VALUES (5, 1)")  # a lag
     result = run.verify("number")["number"]
     assert [(one.kind, one.wrong, one.key["id"]) for one in result.findings] == [
-        (Kind.SURPLUS, Wrong.TARGET, "1"), (Kind.COPIES, Wrong.TARGET, "3"),
+        (DifferenceKind.SURPLUS, Wrong.TARGET, "1"), (DifferenceKind.COPIES, Wrong.TARGET, "3"),
     ]  # fmt: skip
     assert (result.moving, result.unsettled) == (1, 0)
 
@@ -409,13 +409,13 @@ def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: 
     run.target(  # nothing moves these
         "DELETE FROM number_0 WHERE id = 3", "INSERT INTO number_1 VALUES (4, 2)", "INSERT INTO number_1 VALUES (5, 0)"
     )
-    kinds = {"3": Kind.MISSING, "4": Kind.COPIES, "5": Kind.COPIES}
+    kinds = {"3": DifferenceKind.MISSING, "4": DifferenceKind.COPIES, "5": DifferenceKind.COPIES}
     assert {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")} == {
         key: (kind, Wrong.TARGET) for key, kind in kinds.items()
     }
     run.consumed()  # by now the run has ended
     found = {key["id"]: (kind, wrong) for kind, wrong, key, _ in run.found("number")}
-    kinds |= {"1": Kind.COPIES, "2": Kind.MISSING}
+    kinds |= {"1": DifferenceKind.COPIES, "2": DifferenceKind.MISSING}
     assert found == {key: (kind, Wrong.TARGET) for key, kind in kinds.items()}
 
 
@@ -445,8 +445,8 @@ def test_filters_and_masks_are_applied_to_what_is_expected(verified: Callable[..
     run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
     result = run.verify("number")["number"]
     assert [(one.kind, one.key["id"], dict(one.columns)) for one in result.findings] == [
-        (Kind.DIFFERS, "1", {"v": (None, None)}),
-        (Kind.SURPLUS, "35", {}),
+        (DifferenceKind.DIFFERS, "1", {"v": (None, None)}),
+        (DifferenceKind.SURPLUS, "35", {}),
     ]
 
 
@@ -639,7 +639,7 @@ def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified, m
     shop.source("UPDATE number SET v = 'later' WHERE id = 1")
     pipeline = shop.line.pipeline
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-        job = Job(opened(pipeline, meta, shop.environ), pipeline.targets[0], wait_s=0.0)
+        job = VerifyJob(opened(pipeline, meta, shop.environ), pipeline.targets[0], wait_s=0.0)
         (result,) = verify(job).results
     assert result.error is not None
     assert result.error.code == "stage.behind"
@@ -702,8 +702,8 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
     assert {
         name: [(one.kind, one.wrong, one.key["id"]) for one in found.findings] for name, found in result.items()
     } == {
-        "all": [(Kind.MISSING, Wrong.TARGET, "105")],
-        "all_a": [(Kind.DIFFERS, Wrong.TARGET, "3")],
+        "all": [(DifferenceKind.MISSING, Wrong.TARGET, "105")],
+        "all_a": [(DifferenceKind.DIFFERS, Wrong.TARGET, "3")],
         "all_b": [],
     }
     assert (result["all"].moving, result["all_a"].moving, result["all_b"].moving) == (1, 0, 1)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from cdc_core.cutover.proof import prover
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta
-from cdc_core.verify import evidence
-from cdc_core.verify.job import Job
-from cdc_core.verify.verifier import verify
+from cdc_core.operations.cutover.proof import prover
+from cdc_core.operations.verify import evidence
+from cdc_core.operations.verify.verifier import verify
+from cdc_core.operations.verify.verify_job import VerifyJob
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers, verified
 from tests.opened import opened
@@ -22,9 +22,9 @@ ONLY_MARIADB = pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
 ISOLATE = ", on_unreadable: isolate, on_unlogged_change: record"
 
 
-def job_of(run: Verified, meta: Meta) -> Job:
+def job_of(run: Verified, meta: Meta) -> VerifyJob:
     pipeline = run.line.pipeline
-    return Job(opened(pipeline, meta, run.environ), pipeline.targets[0])
+    return VerifyJob(opened(pipeline, meta, run.environ), pipeline.targets[0])
 
 
 @ONLY_MARIADB

@@ -13,21 +13,21 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from cdc_core.meta.verifications import Verifications
+from cdc_core.operations.copy import pace
 from cdc_core.operations.open_pipeline import Progress
-from cdc_core.operations.status import verification_documents
-from cdc_core.snapshot import pace
+from cdc_core.operations.status_report import verification_documents
+from cdc_core.operations.verify import evidence, kept_progress, opened_findings, source_rows
+from cdc_core.operations.verify import table as tables
+from cdc_core.operations.verify.columnwise import ColumnPiece
+from cdc_core.operations.verify.comparison import DifferenceKind
+from cdc_core.operations.verify.judgement import Wrong
+from cdc_core.operations.verify.lease import verifier_lease
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.range_rows import RangeRows
+from cdc_core.operations.verify.results import TableResult
+from cdc_core.operations.verify.verifier import verify
+from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.stage.stores import open_stage
-from cdc_core.verify import evidence, kept_progress, opened_findings, source_rows
-from cdc_core.verify import table as tables
-from cdc_core.verify.columnwise import Piece
-from cdc_core.verify.comparison import Kind
-from cdc_core.verify.job import Job
-from cdc_core.verify.judgement import Wrong
-from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.modes import Mode
-from cdc_core.verify.range_rows import RangeRows
-from cdc_core.verify.results import TableResult
-from cdc_core.verify.verifier import verify
 from examples.sandbox.mysql import MySql
 from tests.integration.test_repair import at_source
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
@@ -56,14 +56,14 @@ class Killed(BaseException):
 
 
 @contextmanager
-def begun(run: Verified, **options: Any) -> Iterator[tuple[Job, list[str]]]:
+def begun(run: Verified, **options: Any) -> Iterator[tuple[VerifyJob, list[str]]]:
     """A job with a lease, and what it says."""
     pipeline = run.line.pipeline
     progress = Noted()
     with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
         ready = opened(pipeline, meta, run.environ, progress)
         with verifier_lease(ready, "copy") as lease:
-            yield Job(ready, pipeline.targets[0], lease, **options), progress.notes
+            yield VerifyJob(ready, pipeline.targets[0], lease, **options), progress.notes
 
 
 def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -86,7 +86,7 @@ def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     add = RangeRows.add
 
-    def added(self: RangeRows, side: str, piece: Piece, places: Any) -> None:
+    def added(self: RangeRows, side: str, piece: ColumnPiece, places: Any) -> None:
         found.extend(piece.keys.to_pylist() if side == "source" else [])
         add(self, side, piece, places)
 
@@ -103,7 +103,7 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
     assert sorted(map(int, read)) == list(range(40))
     assert (result.ranges, result.source.rows, result.target.rows) == (6, 40, 40)
     assert [(one.kind, one.key["id"]) for one in result.findings] == [
-        (Kind.SURPLUS, "-5"), (Kind.MISSING, "6"), (Kind.MISSING, "39"), (Kind.SURPLUS, "99"),
+        (DifferenceKind.SURPLUS, "-5"), (DifferenceKind.MISSING, "6"), (DifferenceKind.MISSING, "39"), (DifferenceKind.SURPLUS, "99"),
     ]  # fmt: skip
     assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
     monkeypatch.setattr(kept_progress, "KEPT_BYTES", 150)
@@ -195,7 +195,7 @@ def test_what_was_verified_at_another_server_is_verified_again(
                 (result,) = verify(job).results
         finally:
             cursor.execute(f"DROP DATABASE {shop.place}")
-    assert [(one.kind, one.key["id"]) for one in result.findings] == [(Kind.MISSING, "0")]
+    assert [(one.kind, one.key["id"]) for one in result.findings] == [(DifferenceKind.MISSING, "0")]
     assert (result.source.rows, result.target.rows) == (40, 39)
     assert any("number begins from the start" in line for line in said)
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples.sandbox.spark import ConnectServer
-from spark_jobs.session import open_session
+from spark_jobs.spark_session import open_session
 from tests.foreign_python import foreign_python, install_what_jobs_import
 
 

@@ -13,11 +13,11 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from cdc_core.model.merged import KEY_CHAIN, merged_schema
+from cdc_core.model.merged_columns import KEY_CHAIN, merged_schema
 from cdc_core.model.position import order_key
-from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
+from cdc_core.model.run_plan import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.model.staged import absent_text, staged_schema
+from cdc_core.model.staged_columns import absent_text, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from spark_jobs.job import Job

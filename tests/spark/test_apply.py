@@ -22,14 +22,15 @@ from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
-from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, SHARD
+from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
-from cdc_core.target import compare
-from cdc_core.target.bookkeeping import DEFINITIONS, STATES
-from cdc_core.target.fence import lower_fences, raise_fences
-from spark_jobs import failures, quality
+from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
+from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
+from cdc_core.targets.tables import compare_columns as compare
+from spark_jobs import quality
+from spark_jobs import spark_failures as failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
@@ -244,7 +245,7 @@ def test_the_indexes_of_tables_that_lockstep_has_made_wait_for_a_large_first_run
         return done
 
     monkeypatch.setattr("spark_jobs.write.write_pieces", noted)
-    monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
+    monkeypatch.setattr("cdc_core.targets.bookkeeping.indexes.LARGE_ROWS", 2)
     line.run(*FIRST[:7], quality=True)
     assert seen[:2] == [4, 4], "fewer rows than are worth it"
     for d in (0, 1):
@@ -282,7 +283,7 @@ def test_a_run_that_is_killed_around_its_load_builds_the_indexes_when_it_is_repe
         )
         for t in (0, 1):
             line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} ADD KEY at (at)")
-    monkeypatch.setattr("cdc_core.target.indexes.LARGE_ROWS", 2)
+    monkeypatch.setattr("cdc_core.targets.bookkeeping.indexes.LARGE_ROWS", 2)
     with monkeypatch.context() as patched:
         patched.setattr("spark_jobs.write.write_pieces", killed)
         with pytest.raises(Killed):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.model.merged import SHARD
+from cdc_core.model.merged_columns import SHARD
 from cdc_core.stage.files import FileStore
 from spark_jobs import filtered_files
 from spark_jobs.filtered_files import FilteredFiles, merged_runs, write_run

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cdc_core.errors import LockstepError
-from cdc_core.model.run import RunPlan
-from spark_jobs import failures
+from cdc_core.model.run_plan import RunPlan
+from spark_jobs import spark_failures as failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.quality import check

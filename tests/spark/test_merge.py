@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.position import Position
-from cdc_core.model.run import MergeCounts, counts_from_bytes, counts_path
+from cdc_core.model.run_plan import MergeCounts, counts_from_bytes, counts_path
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.stores import open_store

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import RunPlan
+from cdc_core.model.run_plan import RunPlan
 from tests.history_model import Change
 from tests.spark.staged_changes import Stage, table_schema
 from tests.spark.test_apply import Line

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import RunPlan
+from cdc_core.model.run_plan import RunPlan
 from tests.history_model import Change
 from tests.spark import test_apply
 from tests.spark.test_apply import FIRST, ORDERS, SPARK_IN_MATRIX, Line, fed_by_two, order

@@ -14,7 +14,7 @@ import pytest
 from spark_jobs.shipped_code import code_archive
 
 IMPORTS = (
-    "import cdc_core.target.write, spark_jobs.filter, spark_jobs.write, spark_jobs.merge, cdc_core.stage.s3; "
+    "import cdc_core.targets.writing.row_writer, spark_jobs.filter, spark_jobs.write, spark_jobs.merge, cdc_core.stage.s3; "
     "print(cdc_core.__file__)"
 )
 
@@ -35,7 +35,7 @@ def test_the_zip_has_the_code_and_its_data_and_is_imported_from(tmp_path: Path) 
     archive = code_archive()
     with zipfile.ZipFile(archive) as files:
         names = set(files.namelist())
-    assert {"cdc_core/target/write.py", "spark_jobs/write.py", "cdc_core/binlog/data/wide.npz"} <= names
+    assert {"cdc_core/targets/writing/row_writer.py", "spark_jobs/write.py", "cdc_core/binlog/data/wide.npz"} <= names
     assert not any("__pycache__" in name for name in names)
     place = python(archive, tmp_path, IMPORTS)
     assert place.startswith(str(archive))
@@ -47,7 +47,7 @@ def test_kernels_in_the_zip_are_kept_for_the_next_application_wherever_that_has_
     home = tmp_path / "home"
     home.mkdir()
     code = (
-        "import cdc_core.results.warm as w; w.warm()\n"
+        "import cdc_core.results.warm_reader as w; w.warm()\n"
         "found = [f for _, f in w.kernels()]\n"
         "print(sum(sum(f.stats.cache_hits.values()) for f in found), "
         "sum(sum(f.stats.cache_misses.values()) for f in found))"
@@ -66,6 +66,9 @@ def test_kernels_in_the_zip_are_kept_for_the_next_application_wherever_that_has_
 def test_code_in_the_zip_runs_where_nothing_can_be_kept(tmp_path: Path) -> None:
     environ = {"PYTHONPATH": f"{code_archive()}:{sysconfig.get_path('purelib')}", "HOME": "/dev/null/none"}
     done = subprocess.run(
-        [sys.executable, "-S", "-c", "import cdc_core.results.reader"], env=environ, capture_output=True, cwd=tmp_path
+        [sys.executable, "-S", "-c", "import cdc_core.results.table_reader"],
+        env=environ,
+        capture_output=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.stage.stores import open_store
-from cdc_core.target import parts
+from cdc_core.targets.writing import write_parts as parts
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge

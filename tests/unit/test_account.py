@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core import account
+from cdc_core.process import account
 
 NOBODY = 54_321
 

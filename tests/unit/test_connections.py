@@ -8,8 +8,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cdc_core.connections import Server, connect, parse_url, resolve, variable_of
 from cdc_core.errors import RetryLater, UsageError
+from cdc_core.mysql.connections import Server, connect, parse_url, resolve, variable_of
 from examples.sandbox.tls import CERTIFICATE, write_certificate
 from tests.refusals import refusal
 

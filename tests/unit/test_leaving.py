@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from cdc_core import leaving
 from cdc_core.config import parse
 from cdc_core.errors import RetryLater
-from cdc_core.extract import sources
-from cdc_core.leaving import leave_if_told, unhurried, uninterrupted
 from cdc_core.meta import Meta
+from cdc_core.operations.extract import side_by_side as sources
 from cdc_core.operations.open_pipeline import open_pipeline
+from cdc_core.process import leaving
+from cdc_core.process.leaving import leave_if_told, unhurried, uninterrupted
 
 
 @pytest.fixture(autouse=True)

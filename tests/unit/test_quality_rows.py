@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from cdc_core.model.merged import merged_schema
+from cdc_core.model.merged_columns import merged_schema
 from spark_jobs.quality_rows import identities, size_bytes
 
 TEXTS = ["", "a", "a\tb", "\\N", "\\L", "0xd2", None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cdc_core.apply.run import carry_out, fresh_run_id
+from cdc_core.operations.pipeline_run import carry_out, fresh_run_id
 from spark_jobs.driver import Driver
 from tests.made_batches import manifest
 from tests.opened import Noted, opened

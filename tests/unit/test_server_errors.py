@@ -10,17 +10,17 @@ import pymysql
 import pytest
 from sqlalchemy.exc import DBAPIError
 
-from cdc_core import connections, server_errors
-from cdc_core.check.findings import Findings
 from cdc_core.cli import app
-from cdc_core.connections import answers, connect, parse_url
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta.database import Database
-from cdc_core.results.faults import translated as of_results
-from cdc_core.server_errors import RETRIED, Kind, kind_of
-from cdc_core.source.facts import query
-from cdc_core.source.faults import dump_error
-from cdc_core.target.faults import translated as of_target
+from cdc_core.mysql import connections, server_errors
+from cdc_core.mysql.connections import answers, connect, parse_url
+from cdc_core.mysql.server_errors import RETRIED, ErrorKind, kind_of
+from cdc_core.operations.check.findings import Findings
+from cdc_core.results.reading_faults import translated as of_results
+from cdc_core.source.host.server_facts import query
+from cdc_core.source.host.source_faults import dump_error
+from cdc_core.targets.reading.target_faults import translated as of_target
 
 NUMBERS = (*range(1, 6000), *range(9000, 9010), *range(10_000, 16_000), *range(50_000, 50_010), *range(60_000, 60_010))
 """More than both servers' catalogues, and what a later version may add."""
@@ -93,7 +93,7 @@ PLACES: dict[str, Callable[[pymysql.err.MySQLError], LockstepError]] = {
     "meta": at_meta,
     "the command line": lambda error: app._unexpected(error),
 }
-READ_AGAIN = frozenset({Kind.ALTERED, Kind.GROUP})
+READ_AGAIN = frozenset({ErrorKind.ALTERED, ErrorKind.GROUP})
 """Where rows are read or written: the next attempt reads the definition again."""
 
 
@@ -105,7 +105,7 @@ def test_no_number_of_a_server_is_a_defect_and_only_what_passes_is_tried_again(p
         found, number = PLACES[place](error), error.args[0]
         if found.exit_code == 70 or isinstance(found, RetryLater) is not (kind_of(error) in again):
             wrong.append((number, found.code))
-        if place != "the log" and kind_of(error) is Kind.UNKNOWN:
+        if place != "the log" and kind_of(error) is ErrorKind.UNKNOWN:
             assert f"({number})" in found.what or place == "meta", found.what
     assert wrong == []
 
@@ -120,7 +120,7 @@ def test_no_number_of_a_server_that_lets_nobody_in_is_tried_again_unless_it_pass
 
 
 def test_each_number_of_the_table_has_one_class() -> None:
-    numbers = [number for kind in Kind for number in kind.value]
+    numbers = [number for kind in ErrorKind for number in kind.value]
     assert len(numbers) == len(set(numbers))
     assert set(server_errors._REMEDIES) <= set(numbers)
-    assert set(Kind.STATE.value) <= set(server_errors._REMEDIES)
+    assert set(ErrorKind.STATE.value) <= set(server_errors._REMEDIES)

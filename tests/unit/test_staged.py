@@ -21,7 +21,7 @@ from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start
+from cdc_core.stage import start_record as start
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import CopiedName, copied_path, horizon_path
 from cdc_core.stage.stores import open_store

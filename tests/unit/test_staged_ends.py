@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_core.model.position import Position
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.stores import open_store
 from spark_jobs.staged_ends import StagedEnds

@@ -7,9 +7,9 @@ import ssl
 
 import pytest
 
-from cdc_core.connections import parse_url
 from cdc_core.errors import UsageError
-from cdc_core.tls import SWITCHES, TEXTS, Tls, TlsMode, context, is_loopback
+from cdc_core.mysql.connections import parse_url
+from cdc_core.mysql.tls import SWITCHES, TEXTS, Tls, TlsMode, context, is_loopback
 
 AWAY, HERE = "db.example", "127.0.0.1"
 

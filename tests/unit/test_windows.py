@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cdc_core.cli.options import time_us
 from cdc_core.errors import UsageError
-from cdc_core.staged import as_of
-from cdc_core.windows import Windows, from_us, parse_moment, to_us, window_label
+from cdc_core.model.windows import Windows, from_us, parse_moment, to_us, window_label
+from cdc_core.stage.public import as_of
 from lockstep_airflow.window import moment_us
 
 SCHEDULES = ["0 * * * *", "@hourly", "*/5 * * * *", "15 3 * * *", "0 0 * * 1", "0 0 31 * *", "7,23 2-4 1 */2 *"]

@@ -19,8 +19,8 @@ from airflow.utils.session import create_session
 from sqlalchemy import and_, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from cdc_core.windows import to_us
-from cdc_core.words import moment
+from cdc_core.model.readable import moment
+from cdc_core.model.windows import to_us
 
 log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc_core import config
-from cdc_core.cutover.status import cutover_document
 from cdc_core.errors import InternalError, LockstepError, to_document
 from cdc_core.meta import Meta, RunState
 from cdc_core.meta.health import retention_left_s
-from cdc_core.model.run import plan_folder, quality_folder, quality_report
-from cdc_core.operations.status import health, ledger_document, problem_document, run_document, status_document
-from cdc_core.windows import to_us
-from cdc_core.words import moment
+from cdc_core.model.readable import moment
+from cdc_core.model.run_plan import plan_folder, quality_folder, quality_report
+from cdc_core.model.windows import to_us
+from cdc_core.operations.cutover.cutover_report import cutover_document
+from cdc_core.operations.status_report import health, ledger_document, problem_document, run_document, status_document
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
 from lockstep_airflow.run_context import run_name_of

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdc_core.apply import commit, plan
 from cdc_core.config import Pipeline
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
-from cdc_core.model.run import (
+from cdc_core.model.run_plan import (
     FilterCounts,
     MergeCounts,
     RunPlan,
@@ -20,7 +19,8 @@ from cdc_core.model.run import (
     counts_to_bytes,
     quality_report,
 )
-from cdc_core.stage import start as starts
+from cdc_core.operations.apply import commit, plan
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
 from tests.made_batches import HOUR_US, START_US, checkpoint

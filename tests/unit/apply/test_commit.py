@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply import lost_writes
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, severity
 from cdc_core.meta import RecordState
-from cdc_core.model.run import WriteCounts, counts_path
+from cdc_core.model.run_plan import WriteCounts, counts_path
+from cdc_core.operations.apply import lost_writes
 from tests.made_batches import manifest
 from tests.refusals import refusal
 from tests.unit.apply.made_line import WINDOW, Line, pipeline

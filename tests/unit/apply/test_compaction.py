@@ -13,19 +13,20 @@ import pyarrow as pa
 import pytest
 
 import lockstep
-from cdc_core.apply import replay, retention
-from cdc_core.apply.compaction import By, Compacted, compact
-from cdc_core.apply.replay import Selection
-from cdc_core.apply.turn import turn_of
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, severity
 from cdc_core.meta import Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint
-from cdc_core.model.run import files_to_read
+from cdc_core.model.run_plan import files_to_read
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.operations.apply import replay, retention
+from cdc_core.operations.apply.compact import By, Compacted, compact
+from cdc_core.operations.apply.replay import Selection
+from cdc_core.operations.apply.turn import turn_of
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage import compaction, manifest
+from cdc_core.stage import compactions as compaction
+from cdc_core.stage import manifest
 from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.layout import compaction_path, originals_removed_path
 from cdc_core.stage.parquet import PartFile
@@ -244,7 +245,7 @@ def killing(staged: Staged, monkeypatch: pytest.MonkeyPatch, step: int, work: Ca
     with monkeypatch.context() as patch:
         for name in ("put", "put_if_absent", "delete", "open_output"):
             patch.setattr(staged.line.store, name, counted(getattr(staged.line.store, name)))
-        patch.setattr("cdc_core.apply.compaction._DELETED_AT_ONCE", 1)
+        patch.setattr("cdc_core.operations.apply.compact._DELETED_AT_ONCE", 1)
         patch.setattr("cdc_core.stage.compacting._require_sums", counted(lambda *_: None))
         try:
             work()
@@ -311,8 +312,8 @@ def test_of_two_that_both_believe_to_have_the_turn_one_counts(staged: Staged, mo
     def expired(opened: OpenPipeline) -> nullcontext[Lease]:
         return nullcontext(opened.meta.leases.acquire(turn_of(opened.pipeline), "we", -1.0))
 
-    monkeypatch.setattr("cdc_core.apply.compaction.turn_at", expired)
-    monkeypatch.setattr("cdc_core.apply.compaction.require_turn", lambda *_: None)
+    monkeypatch.setattr("cdc_core.operations.apply.compact.turn_at", expired)
+    monkeypatch.setattr("cdc_core.operations.apply.compact.require_turn", lambda *_: None)
     together = threading.Barrier(2, timeout=60)
     putting = staged.line.store.put_if_absent
 

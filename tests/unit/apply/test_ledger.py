@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.apply import ledger
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.run import (
+from cdc_core.model.run_plan import (
     FilterCounts,
     MergeCounts,
     MergeSet,
@@ -20,6 +19,7 @@ from cdc_core.model.run import (
     TargetRun,
     WriteCounts,
 )
+from cdc_core.operations.apply import ledger
 
 TABLE = "shop.orders"
 PLAN = RunPlan(

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply import commit, plan, replay
-from cdc_core.apply.layouts import note_layouts, require_layouts
-from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.coverage import How, TableCoverage
-from cdc_core.model.run import PLAN_VERSION, RunPlan, plan_path
+from cdc_core.model.run_plan import PLAN_VERSION, RunPlan, plan_path
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.model.windows import CLOCK_TOLERANCE_US
+from cdc_core.operations.apply import commit, plan, replay
+from cdc_core.operations.apply.replay import Selection
+from cdc_core.operations.apply.shard_layouts import note_layouts, require_layouts
 from cdc_core.stage.layout import CopiedName, copied_path, start_path
-from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.opened import opened, opened_line
 from tests.refusals import refusal

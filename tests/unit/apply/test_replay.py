@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from cdc_core.apply import left_out, replay
-from cdc_core.apply.lost_writes import LostWrites, first_batches
-from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError, severity
 from cdc_core.meta import ClosedWrite, LastWrite, RecordState, RunState
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import How, TableCoverage
-from cdc_core.model.run import RunPlan, WriteCounts
+from cdc_core.model.run_plan import RunPlan, WriteCounts
+from cdc_core.operations.apply import left_out, replay
+from cdc_core.operations.apply.lost_writes import LostWrites, first_batches
+from cdc_core.operations.apply.replay import Selection, places
 from cdc_core.stage.layout import CopiedName, copied_path
 from tests.made_batches import HOUR_US, START_US, manifest, position, schema
 from tests.opened import opened_line

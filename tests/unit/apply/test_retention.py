@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from cdc_core.apply import replay, retention
-from cdc_core.apply.replay import Selection
-from cdc_core.apply.retention import Purged, require_unpurged
-from cdc_core.check.targets import writer_of
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, RecordState
 from cdc_core.meta.table_copies import copier_of
 from cdc_core.model.batch import CopiedChunk, Manifest
-from cdc_core.model.run import WriteCounts
-from cdc_core.rebuild import rebuild as rebuild_source
+from cdc_core.model.run_plan import WriteCounts
+from cdc_core.operations.apply import replay, retention
+from cdc_core.operations.apply.replay import Selection
+from cdc_core.operations.apply.retention import Purged, require_unpurged
+from cdc_core.operations.check.check_targets import writer_of
+from cdc_core.operations.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest

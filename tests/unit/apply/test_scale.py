@@ -100,7 +100,7 @@ def test_a_reader_of_a_compacted_day_needs_two_requests_and_not_two_for_each_bat
     next_day(run)
     run.line.done("all")
     store = counted(run)
-    monkeypatch.setattr("cdc_core.staged.open_store", lambda *_, **__: store)
+    monkeypatch.setattr("cdc_core.stage.public.open_store", lambda *_, **__: store)
 
     def asked() -> int:
         store.calls = Counter()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cdc_core.apply.jobs import LOCAL_CONF, settings_of
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import UsageError
+from cdc_core.operations.apply.jobs import LOCAL_CONF, settings_of
 
 YAML = """
 pipeline: shop

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply.suites import read_suite, require_suites
 from cdc_core.config import Suite, load
 from cdc_core.errors import UsageError
+from cdc_core.operations.apply.suites import read_suite, require_suites
 
 PIPELINE = """\
 pipeline: shop

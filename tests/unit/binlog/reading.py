@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from cdc_core.binlog.compressed import payload_events, plain
-from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.events import Event, EventType, FormatDescription, parse_format_description, split_event
+from cdc_core.binlog.event_headers import Event, EventType, FormatDescription, parse_format_description, split_event
+from cdc_core.binlog.row_columns import DecodedRows, decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.definitions import table_schema
-from cdc_core.source.facts import end_position
+from cdc_core.source.host.server_facts import end_position
+from cdc_core.source.schemas.captured_definitions import table_schema
 from examples.sandbox.sql_server import SqlServer
 
 MAGIC = b"\xfebin"

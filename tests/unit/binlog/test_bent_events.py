@@ -7,13 +7,14 @@ import random
 import numpy as np
 import pytest
 
-from cdc_core.binlog import events, gtid
+from cdc_core.binlog import event_headers as events
+from cdc_core.binlog import gtid
 from cdc_core.binlog.compressed import payload_events, plain
-from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.events import Event, EventType
+from cdc_core.binlog.event_headers import Event, EventType
 from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_columns import decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import decode_rows
 from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.errors import LockstepError

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.binlog.compressed import payload_events, plain
-from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.events import (
+from cdc_core.binlog.event_headers import (
     LONG,
     LUMP,
     Event,
@@ -34,8 +33,9 @@ from cdc_core.binlog.events import (
 )
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_columns import DecodedRows, decode_rows
+from cdc_core.binlog.row_definition import schema_of
 from cdc_core.binlog.row_images import RowImages
-from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.errors import DataAtRisk, InternalError

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.binlog.gtid_text import condensed, written
-from cdc_core.source.gtid_sets import advanced
+from cdc_core.source.host.gtid_sets import advanced
 
 SIDS = ["3e11fa47-71ca-11e1-9e33-c80aa9429562", "ffffffff-71ca-11e1-9e33-c80aa9429562"]
 numbers = st.one_of(st.integers(1, 30), st.integers(1, 10**17))

@@ -18,11 +18,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.binlog import decimal
-from cdc_core.binlog.columns import decode_column
+from cdc_core.binlog.charsets import decode, single_byte
+from cdc_core.binlog.column_buffers import decode_column
 from cdc_core.binlog.json import JsonError, double_text, json_text
 from cdc_core.binlog.json_diff import patched
 from cdc_core.binlog.table_map import TypeCode
-from cdc_core.binlog.text import decode, single_byte
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, ColumnType
 
@@ -360,7 +360,7 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
     """In a process of its own: a decode of both captured logs, and the fast path, compile no kernel that warm() did
     not."""
     code = (
-        "from cdc_core.binlog.warm import kernels, warm\n"
+        "from cdc_core.binlog.warm_kernels import kernels, warm\n"
         "from tests.unit.binlog.test_captured_logs import rows\n"
         "warm()\n"
         "before = {name: len(kernel.signatures) for name, kernel in kernels()}\n"

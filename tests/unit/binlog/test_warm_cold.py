@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
-from cdc_core.binlog.warm import is_cold, kernels
+from cdc_core.binlog.warm_kernels import is_cold, kernels
 print(is_cold(), any(kernel.stats.cache_misses for _, kernel in kernels()))
 """
 
@@ -25,5 +25,5 @@ def test_an_empty_cache_is_known_to_be_cold_and_asking_compiles_nothing(tmp_path
 
 
 def test_after_a_warming_it_is_not_cold_in_a_new_process_either() -> None:
-    subprocess.run([sys.executable, "-m", "cdc_core.binlog.warm"], check=True, capture_output=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-m", "cdc_core.binlog.warm_kernels"], check=True, capture_output=True, cwd=ROOT)
     assert asked(None) == "False False"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.check.loops import require_no_loops
 from cdc_core.errors import Refused
+from cdc_core.operations.check.loops import require_no_loops
 from tests.made_batches import manifest
 from tests.unit.apply.made_line import Line
 

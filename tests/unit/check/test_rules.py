@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc_core.check.findings import Findings
-from cdc_core.check.rules import Seen, check_rules
 from cdc_core.config import parse
+from cdc_core.operations.check.findings import Findings
+from cdc_core.operations.check.rules import Seen, check_rules
 
 CAPTURED = frozenset({"shop.customers", "shop.orders_1", "shop.orders_2"})
 SEEN = Seen(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.check import check
 from cdc_core.config import parse
+from cdc_core.operations.check import check
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from cdc_core.config import parse
 def test_a_bucket_in_plain_text_beyond_loopback_is_warned_of(
     endpoint: str, warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
-    monkeypatch.setattr("cdc_core.check.check_writable", lambda store: None)
+    monkeypatch.setattr("cdc_core.operations.check.check_writable", lambda store: None)
     pipeline = parse(
         f"""
         pipeline: shop

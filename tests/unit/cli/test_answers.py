@@ -14,7 +14,7 @@ import pytest
 from cdc_core.cli.output import table
 from cdc_core.cli.performable import performable
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.words import size
+from cdc_core.model.readable import size
 
 Lockstep = Callable[..., Any]
 PIPELINE = """\

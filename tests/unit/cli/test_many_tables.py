@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from cdc_core.cli.status import MOST_ACCOUNTS, MOST_COPIES, MOST_NOTES
-from cdc_core.extract import DrainResult
-from cdc_core.extract.partial import note_partial
 from cdc_core.model.coverage import How, TableCoverage
+from cdc_core.operations.extract import DrainResult
+from cdc_core.operations.extract.partial import note_partial
 from cdc_core.operations.open_pipeline import OpenPipeline
 from tests.made_batches import covered, manifest
 from tests.opened import Noted

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cdc_core.cli import output
 from cdc_core.cli.output import table
-from cdc_core.words import counted
+from cdc_core.model.readable import counted
 
 
 def shown(made: object, width: int) -> str:

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from cdc_core.cutover import clock
-from cdc_core.cutover.clock import Clock, Laps
 from cdc_core.errors import RetryLater
+from cdc_core.operations.cutover import clock
+from cdc_core.operations.cutover.clock import Clock, Laps
 
 
 @pytest.fixture

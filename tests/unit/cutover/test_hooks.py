@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.cutover import hooks
 from cdc_core.errors import Refused
+from cdc_core.operations.cutover import hooks
 
 
 def test_what_a_command_leaves_running_is_neither_waited_for_nor_ended(tmp_path: Path) -> None:

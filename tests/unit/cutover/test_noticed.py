@@ -6,11 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from cdc_core.cutover.noticed import noticed
 from cdc_core.model.schema import parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.target.create import Existing
-from cdc_core.target.definition import LITERAL, ColumnDefinition, IndexDefinition, IndexPart, TableDefinition
+from cdc_core.operations.cutover.noticed import noticed
+from cdc_core.targets.tables.table_definition import (
+    LITERAL,
+    ColumnDefinition,
+    IndexDefinition,
+    IndexPart,
+    TableDefinition,
+)
+from cdc_core.targets.tables.table_differences import Existing
 
 
 def column(name: str, declared: str = "int", collation: str = "", **more: object) -> ColumnDefinition:

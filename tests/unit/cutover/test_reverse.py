@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.cutover.reverse import VERIFIED, Origin, reverse_of
-from cdc_core.cutover.way_back import carried_by
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
+from cdc_core.operations.cutover.reverse import VERIFIED, ReverseOrigin, reverse_of
+from cdc_core.operations.cutover.way_back import carried_by
 
 ENVIRON = {
     "SRC": "mysql://u:p@old:3306",
@@ -19,7 +19,10 @@ ENVIRON = {
     "TWO": "mysql://u:p@new-2:3306",
     "AGAIN": "mysql://u:p@NEW-1:3306",
 }
-ORIGINS = [Origin("orders", "shop", "env:SRC", "shop", "orders"), Origin("items", "shop", "env:SRC", "shop", "it{em}s")]
+ORIGINS = [
+    ReverseOrigin("orders", "shop", "env:SRC", "shop", "orders"),
+    ReverseOrigin("items", "shop", "env:SRC", "shop", "it{em}s"),
+]
 
 
 def pipeline(
@@ -45,7 +48,7 @@ cutover: {{switch_with: ./switch}}
     )
 
 
-def made(forward: Pipeline, origins: list[Origin] = ORIGINS) -> Pipeline:
+def made(forward: Pipeline, origins: list[ReverseOrigin] = ORIGINS) -> Pipeline:
     found = reverse_of(forward, forward.target("shards"), origins, ENVIRON)
     starts = {one.name: Position(0, "binlog.000007", 1000 + at) for at, one in enumerate(found.sources)}
     return parse(found.text(starts), where="way back")
@@ -112,7 +115,7 @@ def test_a_rule_for_tables_without_a_key_is_no_obstacle_to_those_that_have_one()
 
 def test_rows_of_which_nothing_says_where_they_came_from_are_not_carried_back() -> None:
     with pytest.raises(Refused, match="2 tables feed orders"):
-        made(pipeline(), [*ORIGINS, Origin("orders", "shop", "env:SRC", "shop", "orders_2020")])
+        made(pipeline(), [*ORIGINS, ReverseOrigin("orders", "shop", "env:SRC", "shop", "orders_2020")])
 
 
 def test_a_name_that_would_be_too_long_is_refused() -> None:

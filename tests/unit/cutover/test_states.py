@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_core.cutover.states import HELD, MOVES, OPEN, State
+from cdc_core.operations.cutover.cutover_states import HELD, MOVES, OPEN, State
 
 
 def test_every_state_is_in_the_table_and_can_be_reached() -> None:

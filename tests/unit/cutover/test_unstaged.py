@@ -1,4 +1,4 @@
-"""Which tables that are not staged stop a cutover (cdc_core/cutover/unstaged.py)."""
+"""Which tables that are not staged stop a cutover (cdc_core/operations/cutover/unstaged.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cdc_core.config import parse
-from cdc_core.cutover.unstaged import StagedTables
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
+from cdc_core.operations.cutover.unstaged import StagedTables
 from tests.made_batches import manifest
 from tests.unit.apply.made_line import Line
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.ddl.fingerprint import _CHECK, _FOREIGN, _HEAD, _NEXT
-from cdc_core.ddl.script import parse
 from cdc_core.errors import UsageError
+from cdc_core.operations.ddl.fingerprint import _CHECK, _FOREIGN, _HEAD, _NEXT
+from cdc_core.operations.ddl.script import parse
 
 
 def test_statements_are_cut_where_a_semicolon_ends_one_and_keep_their_text() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from cdc_core.errors import UsageError
-from cdc_core.extract.abandoned_log import is_due, missed
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source.survey import Survey
-from cdc_core.stage import start as starts
+from cdc_core.operations.extract.abandoned_log import is_due, missed
+from cdc_core.source.host.table_survey import SourceSurvey
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
@@ -77,7 +77,7 @@ def test_captured_tables_lack_what_was_given_up() -> None:
         "shop.left": TableCoverage(How.LEFT_OUT, 5, START_US, ""),
         "shop.odd": TableCoverage(How.ISOLATED, 5, START_US, ""),
     }
-    found = Survey(
+    found = SourceSurvey(
         {"shop.orders": 7, "shop.copied": None, "shop.new": 1}, frozenset(), True, NEXT_LOG.position, START_US + 1
     )
     made = missed(known, found, NEXT_LOG)
@@ -93,5 +93,5 @@ def test_captured_tables_lack_what_was_given_up() -> None:
 
 def test_a_table_that_the_account_may_just_not_see_is_not_taken_for_gone() -> None:
     known = {"shop.orders": TableCoverage(How.CREATED, 5, START_US, "")}
-    found = Survey({}, frozenset(), False, NEXT_LOG.position, START_US)
+    found = SourceSurvey({}, frozenset(), False, NEXT_LOG.position, START_US)
     assert missed(known, found, NEXT_LOG)["shop.orders"].absent_seq == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_core.errors import UsageError
-from cdc_core.extract.acceptances import parse_place
+from cdc_core.operations.extract.acceptances import parse_place
 
 
 def test_a_place_is_a_file_and_an_offset() -> None:

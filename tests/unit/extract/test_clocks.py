@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.windows import CLOCK_TOLERANCE_US
+from cdc_core.model.windows import CLOCK_TOLERANCE_US
 from tests.made_blocks import ENTRY_BYTES, Made, block
 from tests.unit.extract.test_stager import MINUTE, NOON, House, row
 

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys
 import pyarrow as pa
-from cdc_core.extract.process_memory import limit_memory
+from cdc_core.operations.extract.process_memory import limit_memory
 limit_memory()
 pa.array([1])
 assert "pandas" not in sys.modules

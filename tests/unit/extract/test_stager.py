@@ -10,14 +10,14 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.extract import Extractor
-from cdc_core.extract.stager import Stager, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.operations.extract import Extractor
+from cdc_core.operations.extract.stager import Stager, StagingTotals
 from cdc_core.ring import AckPoint
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.stores import open_store
 from tests.made_blocks import ENTRY_BYTES, Change, Made, block

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core.cutover.status import way_back_document
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, PlannedRun, TableCopy, copier_of
 from cdc_core.meta.health import MOST_LATE, Level, Problem, intervals_late, problems, retention_left_s
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
-from cdc_core.model.run import RunPlan, WriteCounts
+from cdc_core.model.run_plan import RunPlan, WriteCounts
 from cdc_core.model.schema import TableSchema
-from cdc_core.operations.status import status_document
-from cdc_core.windows import Windows
+from cdc_core.model.windows import Windows
+from cdc_core.operations.cutover.cutover_report import way_back_document
+from cdc_core.operations.status_report import status_document
 from tests.made_batches import HOUR_US, START_US, covered, manifest, position
 from tests.unit.apply.made_line import Line
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from cdc_core.apply.retention import purge
+from cdc_core.operations.apply.retention import purge
 from tests.made_batches import manifest
 from tests.opened import opened_line
 from tests.unit.apply.made_line import Line

@@ -9,7 +9,7 @@ import pytest
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta, Overview
 from cdc_core.meta.overviews import BATCHES, WINDOWS
-from cdc_core.windows import Windows
+from cdc_core.model.windows import Windows
 from tests.made_batches import HOUR_US, START_US, manifest
 from tests.unit.apply.made_line import WINDOW, Line
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cdc_core.model.coverage import Happened, How, TableCoverage, TableEvent, after, lacks, settled
-from cdc_core.model.documents import parsed, text_of
+from cdc_core.model.json_codec import parsed, text_of
 
 COPIED = TableCoverage(How.COPIED, 20, 0, "binlog.000001:20", base_seq=10)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.model.run import MergeTable, PlannedFile, RunPlan
+from cdc_core.model.run_plan import MergeTable, PlannedFile, RunPlan
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 
 FORMER, LATER = (

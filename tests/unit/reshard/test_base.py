@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cdc_core.apply import retention
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
-from cdc_core.reshard.base import require_base
-from cdc_core.reshard.fill import count_from_the_horizon
+from cdc_core.operations.apply import retention
+from cdc_core.operations.reshard.base import require_base
+from cdc_core.operations.reshard.fill import count_from_the_horizon
 from cdc_core.stage import horizon
 from tests.made_batches import manifest
 from tests.opened import opened, opened_line

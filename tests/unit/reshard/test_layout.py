@@ -8,8 +8,15 @@ import pytest
 
 from cdc_core.config import Target
 from cdc_core.errors import LockstepError
-from cdc_core.reshard.layout import NewLayout, new_rule, new_target, parse_layout, require_apart, words_of
-from cdc_core.target.sharding import shard_tables
+from cdc_core.operations.reshard.new_layout import (
+    NewLayout,
+    new_rule,
+    new_target,
+    parse_layout,
+    require_apart,
+    words_of,
+)
+from cdc_core.targets.reading.sharding import shard_tables
 
 
 def target(name: str = "shards", **changed: Any) -> Target:

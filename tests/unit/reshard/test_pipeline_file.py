@@ -9,7 +9,7 @@ import pytest
 
 from cdc_core.config import load
 from cdc_core.errors import LockstepError
-from cdc_core.reshard.pipeline_file import add_target, let_in
+from cdc_core.operations.reshard.pipeline_file import add_target, let_in
 
 HEAD = """# mine
 pipeline: shop

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.reshard.layout import NewLayout
-from cdc_core.reshard.successors import Part, successor_document
+from cdc_core.operations.reshard.new_layout import NewLayout
+from cdc_core.operations.reshard.successors import ShardPart, successor_document
 from tests.refusals import refusal
 
 
@@ -23,12 +23,12 @@ from tests.refusals import refusal
     ],
 )
 def test_shards_are_named_by_numbers_and_ranges(text: str, suffix: str, numbers: set[int]) -> None:
-    assert Part.parse(text) == Part(suffix, frozenset(numbers))
+    assert ShardPart.parse(text) == ShardPart(suffix, frozenset(numbers))
 
 
 @pytest.mark.parametrize("text", ["", "7-3", "-1", "1-", "1,,2", "a", "0-9999999", "1 2"])
 def test_what_names_no_shards_is_refused_before_anything_is_written(text: str) -> None:
-    assert refusal(lambda: Part.parse(text)).code == "usage.argument"
+    assert refusal(lambda: ShardPart.parse(text)).code == "usage.argument"
 
 
 def test_the_copy_of_the_shards_keeps_to_the_limits_of_the_pipeline() -> None:
@@ -52,7 +52,7 @@ targets:
     )
     environ = {"SRC": "mysql://u:p@old:3306", "NEW": "mysql://u:p@new:3306"}
     old = forward.target("shards")
-    document = successor_document(forward, old, NewLayout(4, 1), ("orders",), "wide", Part(), environ)
+    document = successor_document(forward, old, NewLayout(4, 1), ("orders",), "wide", ShardPart(), environ)
     made = Pipeline.model_validate(document)
     assert (made.snapshot.mode, made.snapshot.readers, made.snapshot.throttle.threads_running) == ("initial", 1, 9)
     assert (made.snapshot.throttle.replicas, made.snapshot.throttle.query) == ((), None)

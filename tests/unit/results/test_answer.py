@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import RetryLater
 from cdc_core.model.schema import Column, ColumnType
-from cdc_core.results import definitions, numbers, rows, statement, values
-from cdc_core.results.answer import Answer, Buffer, Located
-from cdc_core.results.definitions import ColumnDefinition, type_of
-from cdc_core.results.faults import UnlikeDefinition
+from cdc_core.results import numbers, statement
+from cdc_core.results import result_columns as definitions
+from cdc_core.results import row_packets as rows
+from cdc_core.results import value_columns as values
+from cdc_core.results.answer import Buffer, Located, ResultAnswer
+from cdc_core.results.reading_faults import UnlikeDefinition
+from cdc_core.results.result_columns import ResultColumn, type_of
 
 _PROPERTY = settings(max_examples=300)
 FORMS = (4, 1, rows.SIZED, rows.MOMENT, rows.DURATION, 8)
@@ -74,7 +77,7 @@ def received(
     data: bytes, pieces: list[int], forms: tuple[int, ...] = FORMS, *, most: int = 1 << 16, size_bytes: int = 4096
 ) -> list[list[bytes | None]]:
     """All rows up to the packet that is not one, which must be the last."""
-    answer = Answer(Sent(data, pieces), Buffer(len(forms), most, size_bytes), "here")  # type: ignore[arg-type]
+    answer = ResultAnswer(Sent(data, pieces), Buffer(len(forms), most, size_bytes), "here")  # type: ignore[arg-type]
     found: list[list[bytes | None]] = []
     ended = False
     while not ended:
@@ -181,7 +184,7 @@ def test_a_row_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_answer_that_is_no_result_set_is_an_error(data: bytes) -> None:
-    answer = Answer(Sent(data, []), Buffer(1, 1, 4096), "here")  # type: ignore[arg-type]
+    answer = ResultAnswer(Sent(data, []), Buffer(1, 1, 4096), "here")  # type: ignore[arg-type]
     with pytest.raises((RetryLater, ConnectionError)):
         statement._definitions(answer, "here")
 
@@ -193,7 +196,7 @@ def test_any_bytes_are_a_definition_or_a_value_error(raw: bytes) -> None:
         found = definitions.parse(raw)
     except ValueError:
         return
-    assert isinstance(found, ColumnDefinition)
+    assert isinstance(found, ResultColumn)
 
 
 # DECIMAL
@@ -240,7 +243,7 @@ def test_fewer_digits_than_the_scale_are_filled_with_zeros_and_more_refused() ->
 
 def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
     def kind(length: int, decimals: int, *, unsigned: bool = False) -> tuple[int | None, int | None]:
-        found = type_of(ColumnDefinition("x", 246, unsigned, 63, length, decimals))
+        found = type_of(ResultColumn("x", 246, unsigned, 63, length, decimals))
         return found.precision, found.scale
 
     assert kind(12, 2) == (10, 2)
@@ -251,7 +254,7 @@ def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
 
 def test_after_warming_nothing_is_left_to_compile() -> None:
     code = (
-        "from cdc_core.results.warm import kernels, warm\n"
+        "from cdc_core.results.warm_reader import kernels, warm\n"
         "from cdc_core.binlog import warm as others\n"
         "warm()\n"
         "def compiled():\n"
@@ -271,7 +274,7 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
 def test_a_vector_that_is_announced_as_a_binary_string_is_the_one_of_the_log() -> None:
     """As MariaDB does. As text it is something else."""
     one = values.selected(Column("v", ColumnType("vector", length=2)))
-    binary, text = (ColumnDefinition("v", TypeCode.VAR_STRING, False, collation, 8, 0) for collation in (63, 46))
+    binary, text = (ResultColumn("v", TypeCode.VAR_STRING, False, collation, 8, 0) for collation in (63, 46))
     values.require_same([one], [binary], where="d.t")
     with pytest.raises(UnlikeDefinition):
         values.require_same([one], [text], where="d.t")

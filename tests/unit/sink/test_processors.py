@@ -15,7 +15,7 @@ from cdc_core.config import CaptureRules, Processor, RowFilter
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.sink import Capture, processors
+from cdc_core.source.capture import Capture, processors
 from tests.made_blocks import Change, Made, block
 
 BEGIN = Position(0, "binlog.000001", 4)

@@ -14,8 +14,8 @@ from cdc_core.model.block import Block
 from cdc_core.model.condition import parse
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.sink import Capture
-from cdc_core.sink.capture import FILTERED
+from cdc_core.source.capture import Capture
+from cdc_core.source.capture.captured import FILTERED
 from tests.made_blocks import Change, Made, block
 
 BEGIN = Position(0, "binlog.000001", 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.snapshot.chunks import computed_end
+from cdc_core.operations.copy.chunks import computed_end
 
 BIGINT = ColumnType("bigint")
 

@@ -6,7 +6,7 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.snapshot.keys import after, downwards, equal, literals, ordered, selected, up_to
+from cdc_core.operations.copy.key_ranges import after, downwards, equal, literals, ordered, selected, up_to
 
 
 def test_a_set_whose_numbers_a_double_does_not_tell_apart_cuts_no_table() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from cdc_core.meta import TableCopy
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.snapshot.pace import Pace
-from cdc_core.snapshot.progress import CopyProgress
+from cdc_core.operations.copy.copy_progress import CopyProgress
+from cdc_core.operations.copy.pace import Pace
 
 
 def copy(table: str, rows: int, estimated: int, **more: object) -> TableCopy:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from cdc_core.snapshot.second_thread import WAITING, taking
+from cdc_core.operations.copy.second_thread import WAITING, taking
 
 
 def rows(number: int) -> pa.RecordBatch:

@@ -6,18 +6,18 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType, Header
+from cdc_core.binlog.event_headers import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType, Header
 from cdc_core.model.block import Block
 from cdc_core.model.coverage import ANY_TABLE
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.accepted_places import AcceptedPlaces
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.spill import SpillableChanges
-from cdc_core.source.statement_reach import Reach
-from cdc_core.source.statements import Statement
-from cdc_core.source.tables import TableRegistry
-from cdc_core.source.transaction_assembler import TransactionAssembler
+from cdc_core.source.schemas.table_registry import TableRegistry
+from cdc_core.source.sql.accepted_places import AcceptedPlaces
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.sql.statement_classes import Statement
+from cdc_core.source.sql.statement_reach import Reach
+from cdc_core.source.transactions.spilled_changes import SpillableChanges
+from cdc_core.source.transactions.transaction_assembler import TransactionAssembler
 
 STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
 SECOND = 1_700_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from cdc_core.binlog.events import HEADER_SIZE, EventType
+from cdc_core.binlog.event_headers import HEADER_SIZE, EventType
 from cdc_core.model.position import Position
 
 ARTIFICIAL = 0x20

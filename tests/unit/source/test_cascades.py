@@ -1,4 +1,4 @@
-"""When a server is asked for its foreign keys, and what counts that no answer has (cdc_core/source/cascades.py)."""
+"""When a server is asked for its foreign keys, and what counts that no answer has (cdc_core/source/schemas/cascades.py)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 
 from cdc_core.model.coverage import Happened
 from cdc_core.model.position import Position
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.cascades import Cascades
-from cdc_core.source.event_framer import EventFramer
-from cdc_core.source.fast_path import FastPath
-from cdc_core.source.foreign_keys import ForeignKey
-from cdc_core.source.statement_reach import Reach
-from cdc_core.source.statements import classify
-from cdc_core.source.tables import TableRegistry
-from cdc_core.source.transaction_assembler import TransactionAssembler
+from cdc_core.source.schemas.cascades import Cascades
+from cdc_core.source.schemas.foreign_keys import ForeignKey
+from cdc_core.source.schemas.table_registry import TableRegistry
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.sql.statement_classes import classify
+from cdc_core.source.sql.statement_reach import Reach
+from cdc_core.source.transactions.fast_path import FastPath
+from cdc_core.source.transactions.transaction_assembler import TransactionAssembler
+from cdc_core.source.wire.event_framer import EventFramer
 from tests.unit.source.test_fast_path import START, MadeWire
 
 P, M = ("shop", "p"), ("shop", "m")

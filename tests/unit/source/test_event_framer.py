@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core.binlog.events import Event, EventType
+from cdc_core.binlog.event_headers import Event, EventType
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, severity
 from cdc_core.model.position import Position
-from cdc_core.source.event_framer import EventFramer
+from cdc_core.source.wire.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire, event, format_description, ok, packet, rotate
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Position
-from cdc_core.source import facts
+from cdc_core.source.host import server_facts as facts
 
 values = st.one_of(
     st.none(), st.text(max_size=6), st.integers(), st.binary(max_size=4), st.sampled_from(["9.7.4", "ON"])

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.binlog.events import EventType
+from cdc_core.binlog.event_headers import EventType
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
-from cdc_core.source import fast_path
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.event_framer import EventFramer
-from cdc_core.source.fast_path import FastPath
-from cdc_core.source.statement_reach import Reach
-from cdc_core.source.tables import TableRegistry
-from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
+from cdc_core.source.schemas.table_registry import TableRegistry
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.sql.statement_reach import Reach
+from cdc_core.source.transactions import fast_path
+from cdc_core.source.transactions.fast_path import FastPath
+from cdc_core.source.transactions.transaction_assembler import Blocks, TransactionAssembler
+from cdc_core.source.wire.event_framer import EventFramer
 from tests.unit.binlog.reading import raw_events
 from tests.unit.source.made_wire import Wire, event, format_description, ok, rotate
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core.binlog.events import EventType
+from cdc_core.binlog.event_headers import EventType
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Fingerprint, Position
-from cdc_core.source.event_framer import EventFramer
+from cdc_core.source.wire.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire
 from tests.unit.source.test_fast_path import SIDS, Reading
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc_core.errors import UsageError
-from cdc_core.source.gtid_sets import GtidSet, advanced, compact
+from cdc_core.source.host.gtid_sets import GtidSet, advanced, compact
 
 A = "5f40e5fe-e59e-11f1-88f5-02fc00000001"
 B = "6f40e5fe-e59e-11f1-88f5-02fc00000001"

@@ -6,9 +6,9 @@ from collections.abc import Generator
 
 import pytest
 
-from cdc_core.binlog.events import HEADER_SIZE, Event, EventType, Header
+from cdc_core.binlog.event_headers import HEADER_SIZE, Event, EventType, Header
 from cdc_core.model.position import Position
-from cdc_core.source.later_statements import KEPT_BYTES, LogAhead, Stretch
+from cdc_core.source.sql.log_ahead import KEPT_BYTES, LogAhead, Stretch
 
 BEGIN = Position(0, "binlog.000001", 4)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.source.near import did_you_mean, question
+from cdc_core.source.host.near_names import did_you_mean, question
 
 NAMES = ["bank.accounts", "shop.order_items", "shop.orders"]
 

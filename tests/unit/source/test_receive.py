@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from cdc_core.binlog.framing import CRC_TABLES, crc32
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Position
-from cdc_core.source.dump import LogReader
-from cdc_core.source.event_framer import EventFramer
+from cdc_core.source.wire.event_framer import EventFramer
+from cdc_core.source.wire.log_reader import LogReader
 from tests.unit.source.made_wire import Wire, packet
 
 START = Position(0, "binlog.000007", 1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.source.reconnect import LONGEST_PAUSE_S, Backoff
+from cdc_core.source.wire.backoff import LONGEST_PAUSE_S, Backoff
 
 
 class Clock:

@@ -10,9 +10,9 @@ import pytest
 from cdc_core.config import Source
 from cdc_core.errors import Refused
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import server
-from cdc_core.source.facts import Grants, Replica, ServerFacts, parse_grants
-from cdc_core.source.server_id import replica_host
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.server_facts import Grants, Replica, ServerFacts, parse_grants
+from cdc_core.source.wire.replica_identity import replica_host
 
 SOURCE = Source(name="shop", connection="env:X", server_id=77)
 GOOD = ServerFacts(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cdc_core.source.client_text import decode
-from cdc_core.source.shown_statement import shown
-from cdc_core.source.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES
-from cdc_core.source.statements import Action, classify
+from cdc_core.source.sql.client_text import decode
+from cdc_core.source.sql.shown_statement import shown
+from cdc_core.source.sql.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES
+from cdc_core.source.sql.statement_classes import Action, classify
 
 
 def action(sql: str, **options: int) -> Action:

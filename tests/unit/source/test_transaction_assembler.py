@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cdc_core.binlog.events import Event, EventType, Header
+from cdc_core.binlog.event_headers import Event, EventType, Header
 from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UndoneAfterParts
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
-from cdc_core.source.block_builder import ISOLATED, NOT_INCLUDED
-from cdc_core.source.spill import SpillableChanges
-from cdc_core.source.statement_reach import Reach
+from cdc_core.source.sql.statement_reach import Reach
+from cdc_core.source.transactions.block_builder import ISOLATED, NOT_INCLUDED
+from cdc_core.source.transactions.spilled_changes import SpillableChanges
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"

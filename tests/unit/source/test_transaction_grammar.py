@@ -6,11 +6,11 @@ import struct
 
 import pytest
 
-from cdc_core.binlog.events import EventType
+from cdc_core.binlog.event_headers import EventType
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.block import EntryKind
-from cdc_core.source.statements import Action
-from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Step
+from cdc_core.source.sql.statement_classes import Action
+from cdc_core.source.transactions.transaction_grammar import GRAMMAR, GroupState, Mark, Step
 from tests.unit.source.made_log import STANDALONE, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"

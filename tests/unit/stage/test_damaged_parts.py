@@ -11,7 +11,10 @@ import pytest
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.batch import Manifest
-from cdc_core.stage import manifest, reader, start, views
+from cdc_core.stage import manifest
+from cdc_core.stage import sql_views as views
+from cdc_core.stage import stage_reader as reader
+from cdc_core.stage import start_record as start
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.stores import open_store
 from tests.made_blocks import Made

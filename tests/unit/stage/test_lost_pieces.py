@@ -17,11 +17,11 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.batch import MANIFEST_VERSION, Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path, manifest_path, start_path
 from cdc_core.stage.manifest import chain, commit, newest, parse, require_listed, require_reached, verify
-from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block

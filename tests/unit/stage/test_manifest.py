@@ -14,7 +14,7 @@ from cdc_core.model.batch import MANIFEST_VERSION, Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage import start as starts
+from cdc_core.stage import start_record as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.intact import require_intact
 from cdc_core.stage.layout import horizon_path

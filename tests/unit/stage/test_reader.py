@@ -23,7 +23,8 @@ from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.changes_sql import FileGroup, changes_sql
 from cdc_core.stage.intact import require_intact
-from cdc_core.stage.reader import (
+from cdc_core.stage.sql_views import sql
+from cdc_core.stage.stage_reader import (
     by_key_batches,
     change_batches,
     changes,
@@ -35,7 +36,6 @@ from cdc_core.stage.reader import (
 )
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.unify import unified_columns
-from cdc_core.stage.views import sql
 from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
 from tests.made_batches import covered
@@ -574,7 +574,7 @@ def test_a_file_that_a_purge_removes_under_a_query_is_worth_another(store, monke
         require_intact(store, parts)
         store.delete(batches[0].parts[0].path)
 
-    monkeypatch.setattr("cdc_core.stage.opened.require_intact", purged)
+    monkeypatch.setattr("cdc_core.stage.opened_files.require_intact", purged)
     with pytest.raises(RetryLater) as caught:
         sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"')
     assert caught.value.code == "stage.removed"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply.retention import purge
 from cdc_core.errors import LockstepError
+from cdc_core.operations.apply.retention import purge
 from cdc_core.stage.manifest import chain, newest, verify
-from cdc_core.stage.start import sources
-from cdc_core.staged import open as open_stage
+from cdc_core.stage.public import open as open_stage
+from cdc_core.stage.start_record import sources
 from tests.made_batches import manifest
 from tests.opened import opened_line
 from tests.unit.apply.made_line import Line

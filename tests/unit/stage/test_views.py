@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc_core.errors import UsageError
+from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stores import open_store
-from cdc_core.stage.views import sql
 from tests.made_blocks import Made
 from tests.unit.stage.test_reader import KEYLESS, delete, insert, stage
 
@@ -160,7 +160,7 @@ def test_every_kind_of_question_is_answered(store, query):
 def test_a_query_makes_no_rows_of_views_that_it_does_not_read(store, monkeypatch):
     batches = stage(store, [Made([insert(1)])])
     for reader in ("state_rows", "by_key_rows", "local_files"):
-        monkeypatch.setattr(f"cdc_core.stage.views.{reader}", None)
+        monkeypatch.setattr(f"cdc_core.stage.sql_views.{reader}", None)
     described = sql(store, {"shop": batches}, "SELECT column_name FROM information_schema.columns -- orders")
     assert {"id", "_before", "_cdc_seq"} <= {*described.column("column_name").to_pylist()}
 

@@ -23,7 +23,7 @@ from cdc_core.errors import InternalError, RetryLater
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.model.staged import staged_schema
+from cdc_core.model.staged_columns import staged_schema
 from cdc_core.stage import files as file_store
 from cdc_core.stage import parquet
 from cdc_core.stage.manifest import commit

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.sink.columns import HASH
-from cdc_core.target.collations import BYTES, substitute
-from cdc_core.target.create import Existing, differences
-from cdc_core.target.definition import (
+from cdc_core.source.capture.column_rules import HASH
+from cdc_core.targets.tables.definition_sql import Dialect, Origin, PlannedTable, default_literal, planned_table
+from cdc_core.targets.tables.table_definition import (
     EXPRESSION,
     LITERAL,
     NOW,
@@ -24,7 +23,8 @@ from cdc_core.target.definition import (
     IndexPart,
     TableDefinition,
 )
-from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, default_literal, planned_table
+from cdc_core.targets.tables.table_differences import Existing, differences
+from cdc_core.targets.tables.target_collations import BYTES, substitute
 
 OF_MYSQL = frozenset({
     "utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_0900_ai_ci", "utf8mb4_0900_as_cs", "utf8mb4_de_pb_0900_as_cs",

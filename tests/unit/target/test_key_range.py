@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.target.key_range import range_of
+from cdc_core.targets.tables.key_range import range_of
 
 KEYS = st.integers(1, 3).flatmap(
     lambda width: st.lists(st.tuples(*[st.integers(-2, 2)] * width), min_size=1, max_size=6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.target.server_words import without_values
+from cdc_core.targets.reading.server_words import without_values
 
 
 @pytest.mark.parametrize(

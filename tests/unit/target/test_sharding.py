@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from cdc_core.config import Sharding, Target
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.model.merged import merged_type
+from cdc_core.model.merged_columns import merged_type
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.target.destination import open_destination
-from cdc_core.target.sharding import shard_tables, shards_of
+from cdc_core.targets.reading.destination import open_destination
+from cdc_core.targets.reading.sharding import shard_tables, shards_of
 
 MOD = Sharding(key="id", databases=2, tables=4)
 HASH = Sharding(key="id", function="hash", databases=2, tables=4)

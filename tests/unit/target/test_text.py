@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from cdc_core.target.text import column_text
+from cdc_core.targets.tables.text_columns import column_text
 
 
 def test_a_literal_stands_in_its_own_row_and_column_whatever_the_other_rows_have_and_wherever_a_slice_begins() -> None:

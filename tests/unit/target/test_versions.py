@@ -7,11 +7,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.model.staged import ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged_columns import ROW, SEQ, SOURCE, TS
 from cdc_core.model.version import Version, encode, newer_or_equal, newer_or_equal_each
-from cdc_core.target.text import version_bytes, version_hex
-from cdc_core.target.truncates import Truncates
-from cdc_core.target.versions import HeldVersions, TargetVersion, classify, classify_each, without_removed
+from cdc_core.targets.tables.text_columns import version_bytes, version_hex
+from cdc_core.targets.writing.target_truncates import Truncates
+from cdc_core.targets.writing.versions import HeldVersions, TargetVersion, classify, classify_each, without_removed
 
 NUMBERS = st.integers(0, 3) | st.sampled_from([255, 256, 2**53, 2**63 - 1])
 VERSIONS = st.builds(

@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.model.schema import Column, ColumnType
-from cdc_core.model.staged import LITERAL, LITERAL_TYPE, row_field
-from cdc_core.verify import columnwise, range_rows
-from cdc_core.verify.canonical import row_texts
-from cdc_core.verify.columnwise import Piece
-from cdc_core.verify.comparison import Comparison
-from cdc_core.verify.range_rows import RangeRows
+from cdc_core.model.staged_columns import LITERAL, LITERAL_TYPE, row_field
+from cdc_core.operations.verify import columnwise, range_rows
+from cdc_core.operations.verify.canonical import row_texts
+from cdc_core.operations.verify.columnwise import ColumnPiece
+from cdc_core.operations.verify.comparison import Comparison
+from cdc_core.operations.verify.range_rows import RangeRows
 
 UTC = datetime.UTC
 NOON = datetime.datetime(2024, 2, 29, 12)
@@ -66,7 +66,7 @@ ERRORS = frozenset({"enum"})
 Row = tuple[int, tuple[Value, ...]]
 
 
-def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> Piece:
+def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> ColumnPiece:
     """side: 0 for the source's types, 1 for the target's."""
     columns = [Column("id", ColumnType("int"), False, 1), *(Column(name, KINDS[name][side]) for name in names)]
     arrays = [pa.array([key for key, _ in rows], pa.int32())]
@@ -90,16 +90,16 @@ def piece(rows: Sequence[Row], names: Sequence[str], side: int) -> Piece:
     ]
     arrays.append(pa.array(literals, LITERAL_TYPE))
     batch = pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns] + [LITERAL])
-    return Piece(batch, columns, [0], ERRORS)
+    return ColumnPiece(batch, columns, [0], ERRORS)
 
 
-def pieces(rows: Sequence[Row], names: Sequence[str], side: int, cuts: Sequence[int]) -> list[Piece]:
+def pieces(rows: Sequence[Row], names: Sequence[str], side: int, cuts: Sequence[int]) -> list[ColumnPiece]:
     ends = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
     whole = piece(rows, names, side)
-    return [Piece(whole.rows.slice(a, b - a), whole.columns, whole.key, whole.errors) for a, b in pairwise(ends)]
+    return [ColumnPiece(whole.rows.slice(a, b - a), whole.columns, whole.key, whole.errors) for a, b in pairwise(ends)]
 
 
-def texts(some: Sequence[Piece]) -> list[tuple[str, str]]:
+def texts(some: Sequence[ColumnPiece]) -> list[tuple[str, str]]:
     return [
         pair
         for one in some
@@ -112,7 +112,7 @@ def texts(some: Sequence[Piece]) -> list[tuple[str, str]]:
 
 
 @st.composite
-def sides(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
+def sides(draw: st.DrawFn) -> tuple[list[ColumnPiece], list[ColumnPiece]]:
     """Rows of a source, and a target that has them with some faults."""
     chance = random.Random(draw(st.integers(0, 1 << 32)))
     names = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=4, unique=True))
@@ -143,7 +143,9 @@ def sides(draw: st.DrawFn) -> tuple[list[Piece], list[Piece]]:
 
 @given(sides())
 @settings(max_examples=500, deadline=None)
-def test_columns_are_equal_where_texts_are_and_the_same_keys_differ(given: tuple[list[Piece], list[Piece]]) -> None:
+def test_columns_are_equal_where_texts_are_and_the_same_keys_differ(
+    given: tuple[list[ColumnPiece], list[ColumnPiece]],
+) -> None:
     source, target = given
     mine, theirs = texts(source), texts(target)
     assert columnwise.equal(source, target) == (mine == theirs)
@@ -154,7 +156,9 @@ def test_columns_are_equal_where_texts_are_and_the_same_keys_differ(given: tuple
         assert sorted(found.to_pylist()) == sorted({key for key, _ in set(mine) ^ set(theirs)})
     if sum(one.rows.num_rows for one in source):
         cut = [
-            Piece(one.rows.slice(a, 1), one.columns, one.key, one.errors) for one in source for a in range(len(mine))
+            ColumnPiece(one.rows.slice(a, 1), one.columns, one.key, one.errors)
+            for one in source
+            for a in range(len(mine))
         ]
         assert columnwise.digest(source) == columnwise.digest(cut)
 

@@ -14,10 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.history.events import TABLE
-from cdc_core.model.staged import OP, ROW, SEQ, SOURCE, TS
-from cdc_core.verify import comparison as module
-from cdc_core.verify.comparison import Comparison, Verdict
-from cdc_core.verify.judgement import EVENT_COLUMNS, Wrong
+from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.operations.verify import comparison as module
+from cdc_core.operations.verify.comparison import Comparison, Verdict
+from cdc_core.operations.verify.judgement import EVENT_COLUMNS, Wrong
 
 KEYS = 4
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from cdc_core.history.events import TABLE
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.model.staged import BEFORE_MARK, OP, ROW, SEQ
+from cdc_core.model.staged_columns import BEFORE_MARK, OP, ROW, SEQ
+from cdc_core.operations.verify import staged_history as history
+from cdc_core.operations.verify.shape import Shape
 from cdc_core.stage.stores import open_store
-from cdc_core.verify import history
-from cdc_core.verify.shape import Shape
 from tests import made_batches
 from tests.history_model import COLUMNS, KEY, NAMES, Change, histories, winners
 from tests.spark.staged_changes import staged_table, table_schema

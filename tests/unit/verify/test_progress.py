@@ -7,15 +7,15 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.verify.comparison import Difference, Kind
-from cdc_core.verify.judgement import Wrong
-from cdc_core.verify.progress import Progress, Tally
+from cdc_core.operations.verify.comparison import Difference, DifferenceKind
+from cdc_core.operations.verify.judgement import Wrong
+from cdc_core.operations.verify.verify_progress import Tally, VerifyProgress
 
 KEYS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=50), max_size=20)
 
 
 def of(keys: list[str]) -> Tally:
-    return Tally("d", first=tuple(Difference(key, Kind.DIFFERS, Wrong.BOTH, 1, 10**6) for key in keys))
+    return Tally("d", first=tuple(Difference(key, DifferenceKind.DIFFERS, Wrong.BOTH, 1, 10**6) for key in keys))
 
 
 @given(KEYS, KEYS, st.integers(0, 30), st.integers(0, 2_000))
@@ -26,9 +26,9 @@ def test_the_first_findings_are_kept_up_to_a_number_and_a_size(
     keys = [one.key for one in found.first]
     assert keys == (before + more)[: len(keys)]
     assert len(keys) <= most_first
-    empty = Progress("s", 1, 2, {"t": replace(found, first=())})
-    text = Progress("s", 1, 2, {"t": found}).to_text()
+    empty = VerifyProgress("s", 1, 2, {"t": replace(found, first=())})
+    text = VerifyProgress("s", 1, 2, {"t": found}).to_text()
     assert len(text.encode()) - len(empty.to_text().encode()) <= most_bytes
     left_out = of((before + more)[: len(keys) + 1])
     assert len(keys) in (most_first, len(before + more)) or left_out.first_bytes > most_bytes
-    assert Progress.from_text(text) == Progress("s", 1, 2, {"t": found})
+    assert VerifyProgress.from_text(text) == VerifyProgress("s", 1, 2, {"t": found})

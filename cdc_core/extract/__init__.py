@@ -1,7 +1,0 @@
-"""Joins the packages: a source's log becomes staged batches and recorded positions."""
-
-from cdc_core.extract.drained import DrainResult, DrainStats
-from cdc_core.extract.extractor import Extractor
-from cdc_core.extract.stager import StagingTotals
-
-__all__ = ["DrainResult", "DrainStats", "Extractor", "StagingTotals"]

@@ -1,0 +1,87 @@
+"""Tables that a target's rules take in after batches with their changes were committed: no run brings these changes.
+
+Where the table was empty since then, or was copied, none of them is needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from math import inf
+
+from cdc_core.meta import Meta
+from cdc_core.model.batch import at_place
+from cdc_core.model.run_plan import RunPlan
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage import horizon as horizons
+
+
+def left_out(meta: Meta, plan: RunPlan, target: str) -> dict[str, list[str]]:
+    """By table of the run, the batches whose changes of it the target needs and has left out, in stream order."""
+    tables = [one.table for one in plan.merge_set(plan.target(target).merge_set).tables]
+    known = meta.records.left_out(target, tables)
+    found: dict[str, list[str]] = {}
+    for source in sorted({_source(batch) for batches in known.values() for batch in batches}):
+        batches = meta.batches.find(source)
+        for table, ids in known.items():
+            begin = _needed_from(meta, table, source)
+            # Copied rows begin and end at one place.
+            needed = {one.batch_id for one in batches if one.end.seq + one.copied > begin}
+            found[table] = [*found.get(table, ()), *(one for one in ids if one in needed)]
+    return {table: batches for table, batches in found.items() if batches}
+
+
+def warnings(meta: Meta, plan: RunPlan, target: str) -> list[str]:
+    """What is missing in the target for that reason, and what brings it."""
+    keys = {one.table: one.key for one in plan.merge_set(plan.target(target).merge_set).tables}
+    said = []
+    for table, batches in left_out(meta, plan, target).items():
+        first: dict[str, str] = {}
+        for batch in batches:
+            first.setdefault(_source(batch), at_place(batch))
+        begin = "".join(f" --from {one}" for one in first.values())
+        remedy = f"replay them: lockstep run {plan.pipeline} --replay --target {target} --table {table}{begin}"
+        if not keys[table]:
+            remedy = "copy its source tables again: lockstep snapshot"
+        said.append(
+            f"{len(batches)} batches with changes of {table} were committed while the rules of the target left the "
+            f"table out, so that rows may be missing or old there; {remedy}"
+        )
+    return said
+
+
+def in_part(opened: OpenPipeline, plan: RunPlan, target: str) -> frozenset[str]:
+    """Tables of which the run leaves out batches that the target needs, and that no later one brings: those that were
+    left out; of a replay, all before its end."""
+    if not plan.replay:
+        return frozenset(left_out(opened.meta, plan, target))
+    takes, found = set(plan.target(target).batches), set[str]()
+    for source in [one.name for one in opened.pipeline.sources]:
+        batches, horizon = opened.meta.batches.find(source), horizons.read(opened.store, source)
+        end = max((one.begin.seq for one in batches if one.batch_id in takes), default=inf)
+        others = [one for one in batches if one.batch_id not in takes and one.begin.seq < end]
+        files = opened.meta.batches.files([one.batch_id for one in others])
+        ends = dict.fromkeys(horizon.tables, horizon.position.seq) if horizon is not None else {}
+        for one in others:  # in stream order
+            ends |= {file.table: one.end.seq + one.copied for file in files[one.batch_id]}
+        found |= {table for table, last in ends.items() if last > _needed_from(opened.meta, table, source)}
+    return frozenset(found)
+
+
+def replayed(meta: Meta, plan: RunPlan, target: str) -> None:
+    """What a replay has written is not left out any longer. Rows without a key are counted in order: what comes after
+    later batches is not written."""
+    tables: Mapping[str, set[str]] = defaultdict(set)
+    for table in plan.merge_set(plan.target(target).merge_set).tables:
+        if table.key:
+            tables[table.table].update(file.batch_id for file in table.files)
+    meta.records.take(target, tables)
+
+
+def _needed_from(meta: Meta, table: str, source: str) -> int:
+    feeding = [one for one in meta.coverages.find(source).tables.values() if table in one.feeds]
+    return min((one.needs_seq if one.whole else 0 for one in feeding), default=0)
+
+
+def _source(batch: str) -> str:
+    return batch.rpartition("/")[0]

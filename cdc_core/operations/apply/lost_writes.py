@@ -1,0 +1,223 @@
+"""Whether a target still has every transaction that a closed ledger counts, and what brings back the lost ones.
+
+A target may fail over to a replica that had not received its last transactions, or be restored from a backup. The
+ledgers in meta are then closed over rows that are gone, and no later run would write them again. So `check`, every run
+before its first job, and every commit look for the row that each shard's last counted transaction left in the shard's
+own ledger (`target.write.note`). A server has a prefix of its transactions: with that row it has all earlier ones. A
+table that the pipeline names otherwise by now is another one: what was written to the former is not in it.
+
+The way on is a replay of the lost batches. It is planned over the loss: its plan names the shards that it restores, and
+its commit, which looks again, records that they are restored if no more is lost by then. A replay that began before
+the loss restores nothing, since it may have left out what the target had at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import DataAtRisk
+from cdc_core.meta import ClosedWrite, LastWrite, Meta, Renewal
+from cdc_core.model.batch import at_place
+from cdc_core.model.readable import counted
+from cdc_core.model.run_plan import Restored, RunPlan, WriteCounts
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.targets.bookkeeping.ledger_rows import ledger_rows
+from cdc_core.targets.reading.sharding import shard_tables
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LostWrites:
+    """Transactions that one shard of a table lacks, although closed ledgers count them.
+
+    writes: in the order of their ledgers; more may be lost if `everything` is: the shard has no row of any ledger that
+    meta knows. due: the last one that ledgers count. last: the last one that the shard shows. named: whether the rules
+    of the target still have the shard.
+    """
+
+    table: str
+    shard: str
+    writes: tuple[ClosedWrite, ...]
+    everything: bool
+    due: LastWrite
+    last: LastWrite | None
+    named: bool = True
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(one.run_id for one in self.writes)
+
+    @property
+    def rows(self) -> int:
+        return sum(one.written.get(self.shard, 0) for one in self.writes)
+
+
+def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -> tuple[LostWrites, ...]:
+    """What the target has lost. Raises what ledger_rows raises."""
+    due = {
+        (table, shard): write
+        for table, shards in meta.writes.last(target.name).items()
+        for shard, write in shards.items()
+    }
+    there = ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()}, environ)
+    due = {at: write for at, write in due.items() if target.table(at[0]) is not None}
+    lacking = {at: write for at, write in due.items() if there.get(at, {}).get(write.run_id, 0) < write.number}
+    if not lacking:
+        return ()
+    shown = ledger_rows(target, dict.fromkeys(lacking), environ)
+    closed = {table: meta.writes.closed(target.name, table) for table in {table for table, _ in lacking}}
+    return tuple(
+        replace(_lost(*at, write, shown.get(at, {}), closed[at[0]]), named=at in there) for at, write in lacking.items()
+    )
+
+
+def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
+    """rows: numbers of the transactions that the shard shows, by run."""
+    mine = [one for one in closed if shard in one.numbers]
+    kept = max((one.numbers[shard] for one in mine if rows.get(one.run_id, 0) >= one.numbers[shard]), default=0)
+    lost = tuple(one for one in mine if one.numbers[shard] > kept)
+    known = due.run_id in {one.run_id for one in lost}
+    last = max(((number, run_id) for run_id, number in rows.items()), default=None)
+    return LostWrites(table, shard, lost, not kept or not known, due, last and LastWrite(last[1], last[0]))
+
+
+def require_kept(
+    opened: OpenPipeline,
+    target: str,
+) -> None:
+    """Raises DataAtRisk (target.lost_writes), and what ledger_rows raises."""
+    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
+    if lost:
+        raise refusal(opened.pipeline, target, lost)
+
+
+def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> DataAtRisk:
+    """The error for lost writes, with the replay that restores them."""
+    all_lost = sorted(lost, key=lambda one: (one.table, one.shard))
+    shown = "; ".join(
+        (f"{one.shard} lacks " if one.named else f"the tables that {one.table} has now lack, of {one.shard}, ")
+        + (f"{counted(one.rows, 'row')} of {', '.join(one.runs[-_SHOWN:])}" if one.writes else "all that was written")
+        for one in all_lost[:_SHOWN]
+    )
+    more = f"; so do {counted(len(all_lost) - _SHOWN, 'more table')}" if len(all_lost) > _SHOWN else ""
+    first = first_batches(all_lost)
+    begin = "".join(f" --from {batch}" for batch in first)
+    return DataAtRisk(
+        f"The target {target!r} has lost writes that were committed: {shown}{more}.",
+        where=f"targets.{target}",
+        code="target.lost_writes",
+        remedy="nothing was written. If the connection leads to the wrong server, or the pipeline file to the wrong "
+        "tables, correct it. If the server was "
+        "restored, or is a replica that was promoted before it had received everything, write the lost batches again: "
+        f"`lockstep run {pipeline.pipeline} --replay --target {target}{begin}` "
+        f"({'first_batches in Airflow: ' + ', '.join(first) if first else 'in Airflow: the replay DAG, from the start'}"
+        "); the next run then continues. If the rows are there in another way: "
+        f"`lockstep meta accept {pipeline.pipeline} --target {target}`",
+    )
+
+
+def first_batches(lost: Iterable[LostWrites]) -> list[str]:
+    """By source, the place from which a replay must begin, as the batch of the log there; [] for all that is staged."""
+    first: dict[str, str] = {}
+    for one in lost:
+        if one.everything:
+            return []
+        for write in one.writes:
+            for source, (begin, _) in write.spans.items():
+                begin = at_place(begin)  # copied rows are taken with their place
+                first[source] = min(begin, first.get(source, begin))
+    return [first[source] for source in sorted(first)]
+
+
+def restored_by(opened: OpenPipeline, plan: RunPlan, lost: Iterable[LostWrites]) -> tuple[Restored, ...]:
+    """Those of the lost writes that a replay repeats: it takes every batch that they came from."""
+    sources = [source.name for source in opened.pipeline.sources]
+    taken = {table.table: {file.batch_id for file in table.files} for one in plan.merge_sets for table in one.tables}
+    return tuple(
+        Restored(one.table, one.shard, one.runs, one.everything)
+        for one in lost
+        if (batches := taken.get(one.table)) and _needed(opened.meta, opened.store, sources, one) <= batches
+    )
+
+
+def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWrites) -> set[str]:
+    """The batches that the lost writes came from."""
+    spans: list[tuple[str, str, str]]
+    if lost.everything:
+        spans = [(source, f"{source}/", f"{source}0") for source in sources]  # "0" is the character after "/"
+        purged = [horizons.read(store, source) for source in sources]
+        needed = {one.last_batch for one in purged if one is not None and lost.table in one.tables}
+    else:
+        spans = [(source, *ends) for one in lost.writes for source, ends in one.spans.items()]
+        needed = {end for _, *ends in spans for end in ends}
+    for source, begin, end in spans:
+        ids = [one.batch_id for one in meta.batches.find(source) if begin <= one.batch_id <= end]
+        needed |= {
+            batch for batch, files in meta.batches.files(ids).items() if any(file.table == lost.table for file in files)
+        }
+    return needed
+
+
+def require_own(
+    pipeline: Pipeline,
+    plan: RunPlan,
+    target: str,
+    written: Iterable[WriteCounts],
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """The target has what the run itself wrote. Raises DataAtRisk (target.lost_writes)."""
+    mine = {(one.table, one.shard): one.number for one in written if one.number}
+    there = ledger_rows(pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)), environ)
+    gone = [shard for shard, number in mine.items() if shard in there and there[shard].get(plan.run_id, 0) < number]
+    if gone:
+        raise DataAtRisk(
+            f"The target {target!r} has lost what this run wrote to {gone[0][1]}"
+            + (f" and {counted(len(gone) - 1, 'more table')}" if len(gone) > 1 else "")
+            + ": it may have failed over meanwhile.",
+            where=f"targets.{target}",
+            code="target.lost_writes",
+            remedy="no batch was marked as consumed. Clear the run from its filter task on; without Airflow, start "
+            "another run, which takes the batches again",
+        )
+
+
+def still_lost(lost: Iterable[LostWrites], plan: RunPlan) -> tuple[dict[str, set[str]], dict[str, dict[str, Renewal]]]:
+    """(the shards by table that lack writes after this run; what the others show, which it restored)."""
+    restores = {(one.table, one.shard): one for one in plan.restores}
+    lacking: dict[str, set[str]] = {}
+    renewed: dict[str, dict[str, Renewal]] = {}
+    for one in lost:
+        known = restores.get((one.table, one.shard))
+        if known is not None and set(one.runs) <= set(known.runs) and known.everything >= one.everything:
+            renewed.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
+        else:
+            lacking.setdefault(one.table, set()).add(one.shard)
+    return lacking, renewed
+
+
+def accept(
+    opened: OpenPipeline,
+    target: str,
+) -> tuple[LostWrites, ...]:
+    """Ask no more for what the target has lost; what that was."""
+    lost = find(opened.meta, opened.pipeline.target(target), opened.environ)
+    shown: dict[str, dict[str, Renewal]] = {}
+    for one in lost:
+        shown.setdefault(one.table, {})[one.shard] = Renewal(one.due, one.last)
+    opened.meta.writes.accept(target, shown)
+    return lost
+
+
+def accept_moved(meta: Meta, target: Target, tables: Collection[str]) -> None:
+    """Ask no more for what was written to shards that these tables do not have any more: their rows were moved."""
+    due = meta.writes.last(target.name)
+    moved: dict[str, dict[str, Renewal]] = {}
+    for table in due.keys() & tables:
+        named = {one.name for one in shard_tables(target, table)}
+        moved[table] = {shard: Renewal(write, None) for shard, write in due[table].items() if shard not in named}
+    meta.writes.accept(target.name, moved)

@@ -1,0 +1,441 @@
+"""Retention: purges staged batches that are old and that every target has committed, and the files of old runs.
+
+A purge takes whole batches from the beginning of a source's chain, as far as their windows ended before the cutoff and
+all scheduled targets have committed them. The newest batch of a source always stays: its end is where the next begins.
+The order of the steps ensures that a crash between any two of them loses nothing that a reader may still see:
+
+    records COMMITTED → PURGED    by compare-and-set, all of a source's in one transaction: nobody works on them
+    the horizon                   the commit point: from now on no reader looks before it
+    rows of old purged batches    in meta, where the pipeline wants that: no reader asks for what is before a horizon
+    parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
+    compacted files, their record a compacted range is purged as a whole
+    files of old runs             and then the rows of older ones, by which their files are found
+
+The next purge finishes one that was killed. Two at once take turns, and so do purges and sweeps. A sweep removes
+what killed attempts left on the stage (`stage.manifest.sweep` says what may go).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
+from cdc_core.meta import Lease, Meta, RunState, copier_of
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import settled
+from cdc_core.model.position import Position
+from cdc_core.model.run_plan import PLAN, RUNS, run_root
+from cdc_core.operations.apply.consumed import committed
+from cdc_core.operations.apply.turn import require_turn, turn_at, turn_of
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.stage import compactions as compaction
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage import start_record as starts
+from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
+from cdc_core.stage.manifest import SWEPT_AFTER_S, Copies, Swept, chain, parse
+from cdc_core.stage.manifest import sweep as clear_orphans
+from cdc_core.stage.objects import ObjectInfo, ObjectStore, check_writable, find
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedSource:
+    """What was purged of a source, or would be. held_by: why the next old batch stays; "" if none is left."""
+
+    source: str
+    batches: int
+    rows: int
+    size_bytes: int
+    horizon: Horizon | None
+    held_by: str
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("source", "batches", "rows", "size_bytes", "held_by")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        place = None if self.horizon is None else f"{self.source}/{self.horizon.position.name}"
+        return found | {"horizon": place, "horizon_until_us": self.horizon.until_us if self.horizon else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """runs: ids of committed runs whose files were removed, or would be. forgotten_*: how many left meta."""
+
+    sources: tuple[PurgedSource, ...]
+    runs: tuple[str, ...]
+    forgotten_batches: int
+    forgotten_runs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sources": [one.to_json() for one in self.sources],
+            "runs": list(self.runs),
+            "forgotten": {"batches": self.forgotten_batches, "runs": self.forgotten_runs},
+        }
+
+
+def purge(
+    opened: OpenPipeline,
+    *,
+    cutoff_us: int,
+    forget_us: int | None = None,
+    dry_run: bool = False,
+) -> Purged:
+    """Purge what is older than `cutoff_us` (µs UTC), and drop the rows of what is purged and older than `forget_us`.
+
+    Raises RetryLater (lease.held: another purge), Refused (stage.not_committed), and what the stage raises.
+    """
+    before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
+    if dry_run:
+        found = [_look(opened, source.name, cutoff_us)[0] for source in opened.pipeline.sources]
+        batches = opened.meta.batches.forget(_positions(found), before_us, dry_run=True)
+    else:
+        check_writable(opened.store)  # if it deletes nothing, nothing must be recorded as purged
+        with turn_at(opened) as turn:
+            found = [_move_horizon(opened, source.name, cutoff_us, turn) for source in opened.pipeline.sources]
+            batches = opened.meta.batches.forget(_positions(found), before_us)
+        for one in found:
+            if one.horizon is not None:
+                _delete_before(opened.store, one.horizon)
+    runs = _old_runs(opened, cutoff_us)
+    if not dry_run:
+        for done, paths in enumerate(runs.values()):
+            with _saying(f"the files of {done} of {len(runs)} old runs were removed before"):
+                for path in paths:
+                    opened.store.delete(path)
+    forgotten = opened.meta.runs.forget(before_us, dry_run=dry_run)
+    return Purged(tuple(found), tuple(runs), batches, forgotten)
+
+
+def sweep(
+    opened: OpenPipeline,
+    *,
+    older_than_s: float = SWEPT_AFTER_S,
+    sources: Sequence[str] | None = None,
+    dry_run: bool = False,
+) -> dict[str, Swept]:
+    """Removes from the stage what killed attempts have left of each source.
+
+    Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises: nothing is removed of a
+    source whose chain is broken.
+    """
+    names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
+
+    def swept(name: str) -> Swept:
+        starts.require_own(opened.store, name, opened.name)
+        return clear_orphans(
+            opened.store,
+            name,
+            live_epoch=opened.meta.leases.live_epoch(name),
+            compactor_epoch=opened.meta.leases.live_epoch(turn_of(opened.pipeline)),
+            copies=_copies(opened.meta, name),
+            older_than_s=older_than_s,
+            dry_run=dry_run,
+        )
+
+    if dry_run:
+        return {name: swept(name) for name in names}
+    with turn_at(opened) as turn:
+        done = {}
+        for name in names:
+            require_turn(opened.meta, turn)
+            done[name] = swept(name)
+        return done
+
+
+def sweep_plans(
+    opened: OpenPipeline,
+    *,
+    older_than_s: float = SWEPT_AFTER_S,
+    dry_run: bool = False,
+) -> dict[str, list[ObjectInfo]]:
+    """Removes the files of the pipeline's dead plans: of runs that were planned again, or whose batches other runs have
+    taken over and committed. By the plan's folder, the files that are removed, or would be.
+
+    A plan over a batch that a target has not committed stays: its filtered files may be the only place of values that
+    a killed write has to be completed with (spark_jobs/unfinished_writes.py).
+    Raises RetryLater (lease.held: a purge, or another sweep), and what the stage raises.
+    """
+    if dry_run:
+        return _dead_plans(opened, older_than_s)
+    with turn_at(opened):
+        dead = _dead_plans(opened, older_than_s)
+        for done, files in enumerate(dead.values()):
+            # The plan goes last: by it the next sweep knows whose the other files are.
+            with _saying(f"the files of {done} of {len(dead)} dead plans were removed before"):
+                for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
+                    opened.store.delete(info.path)
+        return dead
+
+
+def _dead_plans(opened: OpenPipeline, older_than_s: float) -> dict[str, list[ObjectInfo]]:
+    folders: dict[str, list[ObjectInfo]] = {}
+    for info in opened.store.list(RUNS):
+        folders.setdefault("/".join(info.path.split("/", 3)[:3]), []).append(info)
+    latest = time.time() - older_than_s
+    old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
+    staged = (
+        {batch.batch_id for source in opened.pipeline.sources for batch in opened.meta.batches.find(source.name)}
+        if old
+        else set()
+    )
+    return {
+        root: files
+        for root, files in old.items()
+        if (raw := find(opened.store, f"{root}/{PLAN}")) is not None and _is_dead(opened, raw, staged)
+    }
+
+
+def _is_dead(opened: OpenPipeline, raw: bytes, staged: set[str]) -> bool:
+    """raw: a plan.json, of any version and any pipeline: a stage may be shared."""
+    try:
+        made = json.loads(raw)
+        owner, run_id, replay = made["pipeline"], made["run_id"], made["replay"]
+        takes = [(one["target"], staged.intersection(one["batches"])) for one in made["targets"]]
+    except (ValueError, KeyError, TypeError):
+        return False
+    if owner != opened.name:
+        return False
+    known = opened.meta.runs.find(run_id)
+    finished = replay or (known is not None and known.state is RunState.COMMITTED)
+    if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
+        return False  # a purge removes it
+    return not any(_is_open(opened.meta, target, batches) for target, batches in takes)
+
+
+def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
+    """Whether the target has not committed all of the batches."""
+    records = meta.records.find(target, sorted(batches))
+    return not all(record.state.consumed for record in records) or {one.batch_id for one in records} != set(batches)
+
+
+def _copies(meta: Meta, source: str) -> Copies:
+    epoch = meta.leases.live_epoch(copier_of(source))
+    waiting = [part.path for one in meta.copies.chunks(source) for part in one.parts]
+    decided = [part.path for one in meta.copied.decided(source) for part in one.parts]
+    return Copies(epoch, frozenset([*waiting, *decided]))
+
+
+def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
+    return {one.source: one.horizon.position for one in found if one.horizon is not None}
+
+
+def seeded(
+    opened: OpenPipeline,
+    target: str,
+    *,
+    require: Callable[[], object] = lambda: None,
+) -> int:
+    """A target counts as one that holds all that was purged; the number of those batches that meta knows.
+
+    require: is called before, once nothing more can be purged; raises where the target does not hold it.
+    """
+    taking = [one.name for one in opened.pipeline.scheduled_targets]
+    if target not in taking:
+        raise UsageError(
+            f"The pipeline {opened.name!r} has no target {target!r} that takes part in its runs.",
+            where="--seeded",
+            code="usage.unknown_name",
+            remedy=f"choose one of: {', '.join(taking) or '(it has none)'}",
+        )
+    with turn_at(opened) as turn:
+        require()
+        added = 0
+        for source in opened.pipeline.sources:
+            starts.require_own(opened.store, source.name, opened.name)
+            horizon = horizons.read(opened.store, source.name)
+            if horizon is not None:
+                purged = [
+                    one
+                    for one in opened.meta.batches.find(source.name, until=horizon.position)
+                    if one.begin < horizon.position
+                ]
+                added += opened.meta.records.seed(target, purged)
+                targets = tuple(sorted({*horizon.targets, target}))
+                require_turn(opened.meta, turn)  # a purge that took the turn may have moved the horizon
+                opened.store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
+    return added
+
+
+def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSource, list[Manifest], list[Manifest]]:
+    """What can be purged now of a source, its manifests, and those that stay. Raises Refused (stage.other_pipeline)."""
+    starts.require_own(opened.store, source, opened.name)
+    manifests = list(chain(opened.store, source))
+    old = []
+    for manifest in manifests[:-1]:
+        if manifest.window_end_us > cutoff_us:
+            break
+        old.append(manifest)
+    ready, held_by = committed(opened.meta, opened.pipeline, old)
+    held_by = _needed_by_copies(opened.meta, source, ready) or held_by
+    count = -1
+    while count != len(ready):  # what one rule leaves out may concern the others
+        count = len(ready)
+        held_by = _whole_ranges(opened.store, source, ready) or held_by
+        while ready and ready[-1].copied:
+            ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
+        held_by = _needed_by_claims(manifests, ready) or held_by
+    horizon = horizons.read(opened.store, source)
+    if ready:
+        tables = Counter(dict(horizon.tables) if horizon is not None else {})
+        coverage = dict(horizon.coverage) if horizon is not None else {}
+        for manifest in ready:
+            tables.update({part.table: part.rows for part in manifest.parts})
+            coverage = settled(coverage, manifest.coverage)
+        last = ready[-1]
+        names = tuple(sorted(_having(opened, source, horizon, ready)))
+        place, until_us = last.end.position, last.window_end_us
+        horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
+    rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
+    return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready, manifests[len(ready) :]
+
+
+def _having(opened: OpenPipeline, source: str, horizon: Horizon | None, ready: Sequence[Manifest]) -> Iterator[str]:
+    """The targets that have all that is purged: those that runs feed, and others that are being filled, and have come
+    that far. horizon: the former one."""
+    ids = {manifest.batch_id for manifest in ready}
+    for target in opened.pipeline.targets:
+        had = horizon is None or target.name in horizon.targets
+        if not target.replay_only or (had and opened.meta.plans.first_lacking(source, target.name) not in ids):
+            yield target.name
+
+
+def _needed_by_copies(meta: Meta, source: str, ready: list[Manifest]) -> str:
+    """Leaves out what a copy that is not staged yet needs: a row that it has read may have changed since. Why the next
+    batch stays then."""
+    chunks = [one.chunk for one in meta.copies.chunks(source)]
+    chunks += [chunk for manifest in meta.copied.decided(source) for chunk in manifest.chunks]
+    begins = [chunk.low for chunk in chunks] + [copy.low for copy in meta.copies.find(source) if copy.low is not None]
+    since = _left_since(begins, ready)
+    return "" if since is None else f"a copy that began at {since} is not staged yet"
+
+
+def _needed_by_claims(manifests: list[Manifest], ready: list[Manifest]) -> str:
+    """Leaves out what the log brought since rows were read that stay: without a later delete, such a row would be
+    there again. Why the next batch stays then. ready: the first of the manifests."""
+    begins = [chunk.low for manifest in manifests[len(ready) :] for chunk in manifest.chunks]
+    since = _left_since(begins, ready)
+    return "" if since is None else f"rows that were read at {since} are staged at a later place"
+
+
+def _left_since(begins: Sequence[Position], ready: list[Manifest]) -> Position | None:
+    """Leaves out what the log brought since the first of these places, which is returned; None if nothing was ready."""
+    first = min(begins, default=None)
+    if first is None or not ready or ready[-1].end.position <= first:
+        return None
+    ready[:] = [manifest for manifest in ready if manifest.end.position <= first]
+    return first
+
+
+def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:
+    """Leaves out what is part of a compacted range that is not ready as a whole; why the next batch stays then."""
+    if ready:
+        end = ready[-1].end.position
+        for one in compaction.read(store, [source]):
+            if one.begin < end < one.end:
+                ready[:] = [manifest for manifest in ready if manifest.begin.position < one.begin]
+                return f"the compacted range {one} is purged as a whole"
+    return ""
+
+
+def _move_horizon(opened: OpenPipeline, source: str, cutoff_us: int, turn: Lease) -> PurgedSource:
+    found, ready, stay = _look(opened, source, cutoff_us)
+    if ready:
+        assert found.horizon is not None
+        targets = [target.name for target in opened.pipeline.scheduled_targets]
+        ids = [manifest.batch_id for manifest in ready]
+        copied = {one.batch_id for one in stay if one.copied}
+        opened.meta.records.purge(source, found.horizon.position, ids, targets=targets, copied=copied)
+        require_turn(opened.meta, turn)
+        opened.store.put(horizon_path(source), found.horizon.to_bytes())
+        log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
+    return found
+
+
+def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
+    """The files of all batches before the horizon, those of an earlier purge that was killed among them."""
+    end = first_at(horizon.source, horizon.position)
+    infos = [info for info in store.list(manifests_prefix(horizon.source)) if info.path < end]
+    for done, info in enumerate(infos):
+        try:
+            parts = parse(store.get(info.path), info.path, store.uri).parts
+        except (DataAtRisk, Refused) as error:
+            # Readers no longer go there; the parts that it may have named are orphans, which a sweep finds by name.
+            log.warning("source %s: %s Its parts are left for `lockstep stage sweep`.", horizon.source, error.what)
+            parts = ()
+        with _saying(f"{done} of {len(infos)} purged batches of {horizon.source!r} were removed before"):
+            for part in parts:
+                store.delete(part.path)
+            store.delete(info.path)
+    for one in compaction.records(store, horizon.source):
+        if one.begin < horizon.position:
+            for path in compaction.files_of(one):
+                store.delete(path)
+
+
+@contextmanager
+def _saying(done: str) -> Iterator[None]:
+    """Around deletions: an error says how far they came."""
+    try:
+        yield
+    except LockstepError as error:
+        remedy = f"{error.remedy.rstrip('.')}. {done[0].upper()}{done[1:]}; the next purge or sweep removes the others"
+        raise error.with_text(remedy=remedy) from error
+
+
+def _old_runs(opened: OpenPipeline, cutoff_us: int) -> dict[str, list[str]]:
+    """The files of runs that were committed before the cutoff, by run."""
+    roots = {run_root(run_id): run_id for run_id in opened.meta.runs.finished(cutoff_us)}
+    if not roots:
+        return {}
+    found: dict[str, list[str]] = {}
+    for info in opened.store.list(RUNS):
+        run_id = roots.get("/".join(info.path.split("/", 2)[:2]))
+        if run_id is not None:
+            found.setdefault(run_id, []).append(info.path)
+    return found
+
+
+def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
+    """Raises Refused (plan.purged) when one of the batches is before its source's horizon."""
+    first: dict[str, str] = {}
+    for batch_id in batch_ids:
+        source, _, place = batch_id.partition("/")
+        first[source] = min(place, first.get(source, place))
+    for source, place in first.items():
+        horizon = horizons.read(store, source)
+        if horizon is not None and place < horizon.position.name:
+            raise Refused(
+                f"The batch {source}/{place} has been purged: the staged history of {source!r} begins at {horizon}.",
+                where=source,
+                code="plan.purged",
+                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow); "
+                "rows that have not changed since are then left out",
+            )
+
+
+def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> None:
+    """Raises Refused (plan.purged) when a target never took what was purged of a source."""
+    horizon = horizons.read(store, source)
+    if horizon is None:
+        return
+    for target in targets:
+        if target not in horizon.targets:
+            raise Refused(
+                f"The target {target!r} has not taken the changes of {source!r} before {horizon}, which were purged.",
+                where=f"targets.{target}",
+                code="plan.purged",
+                remedy="fill its tables from a dump of a target that has them, made in one transaction, with "
+                "_cdc_version and the tables _lockstep_tombstone_*, _lockstep_version_*, _lockstep_truncate and "
+                "_lockstep_mark. Tables with a key may also come from a dump of the source. Then confirm it: "
+                f"`lockstep stage purge PIPELINE --seeded {target}`",
+            )

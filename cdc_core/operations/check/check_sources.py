@@ -1,0 +1,379 @@
+"""Preflight of a source: its server, our position in its log, and the tables that match."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import pymysql
+
+from cdc_core.config import Pipeline, Source
+from cdc_core.errors import Refused
+from cdc_core.model.coverage import TableCoverage, lacks
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.readable import counted, some_of
+from cdc_core.model.schema import TableSchema
+from cdc_core.mysql import connections
+from cdc_core.mysql.connections import is_mariadb, quote
+from cdc_core.mysql.server_errors import ErrorKind, kind_of
+from cdc_core.operations.check.findings import Findings
+from cdc_core.operations.check.rules import Seen
+from cdc_core.operations.copy.standby import find_standby
+from cdc_core.operations.copy.throttle import Throttle
+from cdc_core.source.capture import Capture
+from cdc_core.source.host import source_server as server
+from cdc_core.source.host.failover import fail_over, is_other_server
+from cdc_core.source.host.near_names import question, table_names
+from cdc_core.source.host.server_facts import lower_case_names
+from cdc_core.source.host.start_position import find_start
+from cdc_core.source.host.table_survey import (
+    FoundTable,
+    engine_advice,
+    find_tables,
+    locked_for_copies,
+    may_lock,
+    proven_empty,
+    rows_before,
+)
+from cdc_core.source.schemas.cascades import require_seen_cascades
+from cdc_core.source.sql.capture_policy import CapturePolicy
+from cdc_core.source.wire import replica_identity as server_id
+
+MOST_TABLES = 10
+"""How many tables one finding names."""
+EXISTING_ROWS = "existing rows"
+"""The subject of what is said of them, after the source's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTables:
+    """logical: the captured tables as they are now, with their captured columns, by the logical tables that they feed.
+    seen: None where not all is known."""
+
+    logical: Mapping[str, list[TableSchema]]
+    seen: Seen | None
+
+
+def check_server(
+    source: Source,
+    address: connections.Server,
+    connection: pymysql.Connection[Any],
+    stored: Checkpoint | None,
+    findings: Findings,
+    subject: str,
+    replica_host: str,
+) -> None:
+    """replica_host: the extractor's own name as a replica; "" before its first lease."""
+    facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
+    if facts is None:
+        return
+    ours = any(replica.host == replica_host for replica in facts.replicas)
+    facts = facts.without_replica(replica_host)
+    said = _said(facts, source)
+    if ours:
+        said["server_id"] = f"{source.server_id} is in use, by this pipeline's own extractor"
+
+    def server_id_free(known: server.ServerFacts, of: Source) -> None:
+        server.require_free_server_id(known, of)
+        server_id.require_unclaimed(connection, of.server_id, replica_host, source=of.name)
+
+    for name, requirement in server.PREFLIGHT:
+        findings.attempt(
+            f"{subject}: {name}",
+            partial(server_id_free if name == "server_id" else requirement, facts, source),
+            lambda _, name=name: said[name],  # type: ignore[misc]
+        )
+    for advise in server.ADVICE:
+        name = advise.__name__.removeprefix("advise_").replace("_", " ")
+        advice = advise(facts)
+        if advice is None:
+            findings.ok(f"{subject}: {name}", said[name])
+        else:
+            findings.warn(f"{subject}: {name}", advice.what, advice.remedy)
+    order = server.advise_gtid_order(facts, source)
+    if order is not None:
+        findings.warn(f"{subject}: gtid order", order.what, order.remedy)
+    if stored is not None and is_other_server(stored, facts):
+        if len(source.connections) > 1:
+            findings.ok(f"{subject}: position", f"not this server's: {stored.server} was read, up to {stored.position}")
+            return
+        findings.attempt(
+            f"{subject}: position",
+            lambda: fail_over(source, connection, address, facts, stored),
+            lambda found: f"another server than before; it would continue at {found.start.position}",
+        )
+        return
+    start = findings.attempt(
+        f"{subject}: position",
+        lambda: find_start(source, connection, stored, server=address),
+        lambda found: f"{'continues' if stored else 'begins'} at {found.position}, which the server still has",
+    )
+    if start is not None and stored is not None:
+        near = server.advise_position(facts, server.binlog_files(connection), stored)
+        if near is not None:
+            findings.warn(f"{subject}: purge", near.what, near.remedy)
+
+
+def check_standby(
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
+    subject: str,
+) -> None:
+    """The replica at which copies read. connection: at the server that is read."""
+    if source.copy_from is not None:
+        findings.attempt(
+            f"{subject}: copies read at {source.copy_from}",
+            lambda: find_standby(source, connection, server.facts(connection), environ),
+            lambda found: "it is this server" if found is None else "a replica without filters or rows of its own",
+        )
+
+
+def check_throttle(
+    pipeline: Pipeline,
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
+    subject: str,
+) -> None:
+    """Whether the account may ask for each limit of snapshot.throttle, here and at the replicas that it names."""
+    mariadb = is_mariadb(connection)
+    with Throttle(pipeline.snapshot.throttle, environ, source=source.name, mariadb=mariadb) as throttle:
+        for name, ask in throttle.questions().items():
+            findings.attempt(
+                f"{subject}: snapshot.throttle, {name}",
+                partial(ask, connection),
+                lambda why: f"a copy would wait now: {why}" if why else "within its limit",
+            )
+
+
+def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
+    """The text for each rule that is met, by its name."""
+    return {
+        "binary log": "on",
+        "grants": "sufficient",
+        "binlog_format": facts.binlog_format,
+        "row image": facts.row_image,
+        "log filters": "none",
+        "replicated changes": "logged, if the server replicates any",
+        "server_id": f"{source.server_id} is free",
+        "row metadata": facts.row_metadata,
+        "retention": f"{facts.retention_s / 86_400:.1f} days" if facts.retention_s else "for ever",
+        "checksum": facts.checksum,
+    }
+
+
+def check_tables(
+    pipeline: Pipeline,
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
+    covered: Mapping[str, TableCoverage] | None = None,
+) -> CheckedTables:
+    """covered: of a source extracted before."""
+    subject = f"source {source.name}: tables"
+    capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
+    found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
+    if found is None:
+        return CheckedTables({}, None)
+    tables = [one for one in found if one.kind == "table"]
+    names = cache(partial(table_names, connection))
+    _check_patterns(capture, names, [one.name for one in found], subject, findings)
+    if tables:
+        findings.ok(subject, f"{counted(len(tables), 'table')} captured")
+        _check_cascades(pipeline, source, connection, capture, findings)
+    for one in tables:
+        if advice := engine_advice(one.engine):
+            findings.warn(subject, f"{one.name} {advice}", "exclude the table (tables.exclude), or expect a difference")
+        if one.schema is None:
+            findings.warn(
+                subject, f"{one.name}: {one.problem}", "the first change of it stops the pipeline: tables.exclude"
+            )
+        elif not one.schema.key and not _taken_all_the_same(pipeline, capture, one.schema):
+            findings.warn(
+                subject,
+                f"{one.name} has no key: its changes are staged, but a target applies them only if configured for it",
+                "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
+                "count equal rows (no_key: rows)",
+            )
+        for column in one.schema.columns if one.schema is not None else ():
+            if column.type.base == "set" and "" in column.type.labels:
+                what = "rows whose keys" if column.key_part is not None else "values that"
+                findings.warn(
+                    subject,
+                    f"{one.name}.{column.name} is a SET with the label '', which texts do not show where it comes "
+                    f"first: {what} differ in it alone are one and the same at a target",
+                    "give the label a text, or expect a difference",
+                )
+    lacking = _warn_of_rows(source, connection, tables, covered, findings, subject)
+    looked_up = pipeline.reverse_query is not None
+    if looked_up:
+        findings.attempt(
+            f"source {source.name}: reverse query", partial(_warn_of_unreadable, source, connection, tables, findings)
+        )
+    if pipeline.copies_again or looked_up or pipeline.snapshot.mode == "initial":
+        copied = tables if pipeline.copies_again or looked_up else lacking
+        findings.attempt(
+            f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
+        )
+    known = [one.schema for one in tables if one.schema is not None]
+    tried = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
+    shaped = [schema for schema in tried if schema is not None]
+    logical: dict[str, list[TableSchema]] = defaultdict(list)
+    for schema in shaped:
+        for name in capture.route(schema.database, schema.table):
+            logical[name].append(schema)
+    objects = partial(table_names, connection, every=True)
+    seen = findings.attempt(subject, lambda: _seen(capture, objects, tables, shaped))
+    return CheckedTables(logical, seen)
+
+
+def _seen(
+    capture: Capture, names: Callable[[], Sequence[str]], tables: Sequence[FoundTable], shaped: Sequence[TableSchema]
+) -> Seen:
+    """names: of all tables, views and sequences that the account may see."""
+    read = [one.schema for one in tables if one.schema is not None]
+    unread = {one.name: capture.route(one.database, one.table) for one in tables if one.schema is None}
+    columns = {f"{schema.name}.{column.name}" for schema in (*read, *shaped) for column in schema.columns}
+    every = names() if capture.tables.exclude else ()
+    return Seen(frozenset(every), frozenset(one.name for one in tables), frozenset(columns), capture.lower_case, unread)
+
+
+def _warn_of_rows(
+    source: Source,
+    connection: pymysql.Connection[Any],
+    tables: Sequence[FoundTable],
+    covered: Mapping[str, TableCoverage] | None,
+    findings: Findings,
+    subject: str,
+) -> list[FoundTable]:
+    """Rows from before the pipeline captures their table: they are not in any log. The tables that have some."""
+    lines, lacking, before = [], [], []
+    for one in tables:
+        known = None if covered is None else covered.get(one.name)
+        if known is not None and not known.whole:
+            lines.append(lacks(one.name, source.name, known))
+            lacking.append(one)
+        elif covered is None and one.schema is not None and not proven_empty(connection, one.database, one.table):
+            before.append(one)
+    lacking += before
+    if before:
+        lines.append(rows_before(before))
+    if lines:
+        more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
+        findings.warn(
+            f"source {source.name}: {EXISTING_ROWS}",
+            f"{'; '.join(lines[:MOST_TABLES])}{more}",
+            "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
+            "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "
+            "(docs/tutorial.md, step 3)",
+        )
+    return lacking
+
+
+def _warn_of_unreadable(
+    source: Source, connection: pymysql.Connection[Any], tables: Sequence[FoundTable], findings: Findings
+) -> None:
+    """Tables of which the account may not read every column, so that runs cannot look their changes up."""
+    names = [one.name for one in tables if not _may_read(connection, one)]
+    if names:
+        findings.warn(
+            f"source {source.name}: reverse query",
+            f"the account may not read all columns of {some_of(names, MOST_TABLES, 'tables')}, so that runs apply old "
+            "changes as they were logged",
+            "on the source: GRANT SELECT on these tables to the account, or leave out reverse_query",
+        )
+
+
+def _may_read(connection: pymysql.Connection[Any], table: FoundTable) -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {quote(table.database, table.table)} LIMIT 0")
+    except pymysql.err.MySQLError as error:
+        if kind_of(error) is ErrorKind.DENIED:
+            return False
+        raise
+    return True
+
+
+def _warn_of_locks(
+    source: Source, connection: pymysql.Connection[Any], copied: Sequence[FoundTable], findings: Findings
+) -> None:
+    """Tables that runs would copy under a lock for which the account lacks the privilege."""
+    facts = server.facts(connection)
+    locked = [
+        one
+        for one in copied
+        if one.schema is not None and locked_for_copies(facts, one.engine, keyed=bool(one.schema.key))
+    ]
+    denied = [name for name in sorted({one.database for one in locked}) if not may_lock(connection, name)]
+    names = [one.name for one in locked if one.database in denied]
+    if names:
+        grants = "; ".join(f"GRANT LOCK TABLES ON {quote(name)}.* TO the account" for name in denied[:MOST_TABLES])
+        findings.warn(
+            f"source {source.name}: locks for copies",
+            f"a copy of {some_of(names, MOST_TABLES, 'tables')} locks the table for a moment, and the account may not",
+            f"on the source: {grants}",
+        )
+
+
+def _check_patterns(
+    capture: Capture, every: Callable[[], Sequence[str]], matched: list[str], subject: str, findings: Findings
+) -> None:
+    """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
+    idle = [one for one in capture.tables.include if not any(capture.matches(one, name) for name in matched)]
+    if not idle:
+        return
+    names = findings.attempt(subject, every) or []
+    # Tables that tables.exclude leaves out are matched anyway.
+    idle = [one for one in idle if not any(capture.matches(one, name) for name in names)]
+    near = {one: question(one, names) for one in idle}
+    for pattern, asked in near.items():
+        what = f"no table matches '{pattern}' of tables.include"
+        if asked and not matched:
+            findings.fail(
+                subject,
+                Refused(f"{what}. {asked}", where=subject, code="config.no_match", remedy="correct the pattern"),
+            )
+        else:
+            findings.warn(subject, what, asked or "tables that appear later and match will be captured")
+
+
+def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> bool:
+    """Whether every target of a table without a key is configured for it; without a target it is only staged."""
+    rules = [
+        rule
+        for target in pipeline.targets
+        for logical in capture.route(schema.database, schema.table)
+        if (rule := target.table(logical)) is not None
+    ]
+    return all(rule.key or rule.no_key == "rows" for rule in rules)
+
+
+def _check_cascades(
+    pipeline: Pipeline, source: Source, connection: pymysql.Connection[Any], capture: Capture, findings: Findings
+) -> None:
+    subject, policy = f"source {source.name}: foreign keys", CapturePolicy.from_config(pipeline.tables)
+    let_pass = findings.attempt(
+        subject,
+        lambda: require_seen_cascades(connection, capture.captures, source=source.name, policy=policy),
+        lambda found: (
+            "no cascade changes captured rows without logging them" if not found else f"{len(found)} accepted"
+        ),
+    )
+    heals = pipeline.tables.on_unlogged_change == "resync"
+    for unlogged in let_pass or ():
+        findings.warn(
+            subject,
+            unlogged,
+            "each run after such a change copies the table again: where that is too much, replace the cascade with "
+            "statements of the application"
+            if heals
+            else "target and source will differ there until a re-sync",
+        )

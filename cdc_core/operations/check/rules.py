@@ -1,0 +1,133 @@
+"""Patterns and names of the pipeline file that match nothing at the sources. A misspelled mask or filter would leave
+all values as they are, and a misspelled table of a target would stay empty, and nobody would be told.
+
+What resembles something that no other rule of its kind matches is taken for a misspelling; anything else may be for
+tables that appear later.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import Refused
+from cdc_core.operations.check.findings import Findings
+from cdc_core.source.host.near_names import ALIKE, parts_of
+
+_MOST_NAMED = 5
+_COLUMN = "column of a captured table"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a source has. tables: all that the account may see, as `database.table`; captured: those that the pipeline
+    captures. columns: of these, as `database.table.column`, before and after functions of the user's. unread: captured
+    tables whose columns the account may not see, and the logical tables to which they lead."""
+
+    tables: frozenset[str]
+    captured: frozenset[str]
+    columns: frozenset[str]
+    lower_case: bool
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Patterns:
+    """One kind of rule. names: what its patterns may match. flags: how they are compared. unread: tables that may have
+    further names."""
+
+    place: str
+    what: str
+    patterns: Sequence[str]
+    names: Collection[str]
+    flags: re.RegexFlag
+    unread: Sequence[str] = ()
+
+
+def check_rules(pipeline: Pipeline, seen: Sequence[Seen], logical: Iterable[str], findings: Findings) -> None:
+    """seen: of each source. logical: the logical tables that captured tables lead to."""
+    tables = {name for one in seen for name in one.tables}
+    captured = {name for one in seen for name in one.captured}
+    columns = {name for one in seen for name in one.columns}
+    unread = sorted({name for one in seen for name in one.unread})
+    if not captured:
+        return  # that is said of tables.include
+    flags = re.IGNORECASE if any(one.lower_case for one in seen) else re.NOFLAG
+    rules = pipeline.tables
+    for one in (
+        _Patterns("tables.exclude", "table", rules.exclude, tables, flags),
+        _Patterns("tables.processors", "captured table", [rule.match for rule in rules.processors], captured, flags),
+        _Patterns("tables.rows", "captured table", [rule.match for rule in rules.rows], captured, flags),
+        _Patterns("tables.columns.exclude", _COLUMN, rules.columns.exclude, columns, re.IGNORECASE, unread),
+        _Patterns("tables.columns.mask", _COLUMN, rules.columns.mask, columns, re.IGNORECASE, unread),
+        _Patterns("routes", "captured table", [route.match for route in pipeline.routes], captured, flags),
+    ):
+        _check(one, findings)
+    names = sorted({*logical, *(name for one in seen for led in one.unread.values() for name in led)})
+    for target in pipeline.targets:
+        _names(f"targets.{target.name}.tables", target.tables, names, findings)
+    suites = dict.fromkeys(suite.table for suite in pipeline.quality.suites)
+    _names("quality.suites", suites, names, findings)
+
+
+def _check(rule: _Patterns, findings: Findings) -> None:
+    free = {name for name in rule.names if not any(re.fullmatch(one, name, rule.flags) for one in rule.patterns)}
+    for pattern in rule.patterns:
+        if any(re.fullmatch(pattern, name, rule.flags) for name in rule.names):
+            continue
+        what = f"no {rule.what} matches '{pattern}' of {rule.place}"
+        if rule.unread:
+            some = ", ".join(rule.unread[:_MOST_NAMED])
+            what = f"{what}, of those that the account may see, which are not the columns of {some}"
+            findings.warn(rule.place, what, "let the account see these tables (GRANT SELECT), and check again")
+            continue
+        near = sorted(name for name in free if _resembles(pattern, name))
+        if near:
+            asked = f"Did you mean {near[0]}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
+            error = Refused(f"{what}. {asked}", where=rule.place, code="config.no_match", remedy="correct the pattern")
+            findings.fail(rule.place, error)
+        else:
+            findings.warn(rule.place, what, "what appears later and matches will follow the rule; else correct it")
+
+
+def _resembles(pattern: str, name: str) -> bool:
+    """Whether the pattern matches the name in lower case, or its end; or has parts that match those of the name where
+    they have wildcards, and else resemble them."""
+    names = name.split(".")
+    if any(re.fullmatch(pattern, ".".join(names[at:]), re.IGNORECASE) for at in range(len(names))):
+        return True
+    parts = parts_of(pattern)
+    if parts[0] == ".*":  # which may stand for several
+        parts, names = parts[1:], names[len(names) + 1 - len(parts) :]
+    return 0 < len(parts) == len(names) and all(map(_part_resembles, parts, names))
+
+
+def _part_resembles(part: str, name: str) -> bool:
+    if re.search(r"[*+?\[(|{]", part) is None:
+        text = part.replace("\\", "").lower()
+        return difflib.SequenceMatcher(None, text, name.lower()).ratio() >= ALIKE
+    with suppress(re.error):  # a part of a pattern need not be one
+        return re.fullmatch(part, name, re.IGNORECASE) is not None
+    return False
+
+
+def _names(place: str, given: Mapping[str, object] | Iterable[str], logical: Sequence[str], findings: Findings) -> None:
+    given = list(given)
+    free = [name for name in logical if name not in given]
+    for name in given:
+        if name == "*" or name in logical:
+            continue
+        what = f"no captured table leads to {name!r} of {place}"
+        near = [one for one in free if one.partition(".")[2] == name or one.lower() == name.lower()]
+        near = near or difflib.get_close_matches(name, free, 1, ALIKE)
+        if near:
+            error = Refused(
+                f"{what}. Did you mean {near[0]}?", where=place, code="config.no_match", remedy="correct the name"
+            )
+            findings.fail(place, error)
+        else:
+            findings.warn(place, what, "a table that appears later and leads to it will be taken; else correct it")

@@ -1,0 +1,129 @@
+"""The files of one chunk: rows of a result set, in the columns of staged changes, through the pipeline's own rules.
+
+It must keep true that a copied row passes the same processors, filters, masks and routes as a change of the stream, and
+that its order key is before every change that the log brings from the claim's `low` on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.model.batch import Part
+from cdc_core.model.block import TableRows
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged_columns import ROW_BITS
+from cdc_core.operations.copy.copied_rows import CopiedAt
+from cdc_core.source.capture import Capture
+from cdc_core.stage.layout import CopiedName, copied_path
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.open_part import OpenPart, open_part
+
+
+class ChunkFile:
+    """Takes the rows of a chunk, then makes its parts durable.
+
+    low: the claim's; ts_us: the watermark of what is staged, µs UTC. epoch: of the copier's lease.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        capture: Capture,
+        schema: TableSchema,
+        *,
+        source: str,
+        number: int,
+        epoch: int,
+        low: Position,
+        ts_us: int,
+        level: int,
+        scratch: Path,
+    ) -> None:
+        self._store = store
+        self._capture = capture
+        self._schema = schema
+        self._source = source
+        self._at = CopiedAt(source, low, ts_us)
+        self._number = number
+        self._epoch = epoch
+        self._level = level
+        self._scratch = scratch
+        self._parts: dict[tuple[str, str], OpenPart] = {}
+        self.rows = 0
+        """Read so far."""
+        self.row_bytes = 0
+        """Weight of the values read so far."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """rows: the columns of the definition, and `_cdc_literal`."""
+        staged = self._at.rows(self._schema, rows, self._next_row)
+        self.rows += rows.num_rows
+        self.row_bytes += rows.nbytes
+        self._take(staged)
+
+    def add_routed(self, found: TableRows) -> None:
+        """Rows that have passed the pipeline's rules, with `_cdc_literal`; their places in the log are not used."""
+        self._add_claimed(found.logical, found.schema, self._at.rows(found.schema, found.rows, self._next_row))
+
+    def add_gone(self, logical: str, schema: TableSchema, keys: pa.RecordBatch) -> None:
+        """Deletes of keys that the source does not have. schema: after the pipeline's rules. keys: the columns of its
+        key, and `_cdc_literal`. A row that is added later counts more, where a server takes both keys for one."""
+        self._add_claimed(logical, schema, self._at.deletes(schema, keys, self._next_row))
+
+    @property
+    def _next_row(self) -> int:
+        return self._number << ROW_BITS | self.rows
+
+    def _add_claimed(self, logical: str, schema: TableSchema, staged: pa.RecordBatch) -> None:
+        if staged.num_rows:
+            self.rows += staged.num_rows
+            self.row_bytes += staged.nbytes
+            part = TableRows(schema, logical, staged, np.zeros(staged.num_rows, np.int32))
+            self._part_of(part).add(staged)
+
+    def add_truncate(self, row: int) -> None:
+        """Adds a change that the rows of the table before `row` of the claim are gone (op `t`)."""
+        self._take(self._at.truncate(self._schema, row))
+
+    def _take(self, staged: pa.RecordBatch) -> None:
+        part = TableRows(self._schema, self._schema.name, staged, np.zeros(staged.num_rows, np.int32))
+        for routed in self._capture.routed(part):
+            if routed.rows.num_rows:
+                self._part_of(routed).add(routed.rows)
+
+    def finish(self) -> tuple[Part, ...]:
+        """Makes the files durable; what a manifest will list."""
+        found = []
+        for part in self._parts.values():
+            part.file.close()
+            found.append(part.listed(part.file.publish()))
+        return tuple(found)
+
+    @property
+    def schemas(self) -> tuple[TableSchema, ...]:
+        """The definitions of the parts."""
+        return tuple({part.schema.id: part.schema for part in self._parts.values()}.values())
+
+    def discard(self) -> None:
+        """Removes the files; nothing names them."""
+        for part in self._parts.values():
+            part.file.discard()
+
+    def _part_of(self, rows: TableRows) -> OpenPart:
+        identity = (rows.logical, rows.schema.id)
+        part = self._parts.get(identity)
+        if part is None:
+            part = self._parts[identity] = open_part(
+                self._store,
+                rows.logical,
+                rows.schema,
+                CopiedName(self._source, self._number, self._epoch, len(self._parts)),
+                lambda name: copied_path(rows.logical, self._at.ts_us, name),
+                level=self._level,
+                scratch=self._scratch,
+            )
+        return part

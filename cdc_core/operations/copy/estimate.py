@@ -1,0 +1,62 @@
+"""What a copy will be, before it is made: rows and bytes by the server's estimate, and what cannot be copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import pymysql
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import Refused, TableRefused
+from cdc_core.meta import Meta
+from cdc_core.model.schema import TableSchema
+from cdc_core.operations.copy.chunks import size_of
+from cdc_core.operations.copy.copyable import require_copied, require_view
+from cdc_core.operations.copy.watermarks import engine_of
+from cdc_core.operations.extract import hosts
+from cdc_core.source.capture import Capture
+from cdc_core.source.schemas.captured_definitions import table_schema
+from cdc_core.source.wire import replica_identity as server_id
+
+
+@dataclass(frozen=True, slots=True)
+class TableEstimate:
+    """By the server's statistics, which may be off by half. size_bytes: as the server stores the rows. refused: why the
+    table cannot be copied; "" if it can."""
+
+    rows: int
+    size_bytes: int
+    refused: str = ""
+
+
+def estimate(
+    pipeline: Pipeline, source: str, tables: Sequence[str], meta: Meta, environ: Mapping[str, str]
+) -> dict[str, TableEstimate]:
+    """Of each table that is there. Raises what connecting and reading raise."""
+    replica = server_id.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
+    _, control, server = hosts.connect(pipeline.source(source), meta.positions.checkpoint(source), environ, replica)
+    with closing(control):
+        capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+        found: dict[str, TableEstimate] = {}
+        for name in tables:
+            try:
+                schema = table_schema(control, *name.split(".", 1))
+            except TableRefused as error:
+                found[name] = TableEstimate(0, 0, refused=error.what)
+                continue
+            if schema is not None:
+                size = size_of(control, schema)
+                found[name] = TableEstimate(size.rows, size.size_bytes, _refused(control, pipeline, capture, schema))
+        return found
+
+
+def _refused(control: pymysql.Connection, pipeline: Pipeline, capture: Capture, schema: TableSchema) -> str:
+    """Why a copier would leave the table out; "" if it would not."""
+    try:
+        require_copied(pipeline, capture, schema)
+        require_view(schema, engine_of(control, schema))
+    except Refused as error:
+        return error.what
+    return ""

@@ -1,0 +1,73 @@
+"""How far the engine of a MariaDB is with what its log has, and the place in the log of a view.
+
+A transaction is in the log before a view can show it. The server says how far its engine is in two ways:
+
+    binlog_snapshot_*    of a session without a view: everything before this place is committed in the engine. Ordinary
+                         transactions are committed in the order of the log, under the lock that moves it. An XA COMMIT
+                         moves it as well, but its session commits later, by itself (MYSQL_BIN_LOG::
+                         trx_group_commit_leader in sql/log.cc).
+    XA RECOVER           the transactions that are prepared (source.xa). Each stays there until the engine has committed
+                         it (trans_xa_commit in sql/xa.cc).
+
+The answers with binlog_snapshot_* pass through variables that all sessions share, without a lock (set_status_variables
+in sql/log.cc): a session may be given the place that another one asked for at the same moment.
+tests/integration/test_read_views.py shows both on a real server: views that are older or newer than their place.
+Without a view that is harmless, as each is a place that the engine has reached. The place of a view is asked for until
+the answers agree.
+"""
+
+from __future__ import annotations
+
+import pymysql
+
+from cdc_core.model.position import Position
+from cdc_core.mysql.connections import answers
+from cdc_core.source.host.server_facts import as_text, explained, query
+from cdc_core.source.transactions import prepared_transactions as xa
+
+_AGREEING = 5
+_ASKED = 100
+"""Of so many answers in all, so many in a row must agree."""
+
+
+@answers("source")
+def committed(control: pymysql.Connection, timeline: int) -> Position:
+    """Everything before this place can be seen, except for what was prepared (XA). control: has no view."""
+    # File and offset of one answer may be two sessions'. Two such answers do not come one after the other.
+    return min(_asked(control, timeline), _asked(control, timeline))
+
+
+@answers("source")
+def place_of_view(reader: pymysql.Connection, timeline: int) -> Position | None:
+    """Of the view that is open; None if other sessions get between too often."""
+    last, agreeing = _asked(reader, timeline), 1
+    for _ in range(_ASKED):
+        if agreeing == _AGREEING:
+            return last
+        place = _asked(reader, timeline)
+        agreeing = agreeing + 1 if place == last else 1
+        last = place
+    return None
+
+
+@answers("source")
+def prepared(control: pymysql.Connection) -> frozenset[str]:
+    """The XA transactions that are prepared, or committed in the log and not in the engine, as statements name them."""
+    return xa.prepared(control, mariadb=True)
+
+
+@answers("source")
+def xa_commits(control: pymysql.Connection) -> int:
+    """How many statements XA COMMIT have begun."""
+    return int(query(control, "SHOW GLOBAL STATUS LIKE 'Com_xa_commit'")[0][1])
+
+
+def _asked(session: pymysql.Connection, timeline: int) -> Position:
+    sql = "SHOW STATUS LIKE 'binlog_snapshot_%'"
+    try:
+        with session.cursor() as cursor:  # not `query`, which would connect again, without the view
+            cursor.execute(sql)
+            status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
+    except pymysql.err.MySQLError as error:
+        raise explained(error, sql) from None
+    return Position(timeline, status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))

@@ -1,0 +1,351 @@
+"""Makes batches of chunks that were read: the claims of a table join the source's chain once it has reached their
+highs.
+
+A manifest of copied rows is decided in meta, written to the stage, and recorded: whoever comes after a kill finishes
+what was decided before deciding anything else, so that no claim is ever in two batches. Nothing here needs the
+extractor's lease: the place of the batch is one that the chain has passed, and everything the log brought up to there
+is known.
+
+What the log has brought by then decides about a copy, which began where its last key was read (renewal.began_at):
+
+    the coverage of the table                        the copy
+    rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
+    whole: truncated or created since                is dropped: nothing is missing any more
+    whole before the copy began                      counts, and takes the place of the older rows (renewal)
+    changes were missed (unlogged, captured again)
+        before the copy began                        counts, and takes the place of the older rows (renewal)
+        since                                        is dropped: a chunk may have been read before them
+    left out or isolated by now                      is dropped: changes are being missed
+    begun under other rules for its rows             is dropped: a mask or a condition may be missing
+    copied at the same place, without a key          is dropped: targets know copies of such tables by their places
+    the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import LeaseLost
+from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import How, TableCoverage
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.operations.copy import exact
+from cdc_core.operations.copy.renewal import began_at, begun_again
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.source.capture import Capture
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.isolated import notes
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_SAME_PLACE = (
+    "the source has logged nothing since the last copy of this table, which has no key, so that a target would take "
+    "both for one; write something there first, or FLUSH BINARY LOGS"
+)
+
+Route = Callable[[str, str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a call has staged. waiting: the place that the chain must reach for the rest, None where nothing waits.
+    dropped: tables whose copies began to be read before something that they do not show, and why."""
+
+    batches: tuple[Manifest, ...] = ()
+    tables: tuple[str, ...] = ()
+    waiting: Position | None = None
+    dropped: tuple[tuple[str, str], ...] = ()
+
+    def then(self, later: Staged) -> Staged:
+        """What both calls have staged, and what still waits after the later one."""
+        return Staged(
+            self.batches + later.batches, self.tables + later.tables, later.waiting, self.dropped + later.dropped
+        )
+
+
+def stage_due(opened: OpenPipeline, source: str, lease: Lease, *, capture: Capture) -> Staged:
+    """Stages every copy that is complete and due. capture: the pipeline's rules.
+
+    Raises RetryLater (lease.lost), and what the store raises; a repeated call continues.
+    """
+    finish_decided(opened.meta, opened.store, source, lease)
+    capture = capture.as_in(opened.meta.coverages.find(source).surveyed.captured)
+    place, coverage = _as_of_one_place(opened.meta, source)
+    chunks, purged_seq = opened.meta.copies.chunks(source), opened.meta.positions.purged_seq(source)
+    dropped: list[tuple[str, str]] = []
+    due: list[tuple[TableCopy, list[ReadChunk]]] = []
+    waiting: Position | None = None
+
+    def drop(table: str, why: str) -> None:
+        log.warning("%s: the copy of %s is dropped: %s", source, table, why)
+        opened.meta.copies.drop(lease, source, table)
+        dropped.append((table, why))
+
+    for copy in opened.meta.copies.find(source):
+        mine = [one for one in chunks if one.chunk.table == copy.table]
+        known = coverage.get(copy.table)
+        captured = capture.captures(copy.schema.database, copy.schema.table)
+        why = _outdated(copy, mine, known, place.position, purged_seq, captured=captured)
+        if not why and captured and copy.rules and copy.rules != capture.rules_of(copy.schema):
+            why = "the pipeline's rules for the table have changed since it was begun"
+        if why:
+            drop(copy.table, why)
+        elif copy.complete and mine:
+            high = max(one.chunk.high for one in mine)
+            if high > place.position:
+                waiting = high if waiting is None else max(waiting, high)
+            elif not copy.schema.key and _copied_at(known, place.position):
+                drop(copy.table, _SAME_PLACE)
+            elif (
+                at_place := mine
+                if copy.schema.key
+                else _moved_on(opened.pipeline, opened.store, lease, place, copy, mine)
+            ):
+                due.append((copy, at_place))
+            else:
+                drop(copy.table, "the table was redefined since it was read")
+    made = []
+    for manifest, done in _composed(opened.pipeline, opened.store, source, lease, place, due, coverage, capture):
+        counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
+        opened.meta.copied.decide(lease, manifest, done, exact=counted)
+        made.append(_finish(opened.meta, opened.store, lease, manifest))
+    return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Rows of a source table that were looked up by their keys. schema: the table's definition then. chunks: one or
+    more, durable and in no manifest."""
+
+    schema: TableSchema
+    chunks: tuple[ReadChunk, ...]
+
+
+def stage_claims(
+    opened: OpenPipeline,
+    source: str,
+    lease: Lease,
+    claims: Sequence[Claims],
+    *,
+    capture: Capture,
+    current: Callable[[TableSchema], bool],
+) -> Staged:
+    """Stages rows that were looked up by key, all of them in one batch, or none.
+
+    They say nothing of other rows, so that the coverage of no table changes. None are staged while the chain has not
+    reached the high of each (`waiting`), or where the log has brought something of their tables that they do not show,
+    or a purge has removed what it brought since (`dropped`): then they are read again. lease: the copier's. current:
+    whether the table still has this definition; asked once the place of the batch is fixed, so that no definition comes
+    after a later one in the chain.
+
+    Raises what `stage_due` raises, and what `current` raises.
+    """
+    capture = capture.as_in(opened.meta.coverages.find(source).surveyed.captured)
+    place, coverage = _as_of_one_place(opened.meta, source)
+    purged_seq = opened.meta.positions.purged_seq(source)
+    dropped: list[tuple[str, str]] = []
+    for one in claims:
+        copy, table = TableCopy(source, one.schema, ()), one.schema.name
+        captured = capture.captures(one.schema.database, one.schema.table)
+        why = _outdated(copy, one.chunks, coverage.get(table), place.position, purged_seq, captured=captured)
+        if why or not current(one.schema):
+            dropped.append((table, why or "the table was redefined"))
+    if dropped:
+        return Staged(dropped=tuple(dropped))
+    chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)
+    if not chunks:
+        return Staged()
+    high = max(one.chunk.high for one in chunks)
+    if high > place.position:
+        return Staged(waiting=high)
+    manifest = _with(_empty(opened.pipeline, opened.store, source, lease, place), chunks, {})
+    opened.meta.copied.decide(lease, manifest, ())
+    return Staged((_finish(opened.meta, opened.store, lease, manifest),), tuple(one.schema.name for one in claims))
+
+
+def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:
+    """Writes and records the manifests that a killed process had decided."""
+    for manifest in meta.copied.decided(source):
+        _finish(meta, store, lease, manifest)
+
+
+def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
+    found = manifests.commit(store, manifest).manifest
+    meta.batches.record_copied(lease, found)
+    log.info("%s: staged %d copied rows at %s", manifest.source, manifest.rows, manifest.begin.position)
+    return found
+
+
+def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, TableCoverage]]:
+    """The end of the chain, and the coverage of tables there: the extractor may be moving both."""
+    for _ in range(100):
+        before = meta.positions.checkpoint(source)
+        coverage = dict(meta.coverages.find(source).tables)
+        if before is not None and meta.positions.checkpoint(source) == before:
+            return before, coverage
+        time.sleep(0.01)
+    raise LeaseLost(
+        f"Other processes staged batches of {source!r} each time this one was about to.",
+        where=source,
+        remedy="nothing is lost; the next attempt continues from there",
+    )
+
+
+def _outdated(
+    copy: TableCopy,
+    chunks: Sequence[ReadChunk],
+    coverage: TableCoverage | None,
+    place: Position,
+    purged_seq: int,
+    *,
+    captured: bool,
+) -> str:
+    """Why a copy does not count; "" if it does. captured: by the pipeline's rules."""
+    if not chunks:
+        return ""
+    if not captured:
+        return "the pipeline leaves the table out"
+    begin = began_at(copy, chunks)
+    if any(one.timeline != place.timeline for one in (begin, *(one.chunk.high for one in chunks))):
+        return "the source has gone to another server's log meanwhile"
+    if begin.seq < purged_seq:
+        return "what the log brought since it was read is purged"
+    if coverage is None or coverage.how in (How.EXISTING, How.COPIED):
+        return ""
+    if not coverage.how.captured:
+        return f"changes are missed since {coverage.place} ({coverage.how.value})"
+    if coverage.seq < begin.seq:
+        return ""
+    if not coverage.how.whole:
+        return f"changes were missed at {coverage.place} ({coverage.how.value}), after the copy had begun"
+    return f"the table is whole since {coverage.place} ({coverage.how.value})"
+
+
+def _copied_at(coverage: TableCoverage | None, place: Position) -> bool:
+    """Whether the last copy of a table is at this place."""
+    return coverage is not None and coverage.how is How.COPIED and coverage.seq == place.seq - 1
+
+
+def _renews(coverage: TableCoverage | None) -> bool:
+    """Whether a copy takes the place of what is staged of a table, and does not only add to it."""
+    return coverage is not None and (coverage.how is not How.EXISTING or coverage.cascaded_seq > 0)
+
+
+def _composed(
+    pipeline: Pipeline,
+    store: ObjectStore,
+    source: str,
+    lease: Lease,
+    place: Checkpoint,
+    due: Sequence[tuple[TableCopy, list[ReadChunk]]],
+    coverage: dict[str, TableCoverage],
+    capture: Capture,
+) -> list[tuple[Manifest, tuple[str, ...]]]:
+    """Manifests, each with its tables: whole tables until they have `limits.batch_mib`.
+
+    A table is never in two. Copied rows leave no gap in the chain where their manifest is lost; what says that the
+    table is whole is lost with it.
+    """
+    if not due:
+        return []
+    empty = _empty(pipeline, store, source, lease, place)
+    made: list[tuple[Manifest, tuple[str, ...]]] = []
+    chunks: list[ReadChunk] = []
+    copied: dict[str, TableCoverage] = {}
+    size_bytes = 0
+    for copy, mine in due:
+        known = coverage.get(copy.table)
+        whole = copied[copy.table] = _copied(copy, place, mine, known, capture.route)
+        if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
+            level = pipeline.stage.compression_level
+            mine = begun_again(
+                copy, mine, store=store, capture=capture, epoch=lease.epoch, ts_us=whole.ts_us, level=level
+            )
+        chunks += mine
+        size_bytes += sum(one.size_bytes for one in mine)
+        if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
+            made.append((_with(empty, chunks, copied), tuple(copied)))
+            chunks, copied, size_bytes = [], {}, 0
+    return made
+
+
+def _empty(pipeline: Pipeline, store: ObjectStore, source: str, lease: Lease, place: Checkpoint) -> Manifest:
+    """A batch at the place, without chunks."""
+    newest = manifests.newest(store, source)
+    isolated = {} if newest is None else dict(newest.isolated)
+    moment_us = max(place.watermark_us - 1, place.floor_us, 0)
+    window = pipeline.windows.containing(moment_us)
+    return Manifest(
+        pipeline=pipeline.pipeline,
+        source=source,
+        epoch=lease.epoch,
+        begin=place,
+        end=place,
+        window_start_us=window[0],
+        window_end_us=window[1],
+        parts=(),
+        events=0,
+        transactions=0,
+        created_us=time.time_ns() // 1000,
+        notes=notes(isolated),
+        isolated=isolated,
+    )
+
+
+def _moved_on(
+    pipeline: Pipeline, store: ObjectStore, lease: Lease, place: Checkpoint, copy: TableCopy, mine: list[ReadChunk]
+) -> list[ReadChunk]:
+    """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
+    (one,) = mine
+    empty = _empty(pipeline, store, copy.source, lease, place)
+    chain = [batch for batch in manifests.chain(store, copy.source) if batch.end.position <= place.position]
+    ts_us = max(place.watermark_us, one.chunk.ts_us)
+    with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
+        moved = exact.as_of(
+            place,
+            one,
+            empty,
+            chain,
+            store=store,
+            ts_us=ts_us,
+            level=pipeline.stage.compression_level,
+            scratch=Path(scratch),
+        )
+    return [] if moved is None else [moved]
+
+
+def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:
+    parts = tuple(part for one in some for part in one.parts)
+    schemas = {schema.id: schema for one in some for schema in one.schemas}
+    return replace(empty, chunks=tuple(one.chunk for one in some), parts=parts, schemas=schemas, coverage=copied)
+
+
+def _copied(
+    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
+) -> TableCoverage:
+    """Whole from the place on, and from a time on that all copied rows have: what was before is not known.
+
+    The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
+    """
+    feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
+    ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
+    base_seq = began_at(copy, chunks).seq
+    return TableCoverage(
+        How.COPIED,
+        place.position.seq - 1,
+        ts_us,
+        str(place.position),
+        feeds=feeds,
+        base_seq=base_seq,
+        cascaded_seq=0 if known is None else known.cascaded_seq,
+        rules=copy.rules,
+    )

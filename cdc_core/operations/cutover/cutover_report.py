@@ -1,0 +1,168 @@
+"""The state of a cutover as a document: what `lockstep cutover status --json` answers, and the page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from cdc_core import config
+from cdc_core.errors import DataAtRisk
+from cdc_core.meta import Cutover, Meta, Status
+from cdc_core.meta.health import Level, Problem, standing
+from cdc_core.meta.task_failures import RUN
+from cdc_core.model.readable import counted, duration, moment
+from cdc_core.model.windows import age_us, parse_moment, to_us
+from cdc_core.operations.cutover.cutover_states import HELD, OPEN, State
+from cdc_core.operations.cutover.hooks import Answer
+from cdc_core.operations.verify.modes import Mode, found_since
+
+_SWITCHED = (State.SWITCHED, State.WATCH)
+LATE_S = 60.0
+"""A way back that is further behind is not ready."""
+
+
+def cutover_document(meta: Meta, found: Cutover, options: config.CutoverOptions) -> dict[str, Any]:
+    """options: of its pipeline."""
+    details, now_us = found.details, meta.now_us()
+    state = State(found.state)
+    since_us = found.at_us(state) or found.updated_us
+    stopped_us = found.at_us(State.STOPPED)
+    return {
+        "pipeline": found.pipeline,
+        "cutover": found.cutover_id,
+        "direction": "back" if details.get("back") else "there",
+        "state": found.state,
+        "open": state in OPEN,
+        "in_state_s": round(max(0, now_us - since_us) / 1e6, 3),
+        "steps": [{"state": name, "at": moment(at)} for name, at in found.steps],
+        "stopping_s": round((now_us - stopped_us) / 1e6, 3) if state in HELD and stopped_us is not None else None,
+        "stopped_s": details.get("stopped_s"),
+        "stop_steps_s": dict(details.get("stop_steps_s", {})),
+        "budget_s": options.budget_s,
+        "findings": list(details.get("findings", ())),
+        "proofs": list(details.get("proofs", ())),
+        "answer": details.get("answer"),
+        "said": details.get("said"),
+        "unchecked": details.get("unchecked") or None,
+        "slipped": details.get("slipped", 0),
+        "last_error": found.error or None,
+        "way_back": way_back_document(meta, found, options.evidence) if state in _SWITCHED else None,
+    }
+
+
+def left_alone(found: Cutover, *, stops: bool) -> Problem | None:
+    """What a person must end: a cutover that no process is at, and that keeps an application from something.
+
+    stops: whether the application was told to stop (cutover.stop_with).
+    """
+    state, answer, pipeline = State(found.state), found.details.get("answer"), found.pipeline
+    armed = bool(found.details.get("arming"))
+    since_us = (found.at_us(State.ARMED) or found.at_us(State.PROVED)) if armed else found.at_us(State.STOPPED)
+    resume, asked = f"`lockstep cutover resume {pipeline}`", state is State.SWITCHING
+    if state is State.SWITCHED or (asked and answer == Answer.SWITCHED):
+        what, code = "the application is switched, but the way back may not write yet", "cutover.unchecked"
+        remedy = f"{resume} finishes it"
+    elif asked and answer != Answer.NOT_SWITCHED:
+        what = "nobody knows whether the application is switched, and writes to the old tables fail"
+        code = "cutover.unknown"
+        remedy = f"look where the application writes; then {resume} `--answer switched`, or `--answer not-switched`"
+    elif (asked or state in HELD) and (armed or stops):
+        may = "writes to the old tables may fail" if armed else "the application may still be stopped"
+        what, code = f"the application is not switched, not everything is undone, and {may}", "cutover.not_undone"
+        remedy = f"`lockstep cutover abort {pipeline}`, as soon as the servers answer"
+    else:
+        return None
+    return Problem(
+        Level.FAILED, f"cutover {pipeline}", f"No process is moving it, and it is {state}: {what}.",
+        where=f"cutover {found.cutover_id}", remedy=remedy, code=code, since_us=since_us or found.updated_us,
+        exit_class=DataAtRisk.exit_class, exit_code=DataAtRisk.exit_code,
+    )  # fmt: skip
+
+
+def way_back_document(meta: Meta, found: Cutover, oldest: str) -> dict[str, Any]:
+    """Whether the application could go back now, from what the way back's runs and verifications have noted.
+
+    oldest: the age above which a cutover back would verify every row first.
+    """
+    meta = meta.of(found.way_back)
+    status, reads = meta.status.find(), found.details.get("starts")
+    if reads:  # it may have led back from other tables before
+        status = replace(status, sources=tuple(one for one in status.sources if one.source in reads))
+    if not status.sources:
+        said = f"way back: not ready: {found.way_back} has not run yet"
+        return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
+    behind_s, waiting = _behind(meta, status)
+    lags_us = [one.lag_us for one in status.sources if one.lag_us is not None]
+    known = len(lags_us) == len(status.sources)
+    lag_s = max(behind_s, *(one / 1e6 for one in lags_us)) if known else None
+    age_s, doubt = _proven(status, oldest, found.at_us(State.SWITCHED) or 0)
+    runs = standing(status)
+    problem = next((one.what for one in status.failures if one.task != RUN or one.subject in runs), "")
+    ready = not doubt and not problem and lag_s is not None and lag_s < LATE_S
+    why = [
+        "lag unknown" if lag_s is None else f"lag {duration(lag_s)}",
+        f"{counted(waiting, 'batch')} to apply" if waiting else "",
+        "" if age_s is None else f"evidence {duration(age_s)} old",
+        doubt,
+        f"last error: {problem}" if problem else "",
+    ]
+    said = f"way back: {'ready' if ready else 'not ready'}: {', '.join(filter(None, why))}"
+    return {"pipeline": found.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
+
+
+def _behind(meta: Meta, status: Status) -> tuple[float, int]:
+    """For how many seconds the oldest batch that some target does not have has been staged, and how many there are."""
+    view = meta.plans.find("", [one.source for one in status.sources], [one.target for one in status.targets], None)
+    waiting = {batch for found in view.pending.values() for batch in found}
+    staged_us = [one.created_us for chain in view.chain.values() for one in chain if one.batch_id in waiting]
+    return max(0, status.now_us - min(staged_us, default=status.now_us)) / 1e6, len(waiting)
+
+
+def _proven(status: Status, oldest: str, switched_us: int) -> tuple[float | None, str]:
+    """The age of the evidence, in seconds: of the target that was verified first. And what speaks against it; "" for
+    nothing. switched_us: what was verified before that says nothing of rows that the application has written since."""
+    known: dict[str, Mapping[str, Mapping[str, Any]]] = {one.target: {} for one in status.targets}
+    known |= {one.target: one.evidence for one in status.verifications}
+    full = [found[Mode.ORDERED] for found in known.values() if Mode.ORDERED in found]
+    if not full:
+        return None, "never verified"
+    ended_us = min(to_us(parse_moment(str(one["ended"]))) for one in full)
+    spent_us = status.now_us - ended_us
+    lacking = [target for target, found in known.items() if Mode.ORDERED not in found]
+    if lacking:
+        doubt = f"{', '.join(lacking)} never verified"
+    elif not all(one["equal"] is True for one in full):
+        doubt = "not equal"
+    elif ended_us < switched_us:
+        doubt = "not verified since the switch"
+    elif spent_us > age_us(oldest):
+        doubt = f"which is too old (cutover.evidence: {oldest})"
+    else:
+        doubt = next(filter(None, map(found_since, known.values())), "")
+    return spent_us / 1e6, doubt
+
+
+def expected_stop(earlier: Cutover | None) -> tuple[float | None, str]:
+    """For how many seconds writes would be stopped, and how that is known, for people.
+
+    earlier: the latest cutover or rehearsal of the pipeline.
+    """
+    steps = {} if earlier is None else earlier.details.get("stop_steps_s", {})
+    if earlier is None or "ids" not in steps:  # none has come so far
+        return None, "how long that takes is not known: rehearse it (lockstep cutover rehearse)"
+    measured_s = float(earlier.details["stopped_s"])
+    at = moment(earlier.updated_us)
+    which = "cutover" if "gates" in steps else "rehearsal"
+    return measured_s, f"the last {which} stopped them for {measured_s:.1f} s ({at})"
+
+
+def clock_line(document: Mapping[str, Any]) -> str:
+    """For how long writes are, or were, stopped, and what for; "" if they were not."""
+    budget = f"of at most {document['budget_s']:g} s"
+    if document["stopping_s"] is not None:
+        return f"writes have been stopped for {document['stopping_s']:.1f} s {budget}"
+    if document["stopped_s"] is None:
+        return ""
+    steps = ", ".join(f"{step} {seconds:.2f}" for step, seconds in document["stop_steps_s"].items())
+    return f"writes were stopped for {document['stopped_s']:.1f} s {budget}{f' ({steps})' if steps else ''}"

@@ -1,0 +1,247 @@
+"""The pipeline that carries an application's writes from the tables of a target back to the tables that they came from.
+
+It is a pipeline like any other, with a file of its own: the servers of the target are its sources, and of the source
+its targets. It captures exactly the tables that the forward pipeline writes, and keeps versions beside the old tables
+(guard.store: table), so that these keep their shape. It begins at the positions that the servers have when the
+application is switched, in the same stage's sibling folder and the same meta database.
+
+What does not arrive unchanged cannot be carried back: it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target, Verify
+from cdc_core.errors import Refused
+from cdc_core.model.position import Position
+from cdc_core.model.version import VERSION_PATTERN
+from cdc_core.mysql.connections import resolve
+from cdc_core.targets.reading.sharding import ShardTable, shard_tables
+
+VERIFIED = "0 * * * *"
+"""When the DAG of the way back verifies it. A person may change that in its file."""
+_FIRST_ID, _IDS = 1 << 30, 1 << 30
+"""server_ids of the sources of a way back: far from the small numbers that people choose by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReverseOrigin:
+    """The one table of a source that feeds a logical table. reference: to the source's server."""
+
+    logical: str
+    source: str
+    reference: str
+    database: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSource:
+    """A server of the target, as a source of the way back. reference: the first by which the pipeline names it."""
+
+    name: str
+    reference: str
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reverse:
+    """The way back of a pipeline: `document` makes the file of it."""
+
+    forward: Pipeline
+    target: Target
+    origins: tuple[ReverseOrigin, ...]
+    sources: tuple[NewSource, ...]
+
+    @property
+    def name(self) -> str:
+        return self.forward.pipeline + WAY_BACK_SUFFIX
+
+    def target_of(self, source: str) -> str:
+        """The name of the target that is a source of the forward pipeline."""
+        return _checked(f"{self.name}_{source}", f"source {source}")
+
+    def document(self, starts: Mapping[str, Position]) -> dict[str, Any]:
+        """The pipeline file, as plain values. starts: by source of the way back."""
+        forward = self.forward
+        return {
+            "pipeline": self.name,
+            "schedule": forward.schedule,
+            "sources": [
+                {
+                    "name": one.name,
+                    "connection": one.reference,
+                    "server_id": _FIRST_ID + zlib.crc32(one.name.encode()) % _IDS,
+                    "start": {"position": {"file": starts[one.name].file, "offset": starts[one.name].offset}},
+                }
+                for one in self.sources
+            ],
+            "tables": {
+                "include": [re.escape(table) for one in self.sources for table in one.tables],
+                "columns": {"exclude": [VERSION_PATTERN]},
+            },
+            "routes": [{"match": _any_of(self._places(origin)), "to": origin.logical} for origin in self.origins],
+            "stage": _sibling(forward.stage).model_dump(mode="json", exclude_none=True),
+            "meta": forward.meta.model_dump(mode="json"),
+            "targets": [
+                {
+                    "name": self.target_of(source),
+                    "connections": [reference],
+                    "existing": "keep",
+                    "tables": {
+                        one.logical: {
+                            "database": _literal(one.database),
+                            "table": _literal(one.table),
+                            "guard": {"store": "table"},
+                        }
+                        | self._former(one.logical)
+                        for one in self.origins
+                        if one.source == source
+                    },
+                }
+                for source, reference in {one.source: one.reference for one in self.origins}.items()
+            ],
+            "verify": self._verified().model_dump(mode="json", exclude_none=True),
+            "spark": forward.spark.model_dump(mode="json"),
+            "limits": forward.limits.model_dump(mode="json"),
+            "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
+            "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
+            **forward.kept_elsewhere,
+        } | ({"snapshot": pace} if (pace := forward.snapshot.elsewhere) else {})  # verifications keep to it
+
+    def _verified(self) -> Verify:
+        """All the time, so that status can say that the application could go back; and as a proof."""
+        return self.forward.verify.model_copy(update={"schedule": VERIFIED, "mode": "ordered", "repair": False})
+
+    def _former(self, logical: str) -> dict[str, Any]:
+        """Of a table that was a shard: it takes the rows of this shard alone."""
+        rule = self.target.table(logical)
+        sharding = rule.sharding if rule is not None else None
+        if sharding is None or sharding.former is None:
+            return {}
+        former = sharding.former
+        own = {"databases": 1, "tables": former.of, "former": former.model_dump(mode="json")}
+        return {"sharding": {"key": sharding.key, "function": sharding.function} | own}
+
+    def text(self, starts: Mapping[str, Position], mark: str = "") -> str:
+        """The pipeline file. mark: says by which cutover it was made."""
+        head = (
+            f"# The way back of {self.forward.pipeline}: it carries what the application writes to the tables of\n"
+            f"# {self.target.name} to the tables that they came from. Written by `lockstep cutover`{mark}.\n"
+        )
+        return head + yaml.safe_dump(self.document(starts), sort_keys=False, allow_unicode=True, width=110)
+
+    def _places(self, origin: ReverseOrigin) -> tuple[ShardTable, ...]:
+        return shard_tables(self.target, origin.logical)
+
+
+def reverse_of(
+    pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin], environ: Mapping[str, str] | None = None
+) -> Reverse:
+    """The way back from a target of a pipeline. origins: every table of a source that feeds the target.
+
+    Raises Refused (cutover.no_way_back), and what resolving the target's servers raises.
+    """
+    problems = [*_changed(pipeline), *_untold(origins), *_bounded(pipeline, target, origins)]
+    if problems:
+        raise Refused(
+            f"What the application writes to {target.name!r} could not be carried back: {'; '.join(problems)}.",
+            where=pipeline.pipeline,
+            code="cutover.no_way_back",
+            remedy="leave these tables out of the pipeline that is switched, or carry them without such a rule",
+        )
+    return Reverse(pipeline, target, tuple(origins), tuple(_new_sources(pipeline, target, origins, environ)))
+
+
+def _changed(pipeline: Pipeline) -> list[str]:
+    """Rules after which a row of the target is not the row of the source."""
+    tables = pipeline.tables
+    found = []
+    if tables.columns.mask:
+        found.append("columns are masked (tables.columns.mask)")
+    if set(tables.columns.exclude) - {VERSION_PATTERN}:
+        found.append("columns are left out (tables.columns.exclude)")
+    if tables.rows:
+        found.append("rows are left out (tables.rows)")
+    if tables.processors:
+        found.append("processors change columns (tables.processors)")
+    return found
+
+
+def _untold(origins: Sequence[ReverseOrigin]) -> list[str]:
+    by_logical: dict[str, list[ReverseOrigin]] = {}
+    for one in origins:
+        by_logical.setdefault(one.logical, []).append(one)
+    return [
+        f"{len(found)} tables feed {logical}, and nothing says to which of them a row belongs"
+        for logical, found in by_logical.items()
+        if len(found) > 1
+    ]
+
+
+def _bounded(pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin]) -> list[str]:
+    """Options of tables that keep rows of the target apart from those of the source."""
+    found = []
+    for logical in dict.fromkeys(one.logical for one in origins):
+        rule = target.table(logical)
+        if rule is None:
+            found.append(f"{logical} does not go to {target.name}")
+        elif rule.on_row_error == "quarantine":
+            found.append(f"rows of {logical} may be set aside (on_row_error: quarantine)")
+    return found
+
+
+def _new_sources(
+    pipeline: Pipeline, target: Target, origins: Sequence[ReverseOrigin], environ: Mapping[str, str] | None
+) -> list[NewSource]:
+    """One for each server, however many connections lead to it."""
+    references: dict[tuple[str, int], str] = {}
+    tables: dict[tuple[str, int], list[str]] = {}
+    for reference in target.connections:
+        server = resolve(reference, environ)
+        references.setdefault((server.host.lower(), server.port), reference)
+    for logical in dict.fromkeys(one.logical for one in origins):
+        for place in shard_tables(target, logical):
+            server = resolve(target.connections[place.connection], environ)
+            tables.setdefault((server.host.lower(), server.port), []).append(place.name)
+    return [
+        NewSource(
+            _checked(f"{pipeline.pipeline}{WAY_BACK_SUFFIX}_{target.name}_{number}", f"target {target.name}"),
+            named, tuple(tables[server]),
+        )
+        for number, (server, named) in enumerate(references.items())
+        if server in tables
+    ]  # fmt: skip
+
+
+def _checked(name: str, where: str) -> str:
+    if NAME.match(name):
+        return name
+    raise Refused(
+        f"The name of the way back, {name!r}, is longer than 48 characters.",
+        where=where,
+        code="cutover.no_way_back",
+        remedy="give the pipeline a shorter name",
+    )
+
+
+def _any_of(places: Sequence[ShardTable]) -> str:
+    return "|".join(re.escape(one.name) for one in places)
+
+
+def _literal(name: str) -> str:
+    """A name as a template of that name."""
+    return name.replace("{", "{{").replace("}", "}}")
+
+
+def _sibling(stage: StageConfig) -> StageConfig:
+    uri = stage.uri.rstrip("/")
+    bucket = re.fullmatch(r"s3://[^/]+", uri)
+    return stage.model_copy(update={"uri": f"{uri}/lockstep-back" if bucket else f"{uri}-back"})

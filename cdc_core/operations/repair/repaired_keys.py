@@ -1,0 +1,141 @@
+"""Which rows a repair is about: the keys in a verification's evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.model.readable import counted
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES
+from cdc_core.operations.verify.canonical import BYTES_SHOWN, ERROR_SHOWN, key_text
+from cdc_core.operations.verify.evidence import ROW_MODES
+from cdc_core.operations.verify.shape import Shape
+
+LOOKED_UP = (
+    frozenset(INTEGER_BYTES) | TEXT_BASES | BINARY_BASES
+    | {"decimal", "bit", "year", "float", "double", "date", "datetime", "timestamp", "time", "enum", "set"}
+    | {"uuid", "inet4", "inet6"}
+)  # fmt: skip
+"""Types of keys that a condition finds by their canonical texts; the tests look each up on real servers."""
+
+
+Key = Mapping[str, str | None]
+"""The canonical texts of a row's key, by column, as evidence has them."""
+
+
+def keys_in(
+    document: Mapping[str, Any], path: str, *, tables: Collection[str] = (), ids: Collection[str] = ()
+) -> dict[str, list[Key]]:
+    """The keys of the findings in an evidence, by logical table.
+
+    tables, ids: only these tables, only findings with these ids; none for all.
+    Raises Refused (verify.no_evidence), UsageError (usage.unknown_name).
+    """
+    if document["mode"] not in ROW_MODES:
+        raise Refused(
+            f"A verification in the mode {document['mode']} compares no rows, so its evidence names none.",
+            where=path,
+            code="verify.no_evidence",
+            remedy="run `lockstep verify` (--mode ordered), then repair what it finds",
+        )
+    named = {str(one["table"]) for one in document["tables"]}
+    for table in tables:
+        if table not in named:
+            raise UsageError(
+                f"The evidence does not cover the table {table!r}.",
+                where=path,
+                code="usage.unknown_name",
+                remedy=f"verify the table first; the evidence has: {', '.join(sorted(named)) or '(none)'}",
+            )
+    found: dict[str, list[Key]] = {}
+    left = set(ids)
+    for one in document["tables"]:
+        for finding in one["findings"] if not tables or one["table"] in tables else []:
+            if not ids or finding["id"] in ids:
+                left.discard(finding["id"])
+                found.setdefault(str(one["table"]), []).append(finding["key"])
+    if left:
+        raise UsageError(
+            f"The evidence has no finding {sorted(left)[0]!r}{' of these tables' if tables else ''}.",
+            where=path,
+            code="usage.unknown_name",
+            remedy="give an id of the newest evidence (`lockstep verify PIPELINE --json` shows them), or name its "
+            "file with --evidence",
+        )
+    return found
+
+
+_AGAIN = (
+    "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
+    "`lockstep run`, then `lockstep verify`"
+)
+
+
+def _copy_instead(where: str, what: str) -> Refused:
+    return Refused(what, where=where, code="repair.copy_instead", remedy=_AGAIN)
+
+
+def has_error_value(shape: Shape, key: Key) -> bool:
+    """Whether the key has the error value of an ENUM that has the label '' too, or bytes that are not text of their
+    character set: no condition finds its row."""
+    texts = {column.name for column in shape.key_columns if column.type.base in TEXT_BASES}
+    return any(
+        (value == ERROR_SHOWN and name.lower() in shape.errors)
+        or (name in texts and value is not None and value.startswith(BYTES_SHOWN))
+        for name, value in key.items()
+    )
+
+
+def error_values(rows: Mapping[str, int]) -> Refused:
+    """rows: by logical table, how many have such a key."""
+    return _copy_instead(
+        ", ".join(rows),
+        f"No condition finds {counted(sum(rows.values()), 'finding')} of {', '.join(rows)}: the keys have the error "
+        "value of an ENUM, or bytes that are not text. They were left out.",
+    )
+
+
+def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
+    """The keys as texts of `row_texts`, without those of `has_error_value`.
+
+    Raises Refused (repair.copy_instead, verify.no_evidence).
+    """
+    if not shape.key:
+        raise _copy_instead(shape.logical, f"{shape.logical} has no key, so single rows cannot be repaired.")
+    for column in shape.key_columns:
+        if column.type.base not in LOOKED_UP:
+            raise _copy_instead(
+                shape.logical,
+                f"Rows of {shape.logical} cannot be looked up by its key column {column.name} of the type "
+                f"{column.type}.",
+            )
+    if shape.masked & set(shape.key):
+        raise _copy_instead(
+            shape.logical, f"The key of {shape.logical} is masked, so its rows cannot be looked up in the source."
+        )
+    for key in keys:
+        if set(key) != set(shape.key) or None in key.values():
+            raise Refused(
+                f"The findings of {shape.logical} name rows by {', '.join(key)}, but its key is now "
+                f"{', '.join(shape.key)}.",
+                where=shape.logical,
+                code="verify.no_evidence",
+                remedy="verify again, then repair what that finds",
+            )
+    found = [key for key in keys if not has_error_value(shape, key)]
+    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in found))
+
+
+def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:
+    """Raises DataAtRisk (repair.limit) where a table has more differences than the evidence names."""
+    for one in document["tables"]:
+        differences = sum(one["differences"].values())
+        if (not tables or one["table"] in tables) and differences > len(one["findings"]):
+            raise DataAtRisk(
+                f"{differences} rows of {one['table']} differ, and the evidence names only {len(one['findings'])}.",
+                where=path,
+                code="repair.limit",
+                remedy="find out why so many differ; then copy the table again (`lockstep snapshot PIPELINE TABLE`), "
+                "or repair chosen findings (--finding)",
+            )

@@ -1,0 +1,222 @@
+"""What verifications have found, kept on the stage: `evidence/target=<target>/<UTC time>-<number>.json`.
+
+A file is written once, when its verification ends, and says in which mode it was, and which definition of the pipeline,
+which places of the logs and which rows it is about. Its own sha256, of the document without it, shows that nobody has
+edited it. The files of verifications that compared no rows, only counts, end with `.count.json`. Meta has a summary of
+the latest of each mode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.meta.task_failures import REPAIR
+from cdc_core.model.paths import segment
+from cdc_core.model.windows import MICROSECONDS, from_us
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.results import TableResult, Verified
+from cdc_core.operations.verify.verify_job import VerifyJob, config_digest
+from cdc_core.stage.objects import ObjectStore
+
+EVIDENCE = "evidence/"
+VERSION = 1
+ROW_MODES = frozenset({Mode.ORDERED, Mode.RANDOM})
+"""Modes that compare rows."""
+MOST_FILES = 500
+"""How much earlier evidence is read for differences that are still there."""
+_COUNTED = ".count"
+
+
+def folder_of(target: str) -> str:
+    return f"{EVIDENCE}target={segment(target)}/"
+
+
+def keep(job: VerifyJob, found: Verified) -> str:
+    """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
+
+    Raises RetryLater (lease.lost).
+    """
+    ended_us = job.meta.now_us()
+    document = document_of(job, found, ended_us=ended_us)
+    document["sha256"] = _digest(document)
+    at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    suffix = "" if job.mode in ROW_MODES else _COUNTED
+    path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
+    job.opened.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    if job.lease is not None:
+        summary = _summary(found, path, document["ended"])
+        summary["differing"] = _differing(job, found.results)
+        job.meta.verifications.finish(job.lease, job.target.name, job.mode, summary)
+        if document["equal"] is True and found.all_tables:
+            job.meta.failures.clear(REPAIR, job.target.name)  # nothing is left to repair
+            job.meta.ledgers.settle(
+                job.target.name, before_us=found.started_us
+            )  # nothing that was set aside is lacking
+    return path
+
+
+def document_of(job: VerifyJob, found: Verified, *, ended_us: int) -> dict[str, Any]:
+    """The evidence as JSON: findings without the values of their columns."""
+    sample = {"seed": found.seed, "sample_percent": job.share * 100} if job.mode is Mode.RANDOM else {}
+    return {
+        "version": VERSION,
+        "pipeline": job.opened.name,
+        "target": job.target.name,
+        "mode": job.mode,
+        **sample,
+        "started": from_us(found.started_us).isoformat(),
+        "ended": from_us(ended_us).isoformat(),
+        "config_sha256": config_digest(job.pipeline),
+        "all_tables": found.all_tables,
+        "servers": dict(found.servers),
+        "equal": proven(found.results),
+        "tables": [_table(one) for one in found.results],
+    }
+
+
+def proven(results: Sequence[TableResult]) -> bool | None:
+    """Whether all rows are equal; None where nothing was found wrong, and not all rows were compared."""
+    if not all(one.agrees for one in results):
+        return False
+    return True if all(one.equal for one in results) else None
+
+
+def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
+    """For meta, `lockstep status` and the page."""
+    results = found.results
+    return {
+        "path": path,
+        "started": from_us(found.started_us).isoformat(),
+        "ended": ended,
+        "equal": proven(results),
+        "tables": len(results),
+        "source_rows": sum(one.source.rows for one in results),
+        "skipped_rows": sum(one.skipped_rows for one in results),
+        "differences": sum(one.differences for one in results),
+        "unsettled": sum(one.unsettled for one in results),
+        "not_compared": sum(one.error is not None for one in results),
+    }
+
+
+def _differing(job: VerifyJob, results: Sequence[TableResult]) -> dict[str, int]:
+    """By table, how many differences were found that no later verification of all of its rows has found gone."""
+    known = job.meta.verifications.find(job.target.name)
+    earlier = sorted(known.evidence.values(), key=lambda one: str(one["ended"])) if known is not None else []
+    found: dict[str, int] = dict(earlier[-1].get("differing", {})) if earlier else {}
+    for one in results:
+        if one.error is None and one.mode is Mode.ORDERED:
+            found.pop(one.table, None)
+        if one.differences and one.mode in ROW_MODES:
+            found[one.table] = max(one.differences, found.get(one.table, 0))
+    return found
+
+
+def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, Any]]:
+    """The paths of the evidence that says which rows differ, newest first, and a document that joins it: of each table
+    the newest evidence about all of its rows, and newer samples. It has the mode and the tables' parts alone.
+
+    A verification of some tables, a sample, and a table that could not be verified say nothing of other rows: earlier
+    evidence about those counts. Raises as `newest`.
+    """
+    paths = [
+        info.path
+        for info in store.list(folder_of(target))
+        if info.path.endswith(".json") and not info.path.endswith(f"{_COUNTED}.json")
+    ]
+    if not paths:
+        newest(store, target)
+    used: list[str] = []
+    tables: list[dict[str, Any]] = []
+    settled: set[str] = set()
+    for path in sorted(paths, reverse=True)[:MOST_FILES]:
+        document = read(store, path)
+        ordered = document["mode"] == Mode.ORDERED
+        said = [one for one in document["tables"] if one["table"] not in settled]
+        if ordered:
+            settled |= {one["table"] for one in said if one["error"] is None}
+        if not used or any(one["findings"] or one["unsettled"] for one in said):
+            used.append(path)
+            tables += said
+        if ordered and document["all_tables"] and not any(one["error"] for one in said):
+            break
+    return used, {"mode": Mode.ORDERED, "tables": tables}
+
+
+def newest(store: ObjectStore, target: str, *, counts: bool = False) -> tuple[str, dict[str, Any]]:
+    """The path and the document of the newest evidence about rows; with counts, of the newest of any mode.
+
+    Raises Refused (verify.no_evidence), DataAtRisk (verify.evidence).
+    """
+    paths = sorted(
+        info.path
+        for info in store.list(folder_of(target))
+        if info.path.endswith(".json") and (counts or not info.path.endswith(f"{_COUNTED}.json"))
+    )
+    if not paths:
+        raise Refused(
+            f"The target {target!r} was never verified.",
+            where=store.uri,
+            code="verify.no_evidence",
+            remedy="run `lockstep verify`",
+        )
+    return paths[-1], read(store, paths[-1])
+
+
+def read(store: ObjectStore, path: str) -> dict[str, Any]:
+    """The document of this path. Raises DataAtRisk (verify.evidence), and what the store raises."""
+    try:
+        document: dict[str, Any] = json.loads(store.get(path))
+        said = document.pop("sha256")
+        if said != _digest(document):
+            raise ValueError("its sha256 is another")
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DataAtRisk(
+            f"The evidence is damaged, or was changed after it was written: {error}.",
+            where=path,
+            code="verify.evidence",
+            remedy="verify again, which writes new evidence, and find out what changed the file",
+        ) from None
+    return {**document, "sha256": said}
+
+
+def _digest(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _table(one: TableResult) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "equal": proven([one]),
+        "error": None if one.error is None else {"code": one.error.code, "what": one.error.what},
+        "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in one.spans],
+        "consumed_until": dict(one.consumed_until),
+        "source": {"rows": one.source.rows, "sum": one.source.sum_},
+        "target": {"rows": one.target.rows, "sum": one.target.sum_},
+        "moving": one.moving,
+        "unsettled": one.unsettled,
+        "differences": dict(one.found),
+        "columns": list(one.columns),
+        "left_out": dict(one.left_out),
+        "ranges": one.ranges,
+        "skipped_rows": one.skipped_rows,
+        "seconds": round(one.seconds, 3),
+        "findings": [
+            {
+                "id": finding.id,
+                "kind": str(finding.kind),
+                "wrong": str(finding.wrong),
+                "key": dict(finding.key),
+                "columns": sorted(finding.columns),
+                "source_rows": finding.source_rows,
+                "target_rows": finding.target_rows,
+                "shards": list(finding.shards),
+            }
+            for finding in one.findings
+        ],
+    }

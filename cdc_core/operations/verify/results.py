@@ -1,0 +1,125 @@
+"""What a verification has found: of each table its figures, and the rows that differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, TableUnready, worst
+from cdc_core.model.readable import counted
+from cdc_core.operations.verify.comparison import DifferenceKind
+from cdc_core.operations.verify.judgement import Wrong
+from cdc_core.operations.verify.modes import Mode
+from cdc_core.operations.verify.verify_progress import Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """id: of the table and the key. key: by column; null for masked ones. columns: those that differ, with the values
+    of source and target; both null for masked ones. shards: tables of the target that have the key. Only the first
+    SHOWN_ROWS findings of a table have columns and shards."""
+
+    id: str
+    table: str
+    kind: DifferenceKind
+    wrong: Wrong
+    key: Mapping[str, str | None]
+    columns: Mapping[str, tuple[str | None, str | None]]
+    source_rows: int
+    target_rows: int
+    shards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TableResult(Figures):
+    """A table's verification. error: why it could not be verified; then the figures say nothing.
+
+    moving, unsettled: of a count, whether it is explained by changes, or cannot be judged. findings: the first
+    `KEPT_ROWS`, or as many as `KEPT_BYTES` take. whole: why it was read in one range, "" where it was cut.
+    greatest_differs: of Mode.MAX_ID. unreplayed: rows are unsettled because nothing tells what a target has that only
+    replays feed.
+    """
+
+    table: str
+    error: LockstepError | None = None
+    mode: Mode = Mode.ORDERED
+    findings: tuple[Finding, ...] = ()
+    columns: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
+    greatest_differs: bool = False
+    unreplayed: bool = False
+
+    @property
+    def differences(self) -> int:
+        return sum(self.found.values())
+
+    @property
+    def agrees(self) -> bool:
+        """Nothing was found wrong, as far as the mode looks."""
+        return self.error is None and not self.differences and not self.unsettled
+
+    @property
+    def equal(self) -> bool:
+        """Proven, row by row."""
+        return self.agrees and self.mode is Mode.ORDERED
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock.
+    all_tables: every table of the target was compared: none was left out, and none could not be. servers: which one was
+    read, by source."""
+
+    results: tuple[TableResult, ...]
+    started_us: int
+    seed: int
+    all_tables: bool = True
+    servers: Mapping[str, str] = field(default_factory=dict)
+
+
+def finding_id(table: str, key: str) -> str:
+    """The name of a finding. key: a text of `row_texts`."""
+    return hashlib.sha256(f"{table}\0{key}".encode()).hexdigest()[:12]
+
+
+def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
+    """The error of the results together; None where all tables are equal."""
+    errors = [one.error for one in results if one.error is not None]
+    different = [one for one in results if one.differences]
+    if different:
+        rows = sum(one.differences for one in different)
+        errors.append(
+            DataAtRisk(
+                f"{counted(rows, 'row')} of {', '.join(one.table for one in different)} "
+                f"{'differs' if rows == 1 else 'differ'}.",
+                where=f"target {target}",
+                code="verify.differs",
+                remedy="see which side is wrong; `lockstep repair` repairs single rows (docs/verification.md)",
+            )
+        )
+    unreplayed = [one for one in results if one.unreplayed]
+    if unreplayed:
+        errors.append(
+            Refused(
+                f"{counted(sum(one.unsettled for one in unreplayed), 'row')} of "
+                f"{', '.join(one.table for one in unreplayed)} could not be judged: only replays feed the target "
+                "(replay_only), and no replay from the beginning is known that tells which changes it has.",
+                where=f"target {target}",
+                code="verify.not_replayed",
+                remedy="replay everything to it (`lockstep run PIPELINE --replay --target TARGET`), then verify again",
+            )
+        )
+    unsettled = [one for one in results if one.unsettled and not one.unreplayed]
+    if unsettled:
+        errors.append(
+            TableUnready(
+                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
+                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                where=f"target {target}",
+                code="verify.unsettled",
+                remedy="verify again, after the next run",
+            )
+        )
+    return worst(errors) if errors else None

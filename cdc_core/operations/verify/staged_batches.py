@@ -1,0 +1,112 @@
+"""The staged batches of a table's sources: how far they reach, and which of them the target has consumed.
+
+Runs record what they have applied (consume records). Only replays feed a target that is `replay_only`, and its own
+records may end long before what it has: there, what replays have applied counts as well. It must keep true that a
+change is only taken for one that such a target lacks where it is known what it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc_core.errors import TableUnready
+from cdc_core.model.batch import Manifest
+from cdc_core.operations.extract.side_by_side import extract_if_free
+from cdc_core.operations.verify.replayed import Replayed
+from cdc_core.operations.verify.verify_job import VerifyJob
+from cdc_core.operations.verify.verify_progress import SourceSpan
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage import staged_coverage as coverage
+
+_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Consumed:
+    """batches: ids of those that the target has consumed. until: by source, where the first that it has not begins.
+    known: it has none of the others, or only what was written to it in between; else nothing tells what it has."""
+
+    batches: frozenset[str]
+    until: Mapping[str, str]
+    known: bool = True
+
+
+class StagedBatches:
+    """table: the logical table that is verified. What was seen to be consumed, and chains, are not read again."""
+
+    def __init__(self, job: VerifyJob, table: str, sources: Collection[str]) -> None:
+        self._job = job
+        self._table = table
+        self._sources = sorted(set(sources))
+        self._known: set[str] = set()
+        self._chains: dict[str, list[Manifest]] = {}
+        self._replayed = Replayed(job, table) if job.target.replay_only else None
+        self._with_changes: dict[str, bool] = {}
+
+    def consumed(self) -> Consumed:
+        """What the target has by now."""
+        job = self._job
+        until: dict[str, str] = {}
+        known = True
+        if self._replayed is not None:
+            self._known |= self._replayed.batches()
+        for source in self._sources:
+            batches = job.meta.batches.find(source)
+            open_ones = [batch.batch_id for batch in batches if batch.batch_id not in self._known]
+            records: dict[str, list[bool]] = {}
+            for record in job.meta.records.find(job.target.name, open_ones):
+                records.setdefault(record.batch_id, []).append(record.state.consumed)
+            self._known |= {batch for batch, states in records.items() if all(states)}
+            first = next((batch for batch in batches if batch.batch_id not in self._known), None)
+            place = first.begin if first is not None else batches[-1].end if batches else None
+            until[source] = "" if place is None else str(place)
+            known = known and (self._replayed is None or self._from_the_start([one.batch_id for one in batches]))
+        return Consumed(frozenset(self._known), until, known)
+
+    def _from_the_start(self, batches: Sequence[str]) -> bool:
+        """Whether those of these batches with changes of the table that the target has are the first ones, if there are
+        any. batches: of one source, in order."""
+        asked = [one for one in batches if one not in self._with_changes]
+        files = self._job.meta.batches.files(asked)
+        self._with_changes |= {one: any(file.table == self._table for file in files.get(one, ())) for one in asked}
+        has = [one in self._known for one in batches if self._with_changes[one]]
+        return not has or (has[0] and has == sorted(has, reverse=True))
+
+    def chains_until(self, spans: Sequence[SourceSpan]) -> list[Manifest]:
+        """All batches of the sources, once they reach as far as the sources were read.
+
+        Raises RetryLater (stage.behind).
+        """
+        job, deadline_s = self._job, time.monotonic() + self._job.wait_s
+        for span in spans:
+            while True:
+                staged = job.meta.positions.checkpoint(span.source)
+                if staged is not None and staged.position >= span.high:
+                    break
+                extract_if_free(job.opened, span.source)
+                staged = job.meta.positions.checkpoint(span.source)
+                if staged is not None and staged.position >= span.high:
+                    break
+                if time.monotonic() > deadline_s:
+                    raise TableUnready(
+                        f"{span.source} was read up to {span.high}, and the stage did not reach that within "
+                        f"{job.wait_s:.0f} s. Rows that differ may have changed meanwhile.",
+                        where=self._table,
+                        code="stage.behind",
+                        remedy="check in `lockstep status` that the source is extracted; then verify again",
+                    )
+                time.sleep(_PAUSE_S)
+        for source in self._sources:
+            known = {batch.batch_id for batch in self._chains.get(source, ())}
+            if not known or known != {batch.batch_id for batch in job.meta.batches.find(source)}:
+                self._chains[source] = list(manifests.chain(job.opened.store, source))
+        return [batch for source in sorted(self._chains) for batch in self._chains[source]]
+
+    def is_whole(self, chains: Sequence[Manifest]) -> bool:
+        """Whether every row of the table was staged."""
+        store = self._job.opened.store
+        if coverage.purged_of(store, chains, [self._table]):
+            return False
+        return not coverage.missing_of(store, chains, [self._table]).get(self._table)

@@ -1,0 +1,61 @@
+"""What a verification works with, and what tells two of them apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.meta import Lease, Meta
+from cdc_core.operations.open_pipeline import OpenPipeline
+from cdc_core.operations.verify.modes import Mode
+
+WAIT_S = 600.0
+"""How long the stage may take to reach the place up to which the source was read."""
+
+Watch = Callable[[str, str, int], None]
+"""Told the table, the side that is read and the rows of it so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """What a verification works with.
+
+    lease: the verifier's; without one, nothing is kept in meta, and nothing continued. restart: begins from the start.
+    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance.
+    """
+
+    opened: OpenPipeline
+    target: Target
+    lease: Lease | None = None
+    mode: Mode = Mode.ORDERED
+    restart: bool = False
+    sample_percent: float | None = None
+    seed: int | None = None
+    wait_s: float = WAIT_S
+    report: Watch = lambda table, side, rows: None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.opened.pipeline
+
+    @property
+    def meta(self) -> Meta:
+        return self.opened.meta
+
+    @property
+    def share(self) -> float:
+        """Of the ranges that a sample reads."""
+        percent = self.pipeline.verify.sample_percent if self.sample_percent is None else self.sample_percent
+        return percent / 100
+
+
+def config_digest(pipeline: Pipeline) -> str:
+    """Of a pipeline's definition."""
+    return digest(pipeline.model_dump(mode="json"))
+
+
+def digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -1,5 +1,0 @@
-"""Which tables, rows and columns of a source are captured, and which logical table they belong to."""
-
-from cdc_core.sink.capture import SYSTEM_SCHEMAS, Capture
-
-__all__ = ["SYSTEM_SCHEMAS", "Capture"]

@@ -1,0 +1,1 @@
+"""What a source's server says about itself, and where reading begins on it."""

@@ -1,0 +1,409 @@
+"""Table definitions as of each position of a log that lacks them: columns, defaults, and whether a table existed.
+
+Where binlog_row_metadata is not FULL the log does not name columns; it never says what an INSERT stores in columns
+that its image leaves out. INFORMATION_SCHEMA has a table's current definition. It also held at an earlier position if
+no statement after that position, up to where the log ended when the server was asked, redefines the table. So the
+server is asked as early as possible: for every captured table where reading begins, and for a table right after each
+statement that defines it. The answer counts once the log is read up to where it ended then, without such a statement
+on the way; only where it is needed sooner, because the log does not name the columns of a row or lacks values of one,
+the log is read ahead. Known definitions go with the blocks into the manifests and meta, and hold after a restart,
+whatever happens to the table meanwhile.
+Beside definitions it keeps the names that tables left, and the columns that they dropped: rows of a table that was
+dropped and created again, and values of a column that was dropped and added again, are gone without a row event.
+It must keep true that a definition or a default is never given for a position unless it is certain there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cdc_core.binlog.event_headers import Event
+from cdc_core.binlog.row_definition import SCHEMA_REMEDY
+from cdc_core.errors import RESYNC, Refused
+from cdc_core.model.position import Position, begin_of
+from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead, statement_of
+from cdc_core.source.sql.statement_classes import Action, Statement, Table
+
+
+@dataclass(frozen=True, slots=True)
+class LogPoint:
+    """Of an event: the order key of its transaction, and the position at which the next event begins."""
+
+    seq: int
+    after: Position
+
+
+@dataclass(frozen=True, slots=True)
+class _DefinitionAnswer:
+    """What the server said of a table: true from the order key `since` on, unless a statement between that and `until`,
+    where the log ended then, redefines the table."""
+
+    schema: TableSchema
+    defaults: Mapping[str, str | None] | None
+    since: int
+    until: Position
+
+
+AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
+
+
+class SchemaHistory:
+    """known: what was learned before, in log order. ask: returns a table's current definition. end: of the log,
+    now. ask_defaults: returns a table's current defaults (defaults.column_defaults). excludes: as SourceStream's.
+
+    early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
+           the log does not have them. Otherwise the log has everything except what single sessions leave out.
+    """
+
+    def __init__(
+        self,
+        known: Iterable[DefinedSince],
+        ask: Callable[[str, str], TableSchema | None],
+        ahead: LogAhead,
+        end: Callable[[], Position],
+        ask_defaults: AskDefaults = lambda schema: {},
+        excludes: Callable[[TableSchema, str], bool] = lambda schema, column: False,
+    ) -> None:
+        self._ask = ask
+        self._excludes = excludes
+        self._end = end
+        self._ask_defaults = ask_defaults
+        self.early = True
+        self.early_defaults = False
+        self.lower_case = False
+        """Whether the server compares names of tables in lower case."""
+        self._ahead = LaterStatements(ahead, self._defining)
+        self._since: dict[Table, list[DefinedSince]] = {}
+        self._new: dict[tuple[Table, int], DefinedSince] = {}
+        self._answers: dict[Table, _DefinitionAnswer] = {}
+        """Those that do not count yet."""
+        self._present: set[Table] = set()
+        """The captured tables that the server had where reading began."""
+        for one in known:
+            self._since.setdefault(_name(one.schema), []).append(one)
+
+    def names(self) -> Sequence[Table]:
+        return list(self._since)
+
+    def met(self) -> frozenset[Table]:
+        """The captured tables that there are, or were."""
+        return frozenset(self._since) | self._present
+
+    def learned(self, reached: Position) -> tuple[DefinedSince, ...]:
+        """What is new since the last call. reached: the log is read up to there."""
+        self._reach(reached.seq)
+        found, self._new = tuple(self._new.values()), {}
+        return found
+
+    def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
+        """Takes the current definitions, where reading begins."""
+        schemas = list(schemas)
+        self._present |= set(map(_name, schemas))
+        self._wait(
+            [schema for schema in schemas if self._unknown(_name(schema), point.seq, point.after.timeline)], point
+        )
+
+    def _wait(self, schemas: Sequence[TableSchema], point: LogPoint) -> None:
+        """The server has just said this, and what a point begins is the last that is known of the tables."""
+        defaults = [self._defaults_now(schema) for schema in schemas]
+        # After the answers: whatever a server shows of a table, its log has by then.
+        until = self._end() if schemas else point.after
+        for schema, these in zip(schemas, defaults, strict=True):
+            self._answers[_name(schema)] = _DefinitionAnswer(schema, these, point.seq, until)
+
+    def meet(self, statement: Statement, point: LogPoint) -> None:
+        """Takes a statement that may define tables, before anything else is asked or said of its point."""
+        self._reach(point.seq)
+        for name, one in list(self._answers.items()):
+            if one.since < point.seq and _touches(statement, name):
+                del self._answers[name]
+
+    def _reach(self, seq: int) -> None:
+        """Learns the answers that count once the log is read up to an order key."""
+        for name, one in list(self._answers.items()):
+            if one.until.seq <= seq:
+                self._count(name, one.until.seq - 1)
+
+    def _count(self, name: Table, seq: int) -> None:
+        one = self._answers.pop(name)
+        if self._unknown(name, seq, one.until.timeline):
+            last = self._last(name, seq)
+            # Where the log names columns, it is enough to record that the table exists.
+            kept = one.schema if self.early else TableSchema(*name, ())
+            rowless = last is not None and last.rowless and not last.gone
+            self._learn(DefinedSince(seq, kept, one.defaults, rowless=rowless))
+
+    def _need(self, name: Table, point: LogPoint) -> None:
+        """What the server said of a table is needed at a point: reads ahead to where the log ended then."""
+        one = self._answers.get(name)
+        if one is not None and one.since < point.seq:
+            if any(_touches(statement, name) for statement in self._ahead.of(point.after, until=one.until)):
+                del self._answers[name]
+            else:
+                self._count(name, point.seq)
+
+    def at(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition at a point; None where the table no longer exists, and nothing is known.
+
+        Raises Refused (source.incomplete_rows) where it was redefined since, and nothing is known, and where the
+        server has another definition that no statement of the log explains.
+        """
+        self._need(name, point)
+        known = self._as_of(name, point.seq, point.after.timeline)
+        now = self._ask(*name)
+        if known is not None:
+            for _, error in self.unexplained([] if now is None else [now], point):
+                raise error
+            return known
+        defaults = None if now is None else self._defaults_now(now)
+        if self._redefined_after(name, point):
+            raise Refused(
+                f"The log does not name the columns of {'.'.join(name)}, and the table was redefined after these rows, "
+                "before Lockstep read its definition.",
+                where=f"{point.after}",
+                code="source.incomplete_rows",
+                remedy=SCHEMA_REMEDY,
+            )
+        if now is not None:
+            self._learn(DefinedSince(point.seq, now, defaults))
+        return now
+
+    def defaults_at(self, schema: TableSchema, point: LogPoint, names: Sequence[str]) -> Mapping[str, str | None]:
+        """What an INSERT at a point stored in these columns, which its image leaves out.
+
+        Raises Refused (source.incomplete_rows) where that is unknown.
+        """
+        name = _name(schema)
+        self._need(name, point)
+        last = self._last(name, point.seq)
+        known = last.defaults if last is not None and _in_one_log(last.seq, point.after.timeline) else None
+        now = self._ask_defaults(schema)
+        defined_again = self._redefined_after(name, point)
+        if known is None or not set(names) <= known.keys():
+            if defined_again:
+                raise _defaults_unknown(
+                    schema, names, point, "a later statement in the log redefines the table, so that the defaults of "
+                    "that time are unknown",
+                )  # fmt: skip
+            known = {**now, **(known or {})}
+        elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
+            why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
+            raise _defaults_unknown(schema, names, point, why)
+        lacking = [column for column in names if column not in known]
+        if lacking:
+            raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
+        return known
+
+    def saw(self, schema: TableSchema, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, and, where the log itself names the columns, the
+        definition that it follows."""
+        name = _name(schema)
+        last, known = self._last(name, point.seq), self._as_of(name, point.seq, point.after.timeline)
+        told = TableSchema(*name, tuple(one for one in schema.columns if not self._excludes(schema, one.name)))
+        if last is None or last.gone or last.rowless or (not self.early and known != told):
+            defaults = last.defaults if last is not None and last.rowless and known is not None else None
+            kept = known or TableSchema(*name, ()) if self.early else told
+            self._learn(DefinedSince(point.seq, kept, defaults))
+
+    def before(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition just before a point; None where it is not certain."""
+        return self._as_of(name, point.seq - 1, point.after.timeline) if self.existed(name, point) else None
+
+    def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
+        """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
+
+        guarded: IF NOT EXISTS.
+        """
+        last = self._last(name, point.seq - 1)
+        if last is None or last.rowless:
+            return False
+        if last.gone:
+            return True
+        # The log of another server may repeat what was read from the previous one.
+        return not guarded and _in_one_log(last.seq, point.after.timeline)
+
+    def existed(self, name: Table, point: LogPoint) -> bool:
+        """Whether a table of that name is known to exist just before a point."""
+        last = self._last(name, point.seq - 1)
+        return last is not None and not last.gone
+
+    def is_gone(self, name: Table, point: LogPoint) -> bool:
+        """Whether it is known that no table has that name just before a point."""
+        last = self._last(name, point.seq - 1)
+        return last is not None and last.gone
+
+    def dropped(self, name: Table, point: LogPoint) -> frozenset[str]:
+        """Columns, in lower case, that the table had before a point, and that were dropped."""
+        found: set[str] = set()
+        for one in self._sorted(name):
+            if one.seq < point.seq:
+                found = set() if one.gone else found
+                found |= {column.lower() for column in one.dropped}
+                found -= {column.lower() for column in one.emptied}
+        return frozenset(found)
+
+    def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[Table, Refused]]:
+        """Tables whose definition on the server is not the one at a point, although no later statement changes it, with
+        the error to raise (source.incomplete_rows).
+
+        now: current definitions, read after the point was reached. A table that is gone has no more rows to misread.
+        """
+        found = []
+        for schema in now:
+            name = _name(schema)
+            known = self._as_of(name, point.seq, point.after.timeline)
+            if known is None or _same(known, schema) or self._redefined_after(name, point):
+                continue
+            # A table that is left out must be copied again: ask once more, and read the log again after the server.
+            again = self._ask(*name)
+            if again is not None and not _same(known, again) and not self._redefined_after(name, point):
+                found.append((name, _unexplained(known, again, point)))
+        return found
+
+    def redefined(
+        self, names: Iterable[Table] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
+    ) -> None:
+        """A statement at a point defines these tables, or any (None): asks for their definitions from there on. For a
+        table that is no longer captured they are not known."""
+        mine = [
+            name
+            for name in (self.names() if names is None else names)
+            if (name in self._since or captures(*name))
+            and name not in change.absent
+            and point.seq not in [one.seq for one in self._since.get(name, ())]
+        ]
+        for name in mine:
+            before = self._last(name, point.seq - 1)
+            found = DefinedSince(
+                point.seq,
+                TableSchema(*name, ()),
+                gone=name in change.vacated,
+                dropped=change.dropped.get(name, ()),
+                emptied=change.emptied.get(name, ()),
+                ts_us=change.ts_us,
+                rowless=name in change.made or (change.moves_no_rows and before is not None and before.rowless),
+                renamed=change.renamed.get(name, ()),
+            )
+            self._learn(found)
+        now = [self._ask(*name) for name in mine if name not in change.vacated] if self.early else []
+        self._wait([schema for schema in now if schema is not None], point)
+
+    def _defaults_now(self, schema: TableSchema) -> Mapping[str, str | None] | None:
+        return self._ask_defaults(schema) if self.early_defaults else None
+
+    def _defining(self, event: Event) -> Statement | None:
+        """The statement of an event, if it may define a table that is not temporary."""
+        found = statement_of(event, lower_case=self.lower_case)
+        defines = found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) and not found.temporary
+        return found if defines else None
+
+    def _redefined_after(self, name: Table, point: LogPoint) -> bool:
+        return any(_touches(statement, name) for statement in self._ahead.of(point.after))
+
+    def _unknown(self, name: Table, seq: int, timeline: int) -> bool:
+        if self.early:
+            return self._as_of(name, seq, timeline) is None
+        last = self._last(name, seq)
+        return last is None or last.gone
+
+    def _learn(self, one: DefinedSince) -> None:
+        known = self._since.setdefault(_name(one.schema), [])
+        for i, other in enumerate(known):
+            if other.seq == one.seq:  # one entry with both the marks and the definition
+                one = replace(
+                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us,
+                    renamed=other.renamed,
+                )  # fmt: skip
+                del known[i]
+                break
+        known.append(one)
+        self._new[_name(one.schema), one.seq] = one
+
+    def _sorted(self, name: Table) -> list[DefinedSince]:
+        return sorted(self._since.get(name, ()), key=lambda one: one.seq)
+
+    def _last(self, name: Table, seq: int) -> DefinedSince | None:
+        known = [one for one in self._sorted(name) if one.seq <= seq]
+        return known[-1] if known else None
+
+    def _as_of(self, name: Table, seq: int, timeline: int) -> TableSchema | None:
+        """The last one up to an order key on its timeline: another server has another log."""
+        last = self._last(name, seq)
+        if last is None or not _in_one_log(last.seq, timeline) or not last.schema.columns:
+            return None
+        return last.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a statement did besides defining tables: as the fields of DefinedSince, by table. ts_us: when.
+
+    absent: tables that it would have dropped, had they existed. made: tables that it created, without rows.
+    moves_no_rows: a table that was empty before is empty after it.
+    """
+
+    vacated: frozenset[Table] = frozenset()
+    absent: frozenset[Table] = frozenset()
+    dropped: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
+    emptied: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
+    ts_us: int = 0
+    made: frozenset[Table] = frozenset()
+    moves_no_rows: bool = False
+    renamed: Mapping[Table, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+
+
+def _in_one_log(seq: int, timeline: int) -> bool:
+    """Whether an order key, of no later place than one on a timeline, is on it too."""
+    return seq >= begin_of(timeline)
+
+
+def _same(one: TableSchema, other: TableSchema | None) -> bool:
+    return other is not None and _plain(one) == _plain(other)
+
+
+def _plain(schema: TableSchema) -> TableSchema:
+    """An upgraded server calls utf8 utf8mb3."""
+    columns = []
+    for column in schema.columns:
+        kind = column.type
+        names = [re.sub(r"^utf8(?=_|$)", "utf8mb3", name) for name in (kind.charset, kind.collation)]
+        columns.append(replace(column, type=replace(kind, charset=names[0], collation=names[1])))
+    return replace(schema, columns=tuple(columns))
+
+
+def _unexplained(known: TableSchema, now: TableSchema, point: LogPoint) -> Refused:
+    were, are = ([(one.name, str(one.type)) for one in schema.columns] for schema in (known, now))
+    how = "its keys, NULLs, character sets or generated columns differ"
+    if were != are:
+        how = f"its columns were {_listed(were)} and are now {_listed(are)}"
+    return Refused(
+        f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
+        "name columns, values could end up in the wrong columns.",
+        where=f"{point.after}",
+        code="source.incomplete_rows",
+        remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this position may already be wrong",
+    )
+
+
+def _listed(columns: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)
+
+
+def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint, why: str) -> Refused:
+    return Refused(
+        f"An INSERT left {', '.join(names)} to the defaults, and {why}.",
+        where=f"{schema.name}, {point.after}",
+        code="source.incomplete_rows",
+        remedy=f"SET GLOBAL binlog_row_image = FULL on the source, and {RESYNC}",
+    )
+
+
+def _touches(statement: Statement, name: Table) -> bool:
+    return statement.tables is None or name in statement.tables or statement.database == name[0]
+
+
+def _name(schema: TableSchema) -> Table:
+    return schema.database, schema.table

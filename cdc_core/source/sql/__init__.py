@@ -1,0 +1,1 @@
+"""Logged statements: which ones change captured tables, and which ones define them."""

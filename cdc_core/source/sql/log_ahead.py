@@ -1,0 +1,130 @@
+"""Statements that the log holds after a position: what the server has now may come from one of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import astuple, dataclass
+
+from cdc_core.binlog.compressed import plain
+from cdc_core.binlog.event_headers import Event, EventType, Header, parse_query
+from cdc_core.model.position import Position
+from cdc_core.source.sql.statement_classes import Statement, classify
+
+KEEP_S = 5.0
+"""How often what was found is kept."""
+KEPT_BYTES = 1 << 20
+"""A longer text is not kept: databases refuse long statements, and reading again costs only time."""
+_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
+_TEMPORARY = 0x04
+"""The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of the log: all its events that hold a statement other than BEGIN, and others. end: what is next."""
+
+    events: Sequence[Event]
+    end: Position
+
+
+class LogAhead:
+    """What was read ahead: a stretch that grows, and its events that may matter. No event is read twice, also by those
+    that begin again: what was found is kept while it is read, up to KEPT_BYTES.
+
+    stretches: of the log, from a position up to its current end. keep: keeps a text. known: the last text kept, or "".
+    matter: whether an event is among those to be found; one of these is enough.
+    """
+
+    def __init__(
+        self, stretches: Callable[[Position], Generator[Stretch]], known: str, keep: Callable[[str], None]
+    ) -> None:
+        self._stretches = stretches
+        self._keep = keep
+        self.matter: list[Callable[[Event], bool]] = []
+        self._begin: Position | None = None
+        self._end: Position | None = None
+        self._found: list[tuple[Position, Event]] = []
+        if known:
+            begin, end, found = json.loads(known)
+            self._begin, self._end = Position.from_json(begin), Position.from_json(end)
+            self._found = [
+                (Position.from_json(here), Event(Header(*header), b64decode(body), file, start))
+                for here, header, body, file, start in found
+            ]
+
+    def of(self, after: Position, *, fresh: bool, until: Position | None) -> Iterator[tuple[Position, Event]]:
+        """See LaterStatements.of; each with its end."""
+        if self._begin is None or self._end is None or not self._begin <= after <= self._end:
+            self._begin, self._end, self._found, fresh = after, after, [], True
+        if fresh and (until is None or self._end < until):
+            try:
+                self._read_on(self._end)
+            finally:
+                self._keep_from(after)
+        return (one for one in self._found if one[0] > after and (until is None or one[0] <= until))
+
+    def _read_on(self, begin: Position) -> None:
+        kept_s = time.monotonic()
+        with closing(self._stretches(begin)) as stretches:
+            for stretch in stretches:
+                for event in stretch.events:
+                    if event.start < 0:  # it names the next file, and is in none
+                        continue
+                    here = Position(begin.timeline, event.file, event.start + event.header.length)
+                    if here <= begin:
+                        continue
+                    self._end = here
+                    if any(matters(event) for matters in self.matter):
+                        self._found.append((here, event))
+                self._end = max(self._end or begin, stretch.end)
+                if time.monotonic() - kept_s > KEEP_S:
+                    self._keep_from(begin)
+                    kept_s = time.monotonic()
+
+    def _keep_from(self, after: Position) -> None:
+        assert self._begin is not None
+        assert self._end is not None
+        begin, found = max(self._begin, min(after, self._end)), self._found
+        text = json.dumps([begin.to_json(), self._end.to_json(), [
+            (here.to_json(), astuple(event.header), b64encode(event.body).decode(), event.file, event.start)
+            for here, event in found if here > begin
+        ]])  # fmt: skip
+        if len(text) <= KEPT_BYTES:
+            self._keep(text)
+
+
+class LaterStatements:
+    """The statements of what was read ahead. select: the statement of an event, if it matters."""
+
+    def __init__(self, ahead: LogAhead, select: Callable[[Event], Statement | None]) -> None:
+        self._ahead = ahead
+        self._select = select
+        self._selected: dict[Position, Statement | None] = {}
+        ahead.matter.append(lambda event: select(event) is not None)
+
+    def of(self, after: Position, *, fresh: bool = True, until: Position | None = None) -> Sequence[Statement]:
+        """Those between a position and the log's end: its current end (fresh), or its end when it was last read. until:
+        those that end there or before."""
+        if until is not None and until <= after:
+            return []
+        found = []
+        for here, event in self._ahead.of(after, fresh=fresh, until=until):
+            if here not in self._selected:
+                self._selected[here] = self._select(event)
+            found.append(self._selected[here])
+        return [one for one in found if one is not None]
+
+
+def statement_of(event: Event, *, lower_case: bool) -> Statement | None:
+    """The statement of an event, if it has one."""
+    if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
+        return None
+    query = parse_query(plain(event))
+    return classify(
+        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+        lower_case=lower_case, temporary=bool(event.header.flags & _TEMPORARY),
+    )  # fmt: skip

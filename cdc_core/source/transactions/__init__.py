@@ -1,0 +1,1 @@
+"""Events become transactions, and transactions blocks."""

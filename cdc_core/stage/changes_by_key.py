@@ -1,0 +1,60 @@
+"""The staged changes of a table, each as a change of one key: `history/by_key.py` over files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.history.by_key import by_key, ended
+from cdc_core.history.codes import whole
+from cdc_core.history.events import LOST, events
+from cdc_core.history.rule import TableRule
+from cdc_core.model.staged_columns import OP, TRUNCATE
+from cdc_core.stage.changes_sql import SOURCE_TABLE
+from cdc_core.stage.event_parts import parts_of_events
+from cdc_core.stage.intact import open_intact
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.removed import unless_removed
+from cdc_core.stage.table_files import TableFiles, begins_of, require_key
+from cdc_core.stage.unify import align, unified_schema
+
+_BATCH_ROWS = 1 << 16
+
+
+def by_key_schema(files: TableFiles) -> pa.Schema:
+    """That of all changes, and `_cdc_source_table`. Raises Refused (stage.schema_conflict)."""
+    return unified_schema(files.table, files.definitions).append(pa.field(SOURCE_TABLE, pa.string()))
+
+
+def by_key_rows(store: ObjectStore, files: TableFiles, key: Sequence[str]) -> Iterator[pa.Table]:
+    """In any order: `by_key_schema`.
+
+    Raises DataAtRisk (stage.damaged), RetryLater (stage.removed), Refused (stage.key).
+    """
+    rule, schema = TableRule(pa.schema(files.columns()), key), by_key_schema(files)
+    truncates, lost = [schema.empty_table()], 0
+    for rows in _changes(store, files, schema):
+        found = events(rows, None, rule)
+        lost += whole(found.column(LOST)).true_count
+        truncates.append(rows.filter(pc.equal(rows.column(OP), TRUNCATE)))
+        yield from by_key(rows, found, rule)
+    require_key(files.table, key, lost)
+    of_all = pa.concat_tables(truncates).unify_dictionaries().combine_chunks()
+    if of_all.num_rows:
+        keys = TableRule(pa.schema([rule.columns.field(name) for name in key]), key)
+        with parts_of_events(store, files, keys) as parts:
+            for some in parts:
+                yield ended(pa.concat_tables(some).unify_dictionaries(), of_all, keys)
+
+
+def _changes(store: ObjectStore, files: TableFiles, schema: pa.Schema) -> Iterator[pa.Table]:
+    begins, at = begins_of(files.manifests), schema.get_field_index(SOURCE_TABLE)
+    for part, condition in files.conditions():
+        with unless_removed(store, begins, [part.part.path]), open_intact(store, part.part) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS):
+                rows = align(pa.Table.from_batches([batch]), schema)
+                rows = rows.set_column(at, schema.field(at), pa.array([part.schema.name] * rows.num_rows, pa.string()))
+                yield rows if condition is None else rows.filter(condition)

@@ -1,0 +1,332 @@
+"""Reading staged batches: the changes of a table, its state, and an export.
+
+It reads the manifests that it is given and never lists. DuckDB puts rows in order, and spills to disk if memory is
+short.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.model.batch import Manifest
+from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
+from cdc_core.stage import staged_coverage as coverage
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.changes_by_key import by_key_rows
+from cdc_core.stage.changes_sql import quoted
+from cdc_core.stage.intact import open_intact
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.opened_files import duckdb_of_files
+from cdc_core.stage.removed import unless_removed
+from cdc_core.stage.state import state_order, state_rows, state_rule, state_schema
+from cdc_core.stage.table_files import (
+    COPY_AGAIN,
+    GIVE_KEY,
+    TableFiles,
+    begins_of,
+    definitions_of,
+    end_seq,
+    later_places,
+)
+from cdc_core.stage.unify import (
+    StagedPart,
+    align,
+    conflict,
+    latest_definitions,
+    parts_of,
+    sides,
+    unified_schema,
+)
+
+_BATCH_ROWS = 122_880
+
+
+def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa.Table:
+    """Every staged change of a logical table, in the order of the manifests, under one schema.
+
+    Added columns are null where they did not exist yet, widened types are widened.
+    Raises Refused (usage.unknown_name, stage.schema_conflict), DataAtRisk (stage.damaged).
+    """
+    parts = parts_of(manifests, table)
+    schema = unified_schema(table, definitions_of(parts))
+    tables, begins = [], begins_of(manifests)
+    for one in parts:
+        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
+            tables.append(align(pq.ParquetFile(file).read(), schema))
+    return pa.concat_tables(tables)
+
+
+def table_state(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    since_horizon: bool = False,
+    partial: bool = False,
+    as_of: AsOf | None = None,
+) -> pa.Table:
+    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`,
+    `_cdc_absent`, ordered by key.
+
+    manifests: of one or more sources, each source's in stream order and complete.
+    key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
+    since_horizon: where history was purged, give the rows that changed since.
+    partial:   give the rows that are staged, whatever is missing.
+    as_of:     the state at a moment; the caller has seen that it is staged completely.
+    Raises Refused (usage.unknown_name, stage.schema_conflict, stage.key, stage.partial), DataAtRisk
+    (stage.damaged).
+    """
+    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
+    schema, batches = _state(store, manifests, table, key, as_of, partial=partial)
+    return pa.Table.from_batches(batches(_BATCH_ROWS), schema)
+
+
+def state_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    partial: bool = False,
+    as_of: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`table_state` in batches of at most `rows` rows: what does not fit into memory is spilled to disk."""
+    _require_all_rows(store, manifests, table, as_of, since_horizon=False, partial=partial)
+    yield from _state(store, manifests, table, key, as_of, partial=partial)[1](rows)
+
+
+def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
+    """The schema of `table_state`; no file is opened."""
+    return state_schema(TableFiles.at(manifests, table, as_of).needed().state_columns())
+
+
+def changes_columns(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    *,
+    since: AsOf | None = None,
+    until: AsOf | None = None,
+) -> pa.Schema:
+    """The schema of `changes` between two moments: by the definitions of what is between them."""
+    return _between(store, manifests, table, since, until)[1]
+
+
+def change_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    *,
+    since: AsOf | None = None,
+    until: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`changes` in batches of at most `rows` rows: those that the state as of `since` lacks and that as of `until` has.
+
+    The two are exact complements: what is left out up to a moment comes since it, late data too.
+    """
+    parts, schema = _between(store, manifests, table, since, until)
+    before = _paths(manifests, since)
+    after_first, after_last = later_places(manifests, since), later_places(manifests, until)
+    begins = begins_of(manifests)
+    for one in parts:
+        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
+            for batch in pq.ParquetFile(file).iter_batches(rows):
+                aligned = align(pa.Table.from_batches([batch]), schema)
+                if until is not None:
+                    aligned = aligned.filter(until.expression_of(end_seq(one, after_last)))
+                if since is not None and one.part.path in before:
+                    aligned = aligned.filter(~since.of(one.source).expression_of(end_seq(one, after_first)))
+                yield from aligned.to_batches()
+
+
+def _between(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, since: AsOf | None, until: AsOf | None
+) -> tuple[list[StagedPart], pa.Schema]:
+    """The parts that may have changes between two moments, and the schema of these. Files are opened only where the
+    types of a column exclude each other. Raises Refused (usage.unknown_name, stage.as_of, stage.schema_conflict)."""
+    if until is not None:
+        until.require_begun(manifests)
+    every, before, up_to = parts_of(manifests, table), _paths(manifests, since), _paths(manifests, until)
+    parts = [
+        one
+        for one in every
+        if (until is None or one.part.path in up_to)
+        and (one.part.path not in before or since is None or since.may_have_later(one.source, one.part))
+    ]
+    if since is not None and since.time_us is not None and conflict(definitions_of(parts)):
+        later = later_places(manifests, since)
+        parts = [one for one in parts if one.part.path not in before or _goes_on(store, one, since, later)]
+    try:
+        return parts, unified_schema(table, definitions_of(parts) or latest_definitions(every))
+    except Refused as error:
+        if places := sides(manifests, parts):
+            error.remedy = f"read the changes on either side: {'; '.join(places)}; {error.remedy}"
+        raise
+
+
+def _goes_on(store: ObjectStore, one: StagedPart, moment: AsOf, later: Mapping[str, Sequence[int]]) -> bool:
+    """Whether a part has a change after a moment."""
+    with open_intact(store, one.part) as file:
+        places = pq.ParquetFile(file).read([SEQ, TS])
+    return bool(places.filter(~moment.expression_of(end_seq(one, later))).num_rows)
+
+
+def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
+    """The parts in which something may have happened by the moment."""
+    cut = () if moment is None else moment.cut(manifests)
+    return frozenset(part.path for manifest in cut for part in manifest.parts)
+
+
+def by_key_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    until: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`changes`, each a change of one key (`history/by_key.py`), in order. Raises Refused (stage.key) without a key."""
+    files = TableFiles.at(manifests, table, until)
+    own = files.key(files.columns(), key)
+    if not own:
+        raise Refused(
+            f"{table} has no key, so it has no changes by key.",
+            where=table,
+            code="stage.key",
+            remedy="read its changes as they are, or name columns that identify a row",
+        )
+    schema = changes_columns(store, manifests, table, until=until)
+    found = (some.select(schema.names) for some in by_key_rows(store, files, own))
+    # A delete of a key comes before an insert of another one at the same place.
+    yield from _ordered(schema, found, [SOURCE, SEQ, ROW, f"{OP} DESC", *map(quoted, own)], rows)
+
+
+def _ordered(
+    schema: pa.Schema, tables: Iterator[pa.Table], order: Sequence[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Batches of at most so many rows. order: SQL."""
+    failed: list[Exception] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        try:
+            for some in tables:
+                yield from some.cast(schema).to_batches()
+        except Exception as error:  # DuckDB would give its text alone
+            failed.append(error)
+            raise
+
+    with duckdb_of_files() as connection:
+        try:
+            every = connection.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
+            for batch in every.order(", ".join(order)).to_arrow_reader(rows):
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+        except duckdb.Error:
+            if failed:
+                raise failed[0] from None
+            raise
+
+
+def export(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    path: Path,
+    key: Sequence[str] | None = None,
+    *,
+    level: int = 3,
+    since_horizon: bool = False,
+    partial: bool = False,
+    as_of: AsOf | None = None,
+    dropped: bool = False,
+) -> int:
+    """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
+
+    dropped: also columns that the table no longer has, null in rows that changed since.
+    Raises what `table_state` does, and RetryLater (disk.error).
+    """
+    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
+    schema, batches = _state(store, manifests, table, key, as_of, partial=partial, dropped=dropped)
+    return write_file(schema, batches(_BATCH_ROWS), path, level=level)
+
+
+def write_file(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
+    """The rows written, as CSV to a path that ends with .csv, else as Parquet. The file appears whole or not at all.
+    Raises RetryLater (disk.error)."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+
+    try:
+        if path.suffix.lower() == ".csv":
+            with duckdb_of_files() as connection:
+                connection.from_arrow(pa.RecordBatchReader.from_batches(schema, counted())).write_csv(str(temporary))
+        else:
+            with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
+                for batch in counted():
+                    writer.write_batch(batch)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RetryLater(
+            f"The export cannot be written: {error.strerror or error}.",
+            where=str(path),
+            code="disk.error",
+            remedy="create the directory, free space there, or let the account write there",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def _require_all_rows(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    as_of: AsOf | None,
+    *,
+    since_horizon: bool,
+    partial: bool,
+) -> None:
+    """Raises Refused (stage.partial) where rows are missing that the caller has not waived."""
+    if not partial and not since_horizon:
+        coverage.require_unpurged(store, manifests, table, as_of)
+    if not partial:
+        coverage.require_covered(store, manifests, table, as_of)
+
+
+def _state(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None,
+    as_of: AsOf | None,
+    *,
+    partial: bool,
+    dropped: bool = False,
+) -> tuple[pa.Schema, Callable[[int], Iterator[pa.RecordBatch]]]:
+    """The schema, and what reads the rows in batches of at most so many."""
+    files = TableFiles.at(manifests, table, as_of).needed()
+    if key is None and not partial and (changed := files.key_changed()):
+        raise Refused(f"{changed[0].upper()}{changed[1:]}.", where=table, code="stage.key", remedy=COPY_AGAIN)
+    if key is None and (different := files.keys_differ()):
+        raise Refused(f"{table} has no key: {different}.", where=table, code="stage.key", remedy=GIVE_KEY)
+    rule = state_rule(files, key, dropped=dropped)
+    schema = state_schema(list(rule.columns))
+    order = [quoted(name) for name in state_order(rule)]
+    return schema, lambda rows: _ordered(schema, state_rows(store, files, rule), order, rows)

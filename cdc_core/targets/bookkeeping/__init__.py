@@ -1,0 +1,1 @@
+"""What Lockstep keeps in a target beside the rows: fences, layouts, ledgers, gates, due indexes."""

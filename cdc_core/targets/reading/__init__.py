@@ -1,0 +1,1 @@
+"""What a target has, and where: shards, facts, rows read back."""

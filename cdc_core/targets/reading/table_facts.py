@@ -1,0 +1,579 @@
+"""What a target server and its tables are like, and what they must be. Only `require_*` decide: the preflight
+(`lockstep check`) and the write job call the same functions, so that what passes here can be written.
+
+A table must exist, have the key (if rows have one) as a unique key, hold every column of the source in a type that
+takes all of its values (target.pairs), and need no values for its other columns. The order of columns is free.
+Generated columns of the source may be plain, generated, or missing in the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pymysql
+
+from cdc_core.errors import ColumnsMissing, LockstepError, Refused, TableMissing
+from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.mysql.connections import is_mariadb, quote, sensible, utf8_literal
+from cdc_core.mysql.server_errors import number_of
+from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, lacks, translated
+from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables.target_collations import BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column of a target table. `declared` is the server's own text of the type, charset and collation.
+
+    optional: a row can be inserted without naming it (nullable, a default, auto_increment, or generated).
+    counted:  AUTO_INCREMENT.
+    """
+
+    name: str
+    type: ColumnType
+    declared: str
+    nullable: bool
+    optional: bool
+    generated: bool
+    invisible: bool
+    counted: bool = False
+
+    @property
+    def replaces_null(self) -> bool:
+        """Whether the server silently stores another value for null: the next number, or the current time (MariaDB).
+        Any other NOT NULL column refuses a row that has null."""
+        return not self.nullable and (self.counted or self.type.base == "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueKey:
+    """A unique index. `parts` are (column, prefix length or None); a column of "" is an expression."""
+
+    name: str
+    parts: tuple[tuple[str, int | None], ...]
+
+    @property
+    def columns(self) -> frozenset[str]:
+        return frozenset(column.lower() for column, _ in self.parts)
+
+    @property
+    def plain(self) -> bool:
+        return all(column and length is None for column, length in self.parts)
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A target table as its server describes it. beside: versions of its rows are kept in a table of their own.
+    key: the columns that identify its rows, as the rows name them. keyless: its rows have no key, and so no versions.
+    coarser: it may treat keys as equal that differ on the source."""
+
+    database: str
+    table: str
+    columns: tuple[TargetColumn, ...]
+    unique_keys: tuple[UniqueKey, ...]
+    triggers: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
+    beside: bool = False
+    keyless: bool = False
+    coarser: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+    @cached_property
+    def by_name(self) -> Mapping[str, TargetColumn]:
+        """By lower-case name: MySQL's column names do not differ by case alone."""
+        return {column.name.lower(): column for column in self.columns}
+
+    @property
+    def versioned(self) -> bool:
+        return VERSION_COLUMN in self.by_name
+
+
+@sensible("target")
+def table_facts(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, TableFacts]:
+    """Facts about those of the named tables that exist, in three queries."""
+    if not tables:
+        return {}
+    names = list(tables)
+    marks = ", ".join(["%s"] * len(names))
+    where = f"TABLE_SCHEMA = %s AND TABLE_NAME IN ({marks})"
+    arguments = [database, *names]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME, IS_NULLABLE, "
+            f"COLUMN_DEFAULT, EXTRA FROM information_schema.COLUMNS WHERE {where} "
+            "ORDER BY TABLE_NAME, ORDINAL_POSITION",
+            arguments,
+        )
+        columns: dict[str, list[TargetColumn]] = {}
+        for table, *rest in cursor.fetchall():
+            columns.setdefault(table, []).append(_column(*rest, mariadb=is_mariadb(connection)))
+        cursor.execute(
+            # Not CARDINALITY, for which MySQL opens each table.
+            "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
+            f"WHERE {where} AND NON_UNIQUE = 0 ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX",
+            arguments,
+        )
+        parts: dict[str, dict[str, list[tuple[str, int | None]]]] = {}
+        for table, index, column, length in cursor.fetchall():
+            parts.setdefault(table, {}).setdefault(index, []).append((column or "", length))
+        cursor.execute(
+            "SELECT EVENT_OBJECT_TABLE, TRIGGER_NAME FROM information_schema.TRIGGERS "
+            f"WHERE TRIGGER_SCHEMA = %s AND EVENT_OBJECT_TABLE IN ({marks})",
+            arguments,
+        )
+        triggers: dict[str, list[str]] = {}
+        for table, trigger in cursor.fetchall():
+            triggers.setdefault(table, []).append(trigger)
+    return {
+        table: TableFacts(
+            database,
+            table,
+            tuple(found),
+            tuple(UniqueKey(name, tuple(part)) for name, part in parts.get(table, {}).items()),
+            tuple(sorted(triggers.get(table, ()))),
+        )
+        for table, found in columns.items()
+    }
+
+
+def require_shown_names(connection: pymysql.Connection[Any], names: Iterable[str]) -> None:
+    """A server that keeps names in small letters takes others too, and never shows them: whatever is looked for by such
+    a name, such as gates and counters, seems not to be there. Raises Refused (config.table_rule)."""
+    capital = sorted(name for name in names if name != name.lower())
+    if not capital:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@lower_case_table_names")
+        row = cursor.fetchone()
+    if row and int(row[0]) == 1:
+        raise Refused(
+            f"The server keeps names of tables and databases in small letters (lower_case_table_names = 1), and the "
+            f"rules name {capital[0]}.",
+            where=capital[0],
+            code="config.table_rule",
+            remedy=f"name {capital[0].lower()} in `database` and `table` of the rule",
+        )
+
+
+def declared_text(declared: str, charset: str | None, collation: str | None) -> str:
+    """Type, character set and collation as in a column's definition."""
+    return declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")
+
+
+def _column(
+    name: str,
+    declared: str,
+    charset: str | None,
+    collation: str | None,
+    nullable: str,
+    default: Any,
+    extra: str,
+    *,
+    mariadb: bool,
+) -> TargetColumn:
+    words = (extra or "").lower()
+    # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
+    generated = "virtual generated" in words or "stored generated" in words
+    full = declared_text(declared, charset, collation)
+    optional = nullable == "YES" or default is not None or generated or "auto_increment" in words
+    return TargetColumn(
+        name,
+        parse_column_type(declared, charset=charset or "", collation=collation or "", mariadb=mariadb),
+        full,
+        nullable == "YES",
+        optional,
+        generated,
+        "invisible" in words,
+        "auto_increment" in words,
+    )
+
+
+@sensible("target")
+def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
+    """Raises Refused (connection.setting) if bulk loading is off or cannot be logged."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@local_infile, @@log_bin, @@binlog_format")
+        local_infile, log_bin, binlog_format = cursor.fetchone() or (0, 0, "")
+    if not local_infile:
+        raise Refused(
+            "The server does not allow LOAD DATA LOCAL INFILE.",
+            where=where,
+            code="connection.setting",
+            remedy="SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file",
+        )
+    if log_bin and str(binlog_format).upper() == "STATEMENT":
+        raise Refused(
+            "The server's binary log has the format STATEMENT, which cannot log what is written from temporary tables.",
+            where=where,
+            code="connection.setting",
+            remedy="SET GLOBAL binlog_format = ROW (or MIXED) on the target, and binlog_format=ROW in its option file",
+        )
+
+
+def table_problems(
+    facts: TableFacts | None,
+    schema: TableSchema,
+    key: Sequence[str],
+    *,
+    name: str,
+    freshness: str | None = None,
+    narrower: bool = False,
+    partial: bool = False,
+    mariadb: bool = False,
+) -> list[LockstepError]:
+    """Everything that prevents writing changes of `schema` to the table: Refused (target.table, .key, .column, .type).
+
+    narrower: a column may be too narrow for some values, if the server reports each one that does not fit.
+    partial:  some row images leave columns out (binlog_row_image is not FULL).
+    mariadb:  what the target's server is, for the statements that the remedies name.
+    """
+    if facts is None:
+        return [
+            TableMissing(
+                f"The table {name} does not exist on the target, or the account has no privilege to see it.",
+                where=name,
+                remedy="`lockstep target create` creates it, with all keys and defaults; or "
+                f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
+            )
+        ]
+    new_key = _new_key(facts, key, schema, mariadb=mariadb) if key else None
+    found: list[LockstepError] = [*_key_problems(facts, key, new_key)] if key else []
+    settled = frozenset() if new_key is None else new_key.columns
+    in_key, at = {one.lower() for one in key}, "FIRST"
+    for column in schema.columns:
+        if column.name.lower() == VERSION_COLUMN or column.name.lower() in settled:
+            continue  # the former of a source that is itself a target (loaded_columns)
+        there = facts.by_name.get(column.name.lower())
+        if there is None and column.name.lower() not in in_key:
+            column = replace(column, nullable=True)  # changes that are older than the column are written as well
+        problem = _column_problem(
+            facts,
+            column,
+            there,
+            at,
+            in_key=column.name.lower() in in_key,
+            narrower=narrower,
+            partial=partial,
+            mariadb=mariadb,
+        )
+        if problem is not None:
+            found.append(problem)
+        if problem is not None or there is not None:
+            at = f"AFTER {quote(column.name)}"
+    known = {column.name.lower() for column in schema.columns}
+    for one in facts.columns:
+        unknown = one.name.lower() not in known and one.name.lower() not in settled
+        if unknown and not one.optional and one.name != VERSION_COLUMN:
+            found.append(
+                ColumnsMissing(
+                    f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
+                    where=name,
+                    remedy=_optional(facts, one),
+                )
+            )
+    if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
+        found.append(
+            ColumnsMissing(
+                f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
+                where=name,
+                remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
+            )
+        )
+    return found
+
+
+def _optional(facts: TableFacts, column: TargetColumn) -> str:
+    """How a row becomes possible that does not have a value for the target's own column."""
+    if any(column.name.lower() in unique.columns for unique in facts.unique_keys):
+        return f"give {column.name} a default, or drop it from the target and its unique keys"
+    return f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NULL"
+
+
+@dataclass(frozen=True, slots=True)
+class _NewKey:
+    """How a table whose primary key came from the source gets the source's new one. columns: that the clauses add, or
+    that need no value afterwards. emptied: its rows have no values for the key."""
+
+    former: str
+    clauses: str
+    columns: frozenset[str]
+    emptied: bool
+
+
+def _new_key(facts: TableFacts, key: Sequence[str], schema: TableSchema, *, mariadb: bool) -> _NewKey | None:
+    """None for a table that has the key, and for one whose primary key is its own: it gives that a value itself."""
+    primary = next((unique for unique in facts.unique_keys if unique.name == "PRIMARY"), None)
+    if _has_key(facts, key) or primary is None:
+        return None
+    source = {column.name.lower(): column for column in schema.columns}
+    gone = [facts.by_name[one] for one in sorted(primary.columns) if one in facts.by_name and one not in source]
+    if any(column.optional for column in gone) or not primary.plain:
+        return None
+    added = [source[one.lower()] for one in key if one.lower() in source and one.lower() not in facts.by_name]
+    clauses = [
+        *(f"ADD COLUMN {column_definition(column, mariadb=mariadb)}" for column in added),
+        f"DROP PRIMARY KEY, ADD PRIMARY KEY ({', '.join(map(quote, key))})",
+        *(f"MODIFY {quote(column.name)} {column.declared} NULL" for column in gone),
+    ]
+    return _NewKey(
+        former=", ".join(column for column, _ in primary.parts),
+        clauses=", ".join(clauses),
+        columns=frozenset([*(one.name.lower() for one in added), *(one.name.lower() for one in gone)]),
+        emptied=bool(added),
+    )
+
+
+def _has_key(facts: TableFacts, key: Sequence[str]) -> bool:
+    wanted = frozenset(one.lower() for one in key)
+    return any(unique.plain and unique.columns == wanted for unique in facts.unique_keys)
+
+
+def _key_problems(facts: TableFacts, key: Sequence[str], new: _NewKey | None) -> Iterator[Refused]:
+    if not _has_key(facts, key):
+        what = f"{facts.name} has no unique key over exactly ({', '.join(key)})"
+        remedy = f"ALTER TABLE {_quoted(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})"
+        if new is not None:
+            what += f"; its primary key is ({new.former})"
+            remedy = f"ALTER TABLE {_quoted(facts)} {new.clauses}"
+            if new.emptied:
+                remedy = (
+                    f"the rows there have no values for the new key: if all of them come from this source, "
+                    f"TRUNCATE TABLE {_quoted(facts)}; {remedy}; and copy the table again (`lockstep snapshot`), "
+                    "unless its copy is pending"
+                )
+        yield ColumnsMissing(f"{what}.", where=facts.name, remedy=remedy)
+    for one in key:
+        column = facts.by_name.get(one.lower())
+        if column is not None and column.nullable:
+            yield ColumnsMissing(
+                f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",
+                where=facts.name,
+                remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(column.name)} {column.declared} NOT NULL",
+            )
+
+
+def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
+    """Names, as the source writes them, of the columns whose values go to the target's server.
+
+    A column that the target generates itself is included if its type takes the source's values: the write compares the
+    two (written_columns leaves it out). A generated column of the source that the target does not have is left out.
+    """
+    names = []
+    for column in schema.columns:
+        if column.name.lower() == VERSION_COLUMN:
+            continue  # of a source that is itself a target: a version there says nothing here
+        there = facts.by_name.get(column.name.lower())
+        compared = there is not None and column.logged and not pairs.problem(column.type, there.type)
+        if there is not None and (compared or not there.generated):
+            names.append(column.name)
+    return tuple(names)
+
+
+def written_columns(facts: TableFacts, columns: Sequence[str]) -> tuple[str, ...]:
+    """Those of the rows' columns that a statement may assign: generated columns compute their own values."""
+    return tuple(name for name in columns if not facts.by_name[name.lower()].generated)
+
+
+def _column_problem(
+    facts: TableFacts,
+    column: Column,
+    there: TargetColumn | None,
+    at: str,
+    *,
+    in_key: bool,
+    narrower: bool,
+    partial: bool,
+    mariadb: bool,
+) -> Refused | None:
+    """at: where a column that is missing is on the source."""
+    if there is None:
+        if column.generated and column.key_part is None:
+            return None  # nothing is lost: it is computed from other columns
+        return ColumnsMissing(
+            f"The source's column {column.name} ({column.type}) is missing in {facts.name}.",
+            where=facts.name,
+            remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
+        )
+    problem = pairs.problem(column.type, there.type)
+    if there.generated:
+        if not problem or (column.generated and column.key_part is None):
+            return None
+    elif not column.logged and partial:
+        return ColumnsMissing(
+            f"{column.name} is a virtual column of the source, whose values MariaDB left out of the log "
+            f"(binlog_row_image is not FULL); in {facts.name} it is a plain column.",
+            where=facts.name,
+            remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
+            "binlog_row_image = FULL on the source and copy the whole table to the target",
+        )
+    elif not problem and column.nullable and there.replaces_null:
+        problem = pairs.NULLS
+    if not problem or (narrower and pairs.reported(problem, there.type)):
+        return None
+    kind = there.type if problem == pairs.NULLS else pairs.widened(column.type, there.type, mariadb=mariadb)
+    null = "NOT NULL" if not there.nullable and problem != pairs.NULLS else "NULL"
+    remedy = f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}"
+    if problem == pairs.DIFFER and not in_key:
+        remedy += (
+            f". If the server refuses that because of the values that are there: ALTER TABLE {_quoted(facts)} "
+            f"DROP COLUMN {quote(there.name)}, ADD COLUMN {quote(there.name)} {declaration(kind)} NULL, then "
+            "`lockstep snapshot PIPELINE TABLE`, and the next run fills it"
+        )
+    return Refused(
+        f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
+        where=facts.name,
+        code="target.definition",
+        remedy=remedy,
+    )
+
+
+def declaration(kind: ColumnType) -> str:
+    """A type as DDL, with its charset."""
+    text = str(kind).replace("\\", "\\\\")
+    if kind.charset and kind.base in TEXT_BASES | {"enum", "set"}:
+        text += f" CHARACTER SET {kind.charset}" + (f" COLLATE {kind.collation}" if kind.collation else "")
+    return text
+
+
+def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> str:
+    """A source's column as a plain column of a target. key: values that differ on the source must differ there too."""
+    kind = pairs.native(column.type, mariadb=mariadb)
+    unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
+    if unknown:
+        # Not <charset>_bin, to which trailing spaces make no difference.
+        apart = replace(kind, charset="utf8mb4", collation=BYTES[mariadb])
+        kind = apart if key else replace(kind, collation="")
+    return f"{quote(column.name)} {declaration(kind)} {'NULL' if column.nullable and not key else 'NOT NULL'}"
+
+
+def create_table(name: str, schema: TableSchema, key: Sequence[str], *, mariadb: bool) -> str:
+    """A CREATE TABLE with the source's columns; generated ones are plain. No defaults: rows have all values."""
+    wanted = {one.lower() for one in key}
+    parts = [
+        column_definition(column, mariadb=mariadb, key=column.name.lower() in wanted)
+        for column in schema.columns
+        if column.name.lower() != VERSION_COLUMN
+    ]
+    if key:
+        parts.append(f"PRIMARY KEY ({', '.join(map(quote, key))})")
+    return f"CREATE TABLE {'.'.join(map(quote, name.split('.', 1)))} ({', '.join(parts)}) ENGINE=InnoDB"
+
+
+def _quoted(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{quote(facts.table)}"
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseGrants:
+    """lacks: privileges on a whole database that the account lacks. has: those that it has on every table of it."""
+
+    lacks: tuple[str, ...]
+    has: frozenset[str]
+
+
+@sensible("target")
+def database_grants(connection: pymysql.Connection[Any], database: str, *, where: str) -> DatabaseGrants:
+    """Raises as require_grants.
+
+    PREPARE checks the privileges of its statement and runs nothing. A statement on a table that does not exist fails
+    for lack of the privilege first: only who has it on the whole database is told that there is no such table.
+    """
+    lacking, has = [], set()
+    with connection.cursor() as cursor:
+        probe = f"{quote(database)}._lockstep_check"
+        for privilege, statement in _EVERYWHERE.items():
+            try:
+                cursor.execute(statement.format(probe))
+            except pymysql.err.MySQLError as error:
+                if number_of(error) == _NO_SUCH_TABLE:
+                    has.add(privilege)
+                elif not denied(error):
+                    raise translated(error, where=where) from None
+        if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
+            lacking.append("CREATE TEMPORARY TABLES")
+        else:
+            cursor.execute(f"DROP TEMPORARY TABLE {probe}")
+        cursor.execute(f"SET @_lockstep_check = {utf8_literal(f'CREATE TABLE {probe} (n INT PRIMARY KEY)')}")
+        if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
+            lacking.append("CREATE")
+    return DatabaseGrants(tuple(lacking), frozenset(has))
+
+
+_NO_SUCH_TABLE = 1146
+_EVERYWHERE = {
+    "SELECT": "SELECT 1 FROM {} WHERE FALSE",
+    "INSERT": "EXPLAIN INSERT INTO {} VALUES (1)",
+    "UPDATE": "EXPLAIN UPDATE {} SET n = n WHERE FALSE",
+    "DELETE": "EXPLAIN DELETE FROM {} WHERE FALSE",
+}
+
+
+@sensible("target")
+def require_grants(
+    connection: pymysql.Connection[Any],
+    facts: Iterable[TableFacts],
+    *,
+    temporary_in: str,
+    where: str,
+    known: DatabaseGrants | None = None,
+) -> None:
+    """Raises Refused (connection.grant), which names each privilege that the account lacks, and what target.faults
+    makes of
+    other errors, such as those of a server that takes no writes now.
+
+    known: what database_grants says, if that is known. Single tables are asked for what it does not have everywhere.
+    EXPLAIN checks the privileges of its statement and runs nothing; the ALTER always fails, for lack of the privilege
+    or because the column exists.
+    """
+    tables = list(facts)
+    if known is None:
+        known = database_grants(connection, temporary_in, where=where)
+    lacking = dict.fromkeys(known.lacks)
+    with connection.cursor() as cursor:
+        for table in tables:
+            lacking |= dict.fromkeys(
+                privilege
+                for privilege, statement in _probes(table)
+                if privilege not in known.has and not _may(cursor, statement, where)
+            )
+        if lacking:
+            cursor.execute("SELECT CURRENT_USER()")
+            (account,) = cursor.fetchone() or ("",)
+            raise lacks(str(account), temporary_in, [one for one in PRIVILEGES if one in lacking], where=where)
+
+
+def _probes(table: TableFacts) -> Iterator[tuple[str, str]]:
+    """For each privilege on a table, a statement that needs it and changes nothing."""
+    name, plain = _quoted(table), [quote(column.name) for column in table.columns if not column.generated]
+    yield "SELECT", f"SELECT 1 FROM {name} WHERE FALSE"
+    if plain:
+        yield (
+            "INSERT",
+            f"EXPLAIN INSERT INTO {name} ({', '.join(plain)}) SELECT {', '.join(plain)} FROM {name} WHERE FALSE",
+        )
+        yield "UPDATE", f"EXPLAIN UPDATE {name} SET {plain[0]} = {plain[0]} WHERE FALSE"
+    yield "DELETE", f"EXPLAIN DELETE FROM {name} WHERE FALSE"
+    if not (table.versioned or table.beside or table.keyless):
+        yield "ALTER", f"ALTER TABLE {name} ADD COLUMN {quote(table.columns[0].name)} INT"
+
+
+def _may(cursor: Any, statement: str, where: str) -> bool:
+    """Whether the account has the privileges of a statement."""
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if denied(error):
+            return False
+        if number_of(error) != _DUPLICATE_COLUMN:
+            raise translated(error, where=where) from None
+    return True
+
+
+_DUPLICATE_COLUMN = 1060

@@ -1,0 +1,1 @@
+"""Definitions of target tables: made, compared, altered."""

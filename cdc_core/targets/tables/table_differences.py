@@ -1,0 +1,324 @@
+"""Makes the tables of a target, compares those that exist, and alters them where that only adds.
+
+A column is added, and a type is widened, if the new type takes every value of the old one and of the source; nothing
+else of an existing table is touched. Whatever was done is found by looking again: killed between two statements, or
+done by two at once, the next call continues.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pymysql
+
+from cdc_core.model.collations import own_name
+from cdc_core.model.schema import INTEGER_BYTES, ColumnType
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.mysql.connections import quote
+from cdc_core.mysql.server_errors import number_of
+from cdc_core.targets.reading.table_facts import declaration
+from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
+from cdc_core.targets.tables.table_definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
+
+_DUPLICATE_COLUMN = 1060
+_NUMBERS = frozenset({"decimal", "double", "bit", "year"})
+_TIMES = frozenset({"time", "datetime", "timestamp"})
+_STRING = re.compile(r"('(?:[^'\\]|\\.|'')*')")
+
+Literals = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TableDifference:
+    """How an existing table differs. stops: rows cannot be written as it is. alter: clauses of the ALTER TABLE that
+    ends the difference; safe: it only adds, or allows NULL. column: it is about a column that either side lacks."""
+
+    what: str
+    stops: bool = False
+    alter: str = ""
+    safe: bool = False
+    column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A table that exists. literals: the exact values of its literal defaults. empty: it has no rows."""
+
+    definition: TableDefinition
+    literals: Literals = field(default_factory=dict)
+    empty: bool = False
+
+
+def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
+    """What the server understands."""
+    info = str(connection.get_server_info())  # type: ignore[no-untyped-call]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        (version,) = cursor.fetchone() or ("",)
+        cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
+        heads = [one[0].upper() for one in cursor.description]
+        at = heads.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in heads else heads.index("COLLATION_NAME")
+        names = [str(row[at]) for row in cursor.fetchall()]
+    numbers = str(version).partition("-")[0].split(".")
+    mariadb = "MariaDB" in info
+    collations = frozenset(name for name in names if own_name(name, mariadb=mariadb) == name)
+    return Dialect(mariadb, tuple(int(one) for one in numbers if one.isdigit()), collations)
+
+
+def differences(planned: PlannedTable, there: Existing) -> list[TableDifference]:
+    """Everything in which an existing table is another than the one that would be created."""
+    found: list[TableDifference] = []
+    definition = there.definition
+    key = {one.lower() for one in planned.key}
+    at = "FIRST"
+    for column in planned.columns:
+        theirs = definition.by_name.get(column.name.lower())
+        if theirs is None:
+            lacking = _missing(column, at, empty=there.empty, in_key=column.name.lower() in key)
+            found.append(lacking)
+            if not (lacking.safe and lacking.column):
+                continue  # it may stay missing
+        else:
+            found += _column_differences(planned, column, theirs, there)
+        at = f"AFTER {quote(column.name)}"
+    known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
+    primary = {name for index in definition.indexes if index.name == "PRIMARY" for name in index.columns}
+    for extra in definition.columns:
+        if extra.name.lower() not in known:
+            needed = not (extra.nullable or extra.default or extra.generated or extra.counted)
+            free = needed and extra.name.lower() not in primary
+            alter = _modified(replace(extra, nullable=True), there) if free else ""
+            what = f"the column {extra.name} is not on the source"
+            found.append(
+                TableDifference(what, stops=needed, alter=alter, safe=bool(alter), column=extra.name if alter else "")
+            )
+    found += _index_differences(planned, definition)
+    if planned.collation and _newest_name(definition.collation) != _newest_name(planned.collation):
+        found.append(
+            TableDifference(f"further columns get the collation {definition.collation}, not {planned.collation}")
+        )
+    if planned.comment is not None and definition.comment != planned.comment:
+        found.append(TableDifference(f"the comment of the table is {definition.comment!r}, not {planned.comment!r}"))
+    if definition.engine.lower() != "innodb":
+        found.append(TableDifference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
+    found += [TableDifference(f"the trigger {name} may change rows") for name in definition.triggers]
+    found += [TableDifference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys]
+    return found
+
+
+def _newest_name(collation: str) -> str:
+    return re.sub("^utf8_", "utf8mb3_", collation)
+
+
+def _missing(column: PlannedColumn, at: str, *, empty: bool, in_key: bool) -> TableDifference:
+    """at: its place on the source: an application that is led here may not name columns.
+
+    Beside rows that exist, NULL is allowed: changes from before the column have no value for it, and are written as
+    well, until the table is copied again. A computed default would give the rows that exist another value than they
+    have on the source: they get NULL."""
+    what = f"the column {column.name} ({column.type}) is missing"
+    strict = not (column.nullable or column.generated)
+    loose = not empty and not in_key and (strict or column.default not in ("", LITERAL))
+    if loose and strict:
+        what += "; it is added with NULL allowed, since changes that are older than it have no value for it"
+    safe = not in_key or empty or column.generated or bool(column.default)
+    alter = f"ADD COLUMN {column.loose if loose else column.sql} {at}"
+    if column.derived and not column.generated and not in_key:
+        # Nothing is lost without it, and MariaDB does not log all values of a virtual column.
+        return TableDifference(what, alter=alter, safe=safe)
+    return TableDifference(what, stops=not column.generated, alter=alter, safe=safe, column=column.name)
+
+
+def _column_differences(
+    planned: PlannedTable, column: PlannedColumn, theirs: ColumnDefinition, there: Existing
+) -> list[TableDifference]:
+    found = []
+    name = theirs.name
+    in_key = name.lower() in {one.lower() for one in planned.key}
+    problem = pairs.problem(column.source, theirs.type)
+    if not problem and column.nullable and not theirs.nullable and not theirs.generated:
+        problem = "it is NOT NULL"
+    if problem and not theirs.generated:
+        wide = column.type if pairs.problem(column.source, theirs.type) else theirs.type
+        alter = ""
+        if not pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
+            nullable = theirs.nullable or (column.nullable and not in_key)
+            alter = _modified(replace(theirs, type=wide, nullable=nullable), there)
+        found.append(
+            TableDifference(
+                f"the column {name} is {column.source} on the source and {theirs.type} here: {problem}",
+                stops=True,
+                alter=alter,
+                safe=bool(alter),
+            )
+        )
+    elif theirs.type != column.type:
+        found.append(TableDifference(f"the column {name} is {_shown(theirs.type)}, not {_shown(column.type)}"))
+    if theirs.nullable and not column.nullable and not column.generated:
+        strict = _modified(replace(theirs, nullable=False), there)
+        found.append(TableDifference(f"the column {name} allows NULL", stops=in_key, alter=strict))
+    if bool(theirs.generated) != column.generated:
+        found.append(TableDifference(f"the column {name} is {'' if theirs.generated else 'not '}generated"))
+    found += [TableDifference(f"the column {name} {what}") for what in _told(column, theirs, there)]
+    if theirs.counted:
+        found.append(TableDifference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers"))
+    if theirs.refreshed:
+        found.append(TableDifference(f"the column {name} has ON UPDATE, which may change rows"))
+    return found
+
+
+def _told(column: PlannedColumn, theirs: ColumnDefinition, there: Existing) -> Iterator[str]:
+    """Differences that stop no row: of defaults, expressions and comments."""
+    if column.generated and theirs.generated:
+        if theirs.generated != column.stored:
+            yield f"is {theirs.generated}, not {column.stored}"
+        if not same_expression(theirs.expression, column.expression):
+            yield f"is generated as {theirs.expression.text}, not as {column.expression.text}"
+    elif not column.generated:
+        yield from _default_told(column, theirs, there.literals.get(theirs.name))
+    if column.comment is not None and theirs.comment != column.comment:
+        yield f"has the comment {theirs.comment!r}, not {column.comment!r}"
+
+
+def _default_told(column: PlannedColumn, theirs: ColumnDefinition, value: str | None) -> Iterator[str]:
+    """value: of a literal default that is there, None where it is not known."""
+    literal = column.literal
+    if column.default == LITERAL and theirs.default == EXPRESSION and theirs.type.base in _LARGE:
+        # MySQL has defaults of large columns as expressions alone.
+        if literal is not None and theirs.expression.exact and text_literal(literal) not in theirs.expression.text:
+            yield f"has the default {theirs.expression.text}, not {text_literal(literal)}"
+    elif theirs.default != column.default:
+        yield f"has {'another' if theirs.default else 'no'} default"
+    elif column.default == LITERAL:
+        if value is not None and literal is not None and not same_literal(value, literal, column.source):
+            yield f"has the default {value!r}, not {literal!r}"
+    elif column.default == EXPRESSION and not same_expression(theirs.expression, column.expression):
+        yield f"has the default {theirs.expression.text}, not {column.expression.text}"
+
+
+def same_literal(one: str, other: str, kind: ColumnType) -> bool:
+    """Whether two literal defaults, as source.defaults has them, are one value. kind: of the column."""
+    if one == other:
+        return True
+    if kind.base == "float":  # an ALTER TABLE of any column may round it to the digits that the server shows
+        return f"{float(one):.6g}" == f"{float(other):.6g}"
+    if kind.base in INTEGER_BYTES or kind.base in _NUMBERS:
+        try:
+            return Decimal(one) == Decimal(other)
+        except InvalidOperation:
+            return False
+    return kind.base in _TIMES and _without_zeros(one) == _without_zeros(other)
+
+
+def _without_zeros(text: str) -> str:
+    """Without a fraction of a second that says nothing: columns of unlike precision show unlike many digits."""
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def same_expression(one: Expression, other: Expression) -> bool:
+    """Whether two expressions are the same, but for how versions of a server print them: quotes, parentheses, blanks,
+    cases of names, and the character sets of strings."""
+    if not (one.exact and other.exact):
+        return True  # nothing tells
+    return _plain(one.text) == _plain(other.text)
+
+
+def _plain(text: str) -> str:
+    parts = _STRING.split(text)  # the strings are at odd places
+    return "".join(
+        part if at % 2 else re.sub(r"_[a-z0-9]+$", "", re.sub(r"[\s`()]", "", part.lower()))
+        for at, part in enumerate(parts)
+    )
+
+
+def _shown(kind: ColumnType) -> str:
+    return str(kind) + (f" {kind.collation}" if kind.collation else "")
+
+
+def _modified(column: ColumnDefinition, there: Existing) -> str:
+    """MODIFY with all else as it is; "" where that cannot be known."""
+    default = ""
+    if column.name.lower() in there.definition.column_checks or column.generated or column.srid is not None:
+        return ""
+    if column.default == LITERAL:
+        value = there.literals.get(column.name)
+        if value is None:
+            return ""
+        default = f" DEFAULT {default_literal(value, there.definition.by_name[column.name.lower()].type)}"
+        if column.type.base in _LARGE and not there.definition.mariadb:
+            return ""
+    elif column.default:
+        return ""
+    words = [f"MODIFY COLUMN {quote(column.name)} {declaration(column.type)}"]
+    words += ["ZEROFILL"] if column.zerofill else []
+    words.append(("NULL" if column.nullable else "NOT NULL") + default)
+    words += ["AUTO_INCREMENT"] if column.counted else []
+    words += ["INVISIBLE"] if column.invisible else []
+    words += [f"COMMENT {text_literal(column.comment)}"] if column.comment else []
+    return "" if column.refreshed else " ".join(words)
+
+
+_LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"})
+
+
+def _index_differences(planned: PlannedTable, definition: TableDefinition) -> list[TableDifference]:
+    found = []
+    shapes = {
+        (index.unique, tuple((part.column.lower(), part.prefix) for part in index.parts)): index.name
+        for index in definition.indexes
+    }
+    wanted = {(index.unique, index.parts) for index in planned.indexes}
+    key = planned.indexes[0] if planned.key else None
+    for index in planned.indexes:
+        if index is key:
+            same = any(
+                unique
+                and {name for name, prefix in parts if prefix is None} == {name for name, _ in index.parts}
+                and len(parts) == len(index.parts)
+                for unique, parts in shapes
+            )
+            if not same:
+                found.append(
+                    TableDifference(
+                        f"no unique key over exactly ({', '.join(planned.key)})", stops=True, alter=f"ADD {index.sql}"
+                    )
+                )
+        elif (index.unique, index.parts) not in shapes:
+            found.append(TableDifference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
+    keyed = {name for name, _ in key.parts} if key else set()
+    for (unique, parts), name in shapes.items():
+        if unique and (unique, parts) not in wanted and {one for one, _ in parts} != keyed:
+            found.append(TableDifference(f"the unique key {name} is not on the source: rows may violate it"))
+    return found
+
+
+def create_database_sql(database: str, collation: str) -> str:
+    return f"CREATE DATABASE IF NOT EXISTS {quote(database)}" + (f" COLLATE {collation}" if collation else "")
+
+
+def alter_table(
+    connection: pymysql.Connection[Any], database: str, table: str, found: Sequence[TableDifference]
+) -> list[str]:
+    """Executes the safe alterations; the statements. Each is one of its own: killed between two, the rest is found
+    again. Raises PyMySQL's errors."""
+    done = []
+    for one in found:
+        if one.safe and one.alter:
+            statement = alter_sql(database, table, one)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement)
+            except pymysql.err.MySQLError as error:
+                if number_of(error) != _DUPLICATE_COLUMN:  # another has added it meanwhile
+                    raise
+            done.append(statement)
+    return done
+
+
+def alter_sql(database: str, table: str, one: TableDifference) -> str:
+    return f"ALTER TABLE {quote(database, table)} {one.alter}"

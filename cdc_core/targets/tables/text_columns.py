@@ -1,0 +1,213 @@
+"""Arrow columns as the text that LOAD DATA reads: exact, whole columns at a time, no Python object per value.
+
+    numbers, dates, times   as the server writes them; TIMESTAMP in UTC (the session's time zone is UTC)
+    text                    UTF-8, with \\ tab newline and NUL escaped by a backslash
+    binary, geometry        hex; UNHEX on the way in
+    vector                  hex of its little-endian floats, which is the server's own form
+    bit                     a decimal number; CAST AS UNSIGNED on the way in
+    null                    \\N
+
+A value that its type cannot hold is null in the column; its text in `_cdc_literal` is loaded instead.
+`row_keys` makes the text of a key: tombstones are found by it, and a value has the same text in types of any width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.model.merged_columns import ORIGIN
+from cdc_core.model.staged_columns import LITERAL, ROW, SEQ, SOURCE, TS, LiteralEntries
+from cdc_core.model.version import encode_numbers
+
+KEY_BYTES = 512
+"""The longest key text that is kept as it is; a longer one is kept as its SHA-256."""
+_HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint16)
+_SPECIAL = np.zeros(256, dtype=bool)
+_SPECIAL[[0, 9, 10, 92]] = True
+_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\0", "\\0"))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether a column of this type travels as hex."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_list(kind))
+
+
+def column_text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
+    """A column's values as text, not yet escaped, with its literals in place; binary values as hex."""
+    return _with_literals(rows, name, _plain_text(rows.column(name)))
+
+
+def _plain_text(values: pa.Array) -> pa.StringArray:
+    kind = values.type
+    if pa.types.is_string(kind):
+        return values
+    if is_bytes(kind):
+        return _hex(values)
+    if pa.types.is_boolean(kind):
+        return values.cast(pa.int8()).cast(pa.string())
+    if pa.types.is_timestamp(kind):
+        # Without its zone: the session's is UTC, as the value is.
+        return values.cast(pa.timestamp("us")).cast(pa.string())
+    if pa.types.is_dictionary(kind):
+        return values.cast(kind.value_type).cast(pa.string())
+    if pa.types.is_float32(kind):
+        # All digits of the number: the fewest that distinguish it from its neighbours may round beyond the largest
+        # FLOAT, and would be another number in a DOUBLE.
+        values = values.cast(pa.float64())
+    return values.cast(pa.string())
+
+
+def _hex(values: pa.Array) -> pa.StringArray:
+    width = 1
+    if pa.types.is_list(values.type):
+        items, width = values.values, 4
+        if not pa.types.is_float32(items.type):
+            items = items.cast(pa.float32())
+        raw = np.frombuffer(items.buffers()[1] or b"", dtype=np.uint8)[items.offset * 4 :]
+    else:
+        values = values.cast(pa.binary())
+        raw = np.frombuffer(values.buffers()[2] or b"", dtype=np.uint8)
+    count = len(values)
+    offsets = np.frombuffer(values.buffers()[1] or bytes(4), dtype=np.int32)[values.offset : values.offset + count + 1]
+    if not count:
+        return pa.array([], pa.string())
+    low, high = int(offsets[0]) * width, int(offsets[-1]) * width
+    data = _HEX[raw[low:high]].tobytes()
+    spread = ((offsets.astype(np.int64) * width - low) * 2).astype(np.int32)
+    nulls = values.is_valid()
+    text = pa.StringArray.from_buffers(count, pa.py_buffer(spread.tobytes()), pa.py_buffer(data))
+    return pc.if_else(nulls, text, pa.scalar(None, pa.string())) if values.null_count else text
+
+
+def _with_literals(rows: pa.RecordBatch, name: str, text: pa.StringArray) -> pa.StringArray:
+    index = rows.schema.get_field_index(LITERAL)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return text
+    literals = rows.column(index)
+    offsets = np.asarray(literals.offsets)
+    found = np.flatnonzero(np.asarray(pc.equal(literals.keys, name)))
+    found = found[(found >= offsets[0]) & (found < offsets[-1])]
+    if not len(found):
+        return text
+    mask = np.zeros(rows.num_rows, dtype=bool)
+    mask[np.searchsorted(offsets, found, side="right") - 1] = True
+    return pc.replace_with_mask(text, pa.array(mask), literals.items.take(pa.array(found)))
+
+
+def empty_literals(rows: pa.RecordBatch) -> list[tuple[int, str]]:
+    """Row and column of each value whose literal is empty: the error value of an ENUM that has the label '' too."""
+    index = rows.schema.get_field_index(LITERAL)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return []
+    entries = LiteralEntries.of(rows.column(index))
+    at = np.flatnonzero(np.asarray(pc.equal(entries.text, "")))
+    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
+
+
+def without_text(rows: pa.RecordBatch) -> list[tuple[int, str]]:
+    """Row and column of each value of a text column whose bytes are not text of its character set: its literal is the
+    bytes as hexadecimal digits."""
+    index = rows.schema.get_field_index(LITERAL)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return []
+    entries = LiteralEntries.of(rows.column(index))
+    names = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+    at = np.flatnonzero(entries.among(names) & np.asarray(pc.not_equal(entries.text, "")))
+    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
+
+
+def escaped(text: pa.StringArray) -> pa.StringArray:
+    """Backslash escapes, only where a column has any."""
+    data = text.buffers()[2]
+    if data is None or not _SPECIAL[np.frombuffer(data, dtype=np.uint8)].any():
+        return text
+    for plain, code in _ESCAPES:
+        text = pc.replace_substring(text, plain, code)
+    return text
+
+
+def joined(columns: Sequence[pa.StringArray]) -> pa.Buffer | bytes:
+    """Lines of tab-separated fields, ready to be written to the file."""
+    lines = pc.binary_join_element_wise(*columns, "\t", null_handling="replace", null_replacement="\\N")
+    lines = pc.binary_join_element_wise(lines, "", "\n")
+    offsets = np.frombuffer(lines.buffers()[1], dtype=np.int32)
+    return lines.buffers()[2].slice(int(offsets[lines.offset]), int(offsets[lines.offset + len(lines)]))
+
+
+def row_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
+    """The key's text of each row: its columns' text with \\ and , escaped, joined by commas, hashed when too long; null
+    where rows have no key."""
+    if not key:
+        return pa.nulls(rows.num_rows, pa.string())
+    parts = []
+    for name in key:
+        text = column_text(rows, name)
+        kind = rows.schema.field(name).type
+        if len(key) > 1 and pa.types.is_string(kind):
+            text = pc.replace_substring(pc.replace_substring(text, "\\", "\\\\"), ",", "\\,")
+        parts.append(text)
+    keys = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, ",")
+    long = np.asarray(pc.greater(pc.fill_null(pc.binary_length(keys), 0), KEY_BYTES))
+    if not long.any():
+        return keys
+    texts = keys.to_pylist()
+    return pa.array(
+        [
+            "sha256:" + hashlib.sha256(text.encode()).hexdigest() if big else text
+            for text, big in zip(texts, long, strict=True)
+        ],
+        pa.string(),
+    )
+
+
+def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
+    """The version of each row (model.version) as hex."""
+    numbers = _version_numbers(rows)
+    count = rows.num_rows
+    offsets = np.arange(0, (count + 1) * 48, 48, dtype=np.int32)
+    head = pa.StringArray.from_buffers(
+        count, pa.py_buffer(offsets.tobytes()), pa.py_buffer(_HEX[numbers.reshape(-1)].tobytes())
+    )
+    return pc.binary_join_element_wise(head, *_version_names(rows, lambda name: name.hex().upper(), pa.string()), "")
+
+
+def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
+    """The version of each row (model.version)."""
+    numbers = _version_numbers(rows)
+    count = rows.num_rows
+    offsets = np.arange(0, (count + 1) * 24, 24, dtype=np.int32)
+    head = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(numbers.tobytes())]
+    )
+    return pc.binary_join_element_wise(head, *_version_names(rows, bytes, pa.binary()), b"")
+
+
+def _version_numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
+    return encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
+
+
+def _version_names(rows: pa.RecordBatch, coded: Callable[[bytes], Any], kind: pa.DataType) -> list[pa.Array]:
+    """What follows the numbers: the source and, where rows have it, the origin, after its zero byte."""
+    sources = _dictionary(rows.column(SOURCE))
+    names = pa.array([coded(name.encode()) for name in sources.dictionary.to_pylist()], kind)
+    if ORIGIN not in rows.schema.names:
+        return [names.take(sources.indices)]
+    origins = _dictionary(rows.column(ORIGIN))
+    tails = pa.array([coded(b"\0" + name.encode()) for name in origins.dictionary.to_pylist()], kind)
+    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), coded(b""))]
+
+
+def _dictionary(values: pa.Array) -> pa.DictionaryArray:
+    return values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
+
+
+def _ints(values: pa.Array) -> npt.NDArray[np.int64]:
+    return np.asarray(values.cast(pa.int64()))

@@ -1,0 +1,336 @@
+"""The tasks of the snapshot DAG, and the task that starts it.
+
+    plan           extracts, so that the tables are known, and says what will be copied
+    copy[source]   reads the tables chunk by chunk, beside all other runs; one copier a source, by a lease
+    stage[source]  makes the copied rows part of the stage, once what was committed meanwhile is extracted
+
+Only one thing moves a source's chain of batches: an extractor. The hourly run may be paused, or 59 minutes away, so
+`stage` extracts by itself, under the extractor's lease when that is free; while another extractor has it, that one
+moves the chain, and `stage` looks again at its next poke. copy and stage are rescheduled between pokes, so that they
+hold no worker slot while they wait. Whatever was read and staged is in meta: a task that is killed, retried or cleared
+at any moment continues after the last chunk, and reads nothing again that is staged.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
+
+from cdc_core.errors import LeaseHeld, OtherServer, Paused, Refused, combined
+from cdc_core.model.readable import counted, some_of
+from cdc_core.model.windows import to_us
+from lockstep_airflow.airflow_failures import as_airflow_failures
+from lockstep_airflow.credentials import exported
+from lockstep_airflow.extract_sensor import DRAIN_S
+from lockstep_airflow.run_context import asked_at, copy_params, copy_readers, is_dry_run, run_name
+from lockstep_airflow.specs import COPY, PLAN
+from lockstep_airflow.task_pipeline import opened
+from lockstep_airflow.termination import Leaving
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow.sdk import Context
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+    from cdc_core.operations.copy.pending import PendingTable
+    from cdc_core.operations.open_pipeline import OpenPipeline
+    from lockstep_airflow.lineage import Lineage
+
+log = logging.getLogger(__name__)
+
+_MOST_NAMED = 10
+UNFINISHED = ("queued", "running")
+
+
+def _wanted(context: Context, ready: OpenPipeline, source: str) -> tuple[PendingTable, ...]:
+    """What a run of the DAG copies of a source: the tables that its form names, or what is pending.
+
+    Not tables that the form names and that were staged since the run was asked for: it was this run, or did the same.
+    Raises UsageError (usage.argument, usage.unknown_name), Refused (table.not_captured).
+    """
+    from cdc_core.operations.copy.pending import chosen, pending
+    from cdc_core.operations.copy.steps import copied_since
+
+    sources, tables = copy_params(context, ready.pipeline)
+    if source not in sources:
+        return ()
+    if not tables:
+        return pending(ready.meta, source, on_new=ready.pipeline.tables.on_new)
+    done = copied_since(ready, source, to_us(asked_at(context)))
+    for table in sorted(done.intersection(tables)):
+        log.info("%s: %s was copied since this run was asked for", source, table)
+    return chosen(ready.meta, source, [table for table in tables if table not in done])
+
+
+class CopyPlanOperator(Leaving, BaseOperator):
+    """Extracts each source up to now, and lists what will be copied. XCom: {sources: {name: tables}, tables, rows}."""
+
+    ui_color = "#e8eefb"
+
+    def __init__(self, *, file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.operations.copy.readmission import readmit
+        from cdc_core.operations.extract.side_by_side import extract_if_free
+
+        dry = is_dry_run(context)
+        with (
+            as_airflow_failures("plan of the copy"),
+            opened(self.file, context) as ready,
+            nullcontext() if dry else exported(ready.pipeline),
+            self.working(),
+        ):
+            sources, _ = copy_params(context, ready.pipeline)
+            for source in sources:
+                if dry:
+                    continue
+                readmit(
+                    ready,
+                    source,
+                )
+                if not extract_if_free(ready, source) and ready.meta.positions.checkpoint(source) is None:
+                    raise LeaseHeld(
+                        f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
+                        where=source,
+                        remedy="the next attempt looks again",
+                    )
+            found = {source: _wanted(context, ready, source) for source in sources}
+        for source, tables in found.items():
+            for one in tables:
+                count = "rows not counted" if one.rows is None else f"~{counted(one.rows, 'row')}"
+                log.info("%s: %s %s, %s: %s", source, "would copy" if dry else "to copy", one.name, count, one.why)
+            if not tables:
+                log.info("%s: nothing to copy", source)
+        return {
+            "sources": {source: len(tables) for source, tables in found.items()},
+            "tables": sum(len(tables) for tables in found.values()),
+            "rows": sum(one.rows or 0 for tables in found.values() for one in tables),
+            **({"dry_run": True} if dry else {}),
+        }
+
+
+class PipelineSensor(Leaving, BaseSensorOperator):
+    """A task of a pipeline file in mode reschedule: between pokes the worker slot is free."""
+
+    def __init__(self, *, file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+
+    @property
+    def subject(self) -> str:
+        """What of the pipeline it is for."""
+        raise NotImplementedError
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        if is_dry_run(context):
+            raise AirflowSkipException("A dry run copies nothing.")
+        with (
+            as_airflow_failures(f"{self.task_id} {self.subject}"),
+            opened(self.file, context) as ready,
+            exported(ready.pipeline),
+            self.working(),
+        ):
+            try:
+                return self.step(context, ready)
+            except (LeaseHeld, Paused) as error:
+                log.info("%s: waiting: %s", self.subject, error)
+                return PokeReturnValue(False)
+
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
+        raise NotImplementedError
+
+
+class _CopySensor(PipelineSensor):
+    """Of one source."""
+
+    ui_color = "#d7ece2"
+
+    def __init__(self, *, source: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.source = source
+
+    @property
+    def subject(self) -> str:
+        return self.source
+
+
+class CopySensor(_CopySensor):
+    """Reads the tables to their ends in one poke; further pokes wait for another copier of the source.
+
+    XCom: {source, tables, refused}.
+    """
+
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
+        from cdc_core.operations.copy.copier import copier_lease
+        from cdc_core.operations.copy.copy_progress import CopyProgress
+        from cdc_core.operations.copy.steps import read_tables
+        from cdc_core.operations.extract.side_by_side import extract_if_free
+
+        readers = copy_readers(context)
+        if readers is not None:
+            limits = ready.pipeline.snapshot.model_copy(update={"readers": readers})
+            ready = replace(ready, pipeline=ready.pipeline.model_copy(update={"snapshot": limits}))
+        self._tables(context, ready)
+        with copier_lease(ready, self.source) as lease:
+            tables = self._tables(context, ready)  # the last holder may have copied some
+            try:
+                with ready.progress.copying({one.name: one.rows for one in tables}) as report:
+                    refused = read_tables(ready, self.source, tables, lease, report)
+            except OtherServer as error:
+                log.info("%s: extracting first: %s", self.source, error)
+                extract_if_free(ready, self.source, budget_s=DRAIN_S)
+                return PokeReturnValue(False)
+        for copy in ready.meta.copies.find(self.source):
+            if copy.complete:
+                log.info("%s: %s: %s", self.source, copy.table, CopyProgress().text(copy))
+        for table, tried in ready.meta.copies.retries(self.source).items():
+            log.warning("%s: %s: chunks read again: %d. %s", self.source, table, tried.count, tried.error)
+        for table, reason in refused.items():
+            log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
+        return PokeReturnValue(
+            True, {"source": self.source, "tables": len(tables) - len(refused), "refused": len(refused)}
+        )
+
+    def _tables(self, context: Context, ready: OpenPipeline) -> tuple[PendingTable, ...]:
+        """What is to be copied; ends as skipped where nothing is."""
+        tables = _wanted(context, ready, self.source)
+        if not tables:
+            raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
+        return tables
+
+
+class StageCopySensor(_CopySensor):
+    """Extracts, and stages what is read and passed by the chain; waits for the rest. Then it fails if the task before
+    it could not copy a table: a run that is green has copied all.
+
+    XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
+    """
+
+    def step(self, context: Context, ready: OpenPipeline) -> PokeReturnValue:
+        from cdc_core.operations.copy.copier import copier_lease
+        from cdc_core.operations.copy.steps import stage_read
+        from cdc_core.operations.extract.side_by_side import extract_if_free
+
+        read = [one.table for one in ready.meta.copies.find(self.source) if one.complete]
+        if not read and not ready.meta.copied.decided(self.source):
+            self._require_copied(context, ready)
+            raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
+        extract_if_free(ready, self.source, budget_s=DRAIN_S)
+        with copier_lease(ready, self.source) as lease:
+            staged = stage_read(ready, self.source, lease)
+        rows = sum(batch.rows for batch in staged.batches)
+        for table in staged.tables:
+            log.info("%s: %s is staged with all of its rows", self.source, table)
+        for table, why in staged.dropped:
+            log.warning("%s: the copy of %s was not staged: %s", self.source, table, why)
+        if staged.waiting is not None:
+            log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
+            return PokeReturnValue(False)
+        self._require_copied(context, ready)
+        counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
+        return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
+
+    def _require_copied(self, context: Context, ready: OpenPipeline) -> None:
+        """Raises why tables were left out by the copy task of this DAG run: Refused, of each table its own code; or
+        run.clear_task where that task has not run."""
+        from cdc_core.meta.task_failures import COPY_TABLE, copied_table
+
+        ti = context["ti"]
+        read = ti.xcom_pull(task_ids=COPY, map_indexes=ti.map_index)
+        if read is None:  # it was skipped, as there was nothing to copy, or marked
+            planned = (ti.xcom_pull(task_ids=PLAN) or {}).get("sources", {self.source: 1})
+            left = _wanted(context, ready, self.source) if planned.get(self.source) else ()
+            if left:
+                raise _not_copied(self.source, [one.name for one in left])
+        elif read.get("refused"):
+            refused = [
+                Refused(one.what, where=one.where, code=one.code, remedy=one.remedy)
+                for one in ready.meta.failures.find()
+                if one.task == COPY_TABLE and one.subject.startswith(copied_table(self.source, ""))
+            ]
+            if refused:  # else another copy has read them since
+                raise combined(refused)
+
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """Airflow's OpenLineage provider asks for it."""
+        from lockstep_airflow import lineage
+
+        return lineage.of_copy(self.file, self.source, task_instance.get_template_context())
+
+
+def _not_copied(source: str, tables: Sequence[str]) -> Refused:
+    return Refused(
+        f"The task {COPY} has not said that it has read what this run was to copy of {source}: it was marked, or "
+        f"Airflow has removed its XCom. Not copied: {some_of(tables, _MOST_NAMED)}.",
+        where=f"task {COPY}",
+        code="run.clear_task",
+        remedy=f"what was read is staged; clear the task {COPY} with this one: it continues after the last chunk",
+    )
+
+
+class StartCopyOperator(BaseOperator):
+    """Starts the snapshot DAG if a copy is due and no run of that DAG is under way; otherwise it ends as skipped."""
+
+    ui_color = "#e8eefb"
+
+    def __init__(self, *, file: str, dag_id_of_copy: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+        self.dag_id_of_copy = dag_id_of_copy
+
+    def execute(self, context: Context) -> None:
+        from cdc_core.operations.copy.steps import due
+
+        if is_dry_run(context):
+            raise AirflowSkipException("A dry run copies nothing.")
+        with as_airflow_failures("start of the copy"), opened(self.file, context) as ready:
+            pipeline = ready.pipeline
+            found = {source.name: due(ready, source.name) for source in pipeline.sources}
+        tables = [(source, one) for source, of_source in found.items() for one in of_source]
+        if not tables:
+            raise AirflowSkipException("Every captured table is staged with all of its rows, or cannot be copied.")
+        for source, one in tables:
+            log.info("%s: a copy of %s is due: %s", source, one.name, one.why)
+        self._require_known(context)
+        if context["ti"].get_dr_count(dag_id=self.dag_id_of_copy, states=list(UNFINISHED)):
+            raise AirflowSkipException(f"A run of {self.dag_id_of_copy} is under way already.")
+        raise DagRunTriggerException(
+            trigger_dag_id=self.dag_id_of_copy,
+            dag_run_id=f"from__{run_name(context, pipeline)}",
+            conf={},
+            reset_dag_run=False,
+            skip_when_already_exists=True,
+            wait_for_completion=False,
+            allowed_states=["success"],
+            failed_states=["failed"],
+            poke_interval=60,
+            deferrable=False,
+        )
+
+    def _require_known(self, context: Context) -> None:
+        """Ends as skipped where Airflow does not know the DAG: not yet, or because only one DAG is tested."""
+        try:
+            context["ti"].get_dag(self.dag_id_of_copy)
+        except Exception as error:
+            if _http_status(error) != 404:
+                raise
+            log.warning(
+                "Airflow has no DAG %s yet. The next run of this one starts it; `lockstep snapshot` copies now.",
+                self.dag_id_of_copy,
+            )
+            raise AirflowSkipException(f"Airflow has no DAG {self.dag_id_of_copy} yet.") from None
+
+
+def _http_status(error: Exception) -> int | None:
+    """Of an answer of Airflow's API server: to this process, or to the one that supervises it."""
+    if isinstance(error, AirflowRuntimeError):
+        return (error.error.detail or {}).get("status_code")
+    return getattr(getattr(error, "response", None), "status_code", None)

@@ -1,0 +1,134 @@
+"""The tasks of the cutover DAG.
+
+    plan ─► rehearse ─► approve ─► switch
+
+Each does its work in a process of its own (cutover_process.py), which makes runs and verifications as those are made
+otherwise. Whatever is killed, the next try continues the cutover that is open. Only `switch` calls the command that
+leads the application to another place, after somebody has approved; where the cutover that this was for has ended
+meanwhile, a retry begins no other.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from cdc_core import config
+from cdc_core.errors import RetryLater, RolledBack, from_text
+from cdc_core.model.windows import CLOCK_TOLERANCE_US, to_us
+from lockstep_airflow.airflow_failures import as_airflow_failures
+from lockstep_airflow.credentials import environment
+from lockstep_airflow.parent_death import die_with_parent
+from lockstep_airflow.run_context import asked_at
+from lockstep_airflow.window import DIRECTION, REHEARSE, TARGET
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.config import Pipeline
+
+log = logging.getLogger(__name__)
+
+THERE, BACK = "there", "back"
+
+
+class CutoverOperator(BaseOperator):
+    """Does a step of a cutover. XCom: its document, that of the command of `lockstep cutover` (docs/cli.md).
+
+    step: plan, rehearse or switch. back_file: of the pipeline that carries changes back.
+    """
+
+    ui_color = "#fbe9d0"
+
+    def __init__(self, *, file: str, back_file: str, step: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+        self.back_file = back_file
+        self.step = step
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told = False
+
+    def on_kill(self) -> None:
+        self._told = True
+        if self._process is not None:
+            self._process.terminate()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        params = dict(context.get("params") or {})
+        back = params.get(DIRECTION) == BACK
+        if self.step == "plan" and back:
+            raise AirflowSkipException("What the way back needs was looked at before the application was switched.")
+        if self.step == "rehearse" and not params.get(REHEARSE, True):
+            raise AirflowSkipException("The form asks for no rehearsal.")
+        with as_airflow_failures(f"cutover: {self.step}"):
+            pipeline = config.load(Path(self.file))
+            ti = context["ti"]
+            if self.step == "switch" and ti.try_number > ti.max_tries - (self.retries or 0) + 1:  # of this clear
+                _require_not_ended(config.load(Path(self.back_file)) if back else pipeline, asked_at(context))
+            return self._run(self._arguments(back, params.get(TARGET)), environment(pipeline))
+
+    def _arguments(self, back: bool, target: str | None) -> list[str]:
+        if back:
+            return ["back" if self.step == "switch" else self.step, self.back_file]
+        chosen = [target] if target else []
+        return ["run" if self.step == "switch" else self.step, self.file, *chosen]
+
+    def _run(self, arguments: Sequence[str], environ: Mapping[str, str]) -> dict[str, Any]:
+        """The document of the process, whose notes go to the task's log. Raises the error that it says."""
+        command = [sys.executable, "-m", "lockstep_airflow.cutover_process", *arguments]
+        with tempfile.TemporaryFile() as answer:
+            self._process = subprocess.Popen(
+                command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.PIPE,
+                start_new_session=True, preexec_fn=die_with_parent,
+            )  # fmt: skip
+            if self._told:  # while it was started
+                self._process.terminate()
+            with self._process as process:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    log.info("%s", line.decode(errors="replace").rstrip())
+            answer.seek(0)
+            text = answer.read().decode()
+        error = from_text(text)
+        if error is not None:
+            raise error
+        if process.returncode or not text:
+            code = process.returncode
+            raise RetryLater(
+                f"The process of the cutover ended with {f'signal {-code}' if code < 0 else f'code {code}'}, "
+                "without an answer.",
+                where="the log above",
+                code="run.interrupted",
+                remedy="nothing is lost: the next try continues the cutover, or ends it; look there for what ended it",
+            )
+        document: dict[str, Any] = json.loads(text)
+        return document
+
+
+def _require_not_ended(pipeline: Pipeline, since: datetime) -> None:
+    """Raises RetryLater (cutover.rolled_back) if a cutover that was begun since then has been rolled back, by somebody
+    (`lockstep cutover abort`) or by a try whose answer was lost; or has led the application back meanwhile."""
+    from cdc_core.meta import Meta
+    from cdc_core.operations.cutover.cutover_states import State
+
+    with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
+        known = meta.cutovers.latest(pipeline.pipeline)
+    if known is None or known.state not in (State.ROLLED_BACK, State.BACK) or known.details.get("rehearsal"):
+        return
+    if known.created_us + CLOCK_TOLERANCE_US >= to_us(since):
+        raise RolledBack(
+            f"The cutover that was approved has ended since: it is {known.state}"
+            f"{f' ({known.error})' if known.error else ''}.",
+            where=f"cutover {known.cutover_id}",
+            remedy="nothing was begun; to begin another one, clear the run from its approve task on",
+        )

@@ -1,0 +1,147 @@
+"""The Spark session of a driver. Settings without which values would not stay exact are set here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
+from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.model.readable import counted
+from cdc_core.operations.apply.jobs import is_local, is_remote
+from cdc_core.process.account import is_named
+from spark_jobs.shipped_code import code_archive
+
+EXACT: Mapping[str, str] = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # Pieces of a shuffle are large; a worker gets few of them at once.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 << 20),
+}
+_FIRST_TRIES = 5
+"""Of the first call: about 20 s. Later ones are tried for ten minutes, pyspark's default."""
+_HADOOP = "spark.hadoop."
+
+
+def open_session(name: str, master: str, conf: Mapping[str, str], output: Path | None = None) -> SparkSession:
+    """A session with our settings. output: the file for what its JVM prints; None: it prints where this process does.
+
+    Raises Refused (spark.setup), RetryLater (spark.endpoint).
+    """
+    if is_remote(master):
+        return _remote_session(master, conf)
+    handler, here = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    made = SparkConf(loadDefaults=False).setMaster(master).setAppName(name).setAll([*conf.items(), *EXACT.items()])
+    if SparkContext._gateway is None:
+        with ExitStack() as opened:
+            to = opened.enter_context(output.open("ab")) if output else None
+            gateway = launch_gateway(made, {"stdout": to, "stderr": to and subprocess.STDOUT})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
+    if not is_named():
+        users = SparkContext._gateway.jvm.org.apache.hadoop.security.UserGroupInformation  # type: ignore[union-attr]
+        users.setLoginUser(users.createRemoteUser(os.environ.get("SPARK_USER", "lockstep")))
+    spark = SparkSession.builder.config(conf=made).getOrCreate()
+    if here:
+        signal.signal(signal.SIGINT, handler)  # pyspark has set one of its own
+    spark.sparkContext.setLogLevel("WARN")
+    if not is_local(master):
+        spark.sparkContext.addPyFile(str(code_archive()))
+    return spark
+
+
+def end_session(spark: SparkSession) -> None:
+    """Ends a session, what it still does at its endpoint, and the JVM of this process."""
+    gateway, jvm = SparkContext._gateway, getattr(SparkContext._gateway, "proc", None)
+    with suppress(Exception):  # it may be gone
+        spark.stop()
+    if gateway is not None and jvm is not None:
+        with suppress(Exception):
+            gateway.shutdown()
+        jvm.stdin.close()
+        jvm.wait()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+
+
+def describe(spark: SparkSession, what: str) -> None:
+    """What Spark's UI shows for the jobs that follow."""
+    if not at_endpoint(spark):
+        spark.sparkContext.setJobDescription(what)
+
+
+def activity(spark: SparkSession, known: set[int]) -> str:
+    """What a session did since it was asked last, in words. known: the jobs of Spark until then, which it adds to."""
+    if at_endpoint(spark):
+        return "by Spark at the endpoint"
+    tracker = spark.sparkContext.statusTracker()
+    infos = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup() if job not in known]
+    known |= {info.jobId for info in infos if info}
+    stages = [tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds]
+    tasks = sum(stage.numCompletedTasks for stage in stages if stage)
+    done = f"{counted(len(stages), 'stage')}, {counted(tasks, 'task')}"
+    return f"by Spark (application {spark.sparkContext.applicationId}): {done}"
+
+
+def at_endpoint(spark: SparkSession) -> bool:
+    """Whether a session is at a Spark Connect endpoint, where there is no SparkContext."""
+    return not isinstance(spark, SparkSession)
+
+
+def _details(error: BaseException | None) -> str:
+    """What an error of gRPC says; "" for another one. pyspark has only its text, whose first line says nothing."""
+    details = getattr(error, "details", None)
+    return str(details() or "") if callable(details) else ""
+
+
+def _remote_session(endpoint: str, conf: Mapping[str, str]) -> SparkSession:
+    """A session of its own at the endpoint: nothing of another run is in it."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    try:
+        session = RemoteSession.builder.remote(endpoint).create()
+        session.client.set_retry_policies([DefaultPolicy(max_retries=_FIRST_TRIES)])
+        made = cast(SparkSession, session)
+        made.conf.get("spark.sql.session.timeZone")
+        session.client.set_retry_policies([DefaultPolicy()])
+    except PySparkException as error:
+        said = _details(error.__context__) or str(error.__cause__ or error).strip() or type(error).__name__
+        raise RetryLater(
+            f"The Spark Connect endpoint gives no session: {said.splitlines()[0][:300]}",
+            where=urlsplit(endpoint).netloc.rpartition("@")[2],
+            code="spark.endpoint",
+            remedy="check spark.master, whether the server runs, and the token in SPARK_CONNECT_AUTHENTICATE_TOKEN or "
+            "in the Airflow connection; with a token the endpoint must have TLS, unless it is localhost",
+        ) from None
+    for key, value in {**conf, **EXACT}.items():
+        try:
+            # A session's settings reach Hadoop under Hadoop's own names.
+            made.conf.set(key.removeprefix(_HADOOP), value)
+        except PySparkException as error:
+            raise Refused(
+                f"A session of Spark Connect does not take the setting {key}.",
+                where="spark.conf",
+                code="spark.setup",
+                remedy="give it to the Connect server when it starts, and remove it from the pipeline's spark.conf",
+            ) from error
+    made.addArtifacts(str(code_archive()), pyfile=True)
+    return made
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks the executors do at once."""
+    if at_endpoint(spark):
+        # As many partitions as a range has by default; the endpoint has no other way to say so.
+        return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    return spark.sparkContext.defaultParallelism
