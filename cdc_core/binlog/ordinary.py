@@ -208,8 +208,8 @@ class RowEventsTaken(NamedTuple):
 
 @kernel
 def take_transactions(
-    events: OrdinaryEvents, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays, runs: GtidRuns,
-    rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
+    events: OrdinaryEvents, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays,
+    runs: GtidRuns, rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
 ) -> TransactionsTaken:  # fmt: skip
     """Takes ordinary transactions from the first event on.
 
@@ -268,8 +268,8 @@ def take_transactions(
 
 @kernel
 def take_row_events(
-    events: OrdinaryEvents, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int, trace: int,
-    trace_crc: int, crc_tables: Crcs,
+    events: OrdinaryEvents, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int,
+    trace: int, trace_crc: int, crc_tables: Crcs,
 ) -> RowEventsTaken:  # fmt: skip
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until
     they weigh `limits.weight`. ordinal: of its next row event. trace, trace_crc: up to the first event."""

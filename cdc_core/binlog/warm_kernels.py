@@ -1,4 +1,4 @@
-"""`python -m cdc_core.binlog.warm_kernels`: compiles every kernel into numba's cache, so that no first run waits for it.
+"""`python -m cdc_core.binlog.warm_kernels`: compiles every kernel into numba's cache: no first run waits for it.
 
 Kernels are compiled for the types they are called with. So this decodes one small row of every form of column, exactly
 as the stream does: what it compiles is what a run uses. A test verifies that a later decode compiles nothing.

@@ -1,4 +1,4 @@
-"""`python -m cdc_core.results.warm_reader`: compiles the kernels that read result sets, like cdc_core.binlog.warm_kernels."""
+"""`python -m cdc_core.results.warm_reader`: compiles the kernels that read result sets, as warm_kernels does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Airflow connections as the environment variables that cdc_core.mysql.connections reads, for one task and its children.
+"""Airflow connections as the environment variables that cdc_core reads (mysql/connections.py), for one task and its
+children.
 
 `airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). The variables are there
 for as long as they are needed, in this process and in the children that need them. Every password is given to

@@ -13,12 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {
-    "values": "errors model windows words informing leaving account extras",
-    "formats": "binlog config history sink results connections mysql_client session tls server_errors",
-    "stores": "ring stage meta staged",
-    "servers": "source target",
-    "operations": "operations extract snapshot apply check verify repair cutover ddl reshard init rebuild "
-    "target_tables",
+    "values": "errors model process",
+    "formats": "binlog results config history mysql",
+    "stores": "ring stage meta",
+    "servers": "source targets",
+    "operations": "operations",
     "faces": "cli",
 }
 """The packages and modules of cdc_core. Each imports from its own layer and from those above it in this list, and

@@ -103,7 +103,8 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
     assert sorted(map(int, read)) == list(range(40))
     assert (result.ranges, result.source.rows, result.target.rows) == (6, 40, 40)
     assert [(one.kind, one.key["id"]) for one in result.findings] == [
-        (DifferenceKind.SURPLUS, "-5"), (DifferenceKind.MISSING, "6"), (DifferenceKind.MISSING, "39"), (DifferenceKind.SURPLUS, "99"),
+        (DifferenceKind.SURPLUS, "-5"), (DifferenceKind.MISSING, "6"), (DifferenceKind.MISSING, "39"),
+        (DifferenceKind.SURPLUS, "99"),
     ]  # fmt: skip
     assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
     monkeypatch.setattr(kept_progress, "KEPT_BYTES", 150)

@@ -14,7 +14,8 @@ import pytest
 from spark_jobs.shipped_code import code_archive
 
 IMPORTS = (
-    "import cdc_core.targets.writing.row_writer, spark_jobs.filter, spark_jobs.write, spark_jobs.merge, cdc_core.stage.s3; "
+    "import cdc_core.targets.writing.row_writer, spark_jobs.filter, spark_jobs.write, spark_jobs.merge; "
+    "import cdc_core.stage.s3; "
     "print(cdc_core.__file__)"
 )
 

@@ -1,4 +1,5 @@
-"""`python -m cdc_core.operations.cutover.call_hook MODULE:FUNCTION [--load]` calls a user's function, and answers as a command.
+"""Calls a user's function, and answers as a command:
+`python -m cdc_core.operations.cutover.call_hook MODULE:FUNCTION [--load]`.
 
 It runs in a process of its own, so that one that hangs can be ended. The function is called with what a command finds
 in its environment (hooks.py): phase, cutover_id, pipeline and direction. With --load it is not called.

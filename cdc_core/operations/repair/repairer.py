@@ -209,8 +209,8 @@ def repair_target(
 
     with verifier_lease(opened, target) as lease:
         done = repair(
-            VerifyJob(opened, opened.pipeline.target(target), lease), keys, apply=applied if spark is not None else None,
-            authoritative=authoritative, dry_run=dry_run,
+            VerifyJob(opened, opened.pipeline.target(target), lease), keys,
+            apply=applied if spark is not None else None, authoritative=authoritative, dry_run=dry_run,
         )  # fmt: skip
     unjudged = {
         one["table"]: one["error"]["what"] if one["error"] else "rows were changing"

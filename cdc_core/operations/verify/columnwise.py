@@ -3,9 +3,9 @@
     columns equal, in the order in which the servers sent the rows    the range is equal
     else: rows joined by their keys, then columns compared            the keys that differ, for `comparison` to judge
 
-Values are compared as Arrow arrays where equal arrays mean equal canonical texts (`ColumnPiece.form`), else as those texts.
-The servers compute no sums. Sending 1,000,000 rows of 5 columns costs a MariaDB 11.4 0.46 s of CPU; SHA-256 of the same
-texts costs it 1.2 to 1.8 s, and needs equal canonical texts from both servers, in SQL, for each pair of types.
+Values are compared as Arrow arrays where equal arrays mean equal canonical texts (`ColumnPiece.form`), else as those
+texts. The servers compute no sums. Sending 1,000,000 rows of 5 columns costs a MariaDB 11.4 0.46 s of CPU; SHA-256 of
+the same texts costs it 1.2 to 1.8 s, and needs equal canonical texts from both servers, in SQL, for each pair of types.
 
 It must keep true that what is called equal here has equal canonical texts, and that every other key is reported: tests
 compare it with canonical.row_texts.

@@ -135,8 +135,8 @@ def verify_target(
 ) -> VerifyReport:
     """Verifies a target under its lease, and keeps the evidence on the stage. An interrupted verification continues.
 
-    begun_after_us: continues only one that was begun after this time. sample_percent, seed: as of `VerifyJob`. Raises as
-    `verify`; RetryLater (lease.held).
+    begun_after_us: continues only one that was begun after this time. sample_percent, seed: as of `VerifyJob`. Raises
+    as `verify`; RetryLater (lease.held).
     """
     with verifier_lease(opened, target) as lease, opened.progress.comparing() as report:
         job = VerifyJob(

@@ -48,7 +48,8 @@ _FAULTS: dict[ErrorKind, _Fault] = {
     ErrorKind.GROUP: _Fault(RetryLater, "target.busy", "The target's replication group did not take the transaction",
                    "if this lasts, the transaction is too large for the group: raise "
                    "group_replication_transaction_size_limit on all of its servers; the server's log has the reason"),
-    ErrorKind.KEYS_OF_GROUP: _Fault(Refused, "target.limit", "A transaction has too many rows for the replication group",
+    ErrorKind.KEYS_OF_GROUP: _Fault(Refused, "target.limit",
+                           "A transaction has too many rows for the replication group",
                            "raise group_replication_transaction_size_limit on all servers of the group"),
     ErrorKind.NOT_IN_GROUP: _Fault(Refused, "target.definition",
                           "The target's replication group takes no writes to the table",
@@ -62,7 +63,8 @@ _FAULTS: dict[ErrorKind, _Fault] = {
                     "set guard.store: table, which adds no column; or make the longest columns TEXT or BLOB, rename "
                     "the column that the message names, raise the limit that it names, or leave the table out of the "
                     "target's tables"),
-    ErrorKind.ENGINE: _Fault(Refused, "target.definition", "The table's storage engine cannot be written in a transaction",
+    ErrorKind.ENGINE: _Fault(Refused, "target.definition",
+                    "The table's storage engine cannot be written in a transaction",
                     "ALTER TABLE ... ENGINE=InnoDB"),
     ErrorKind.LOCAL_INFILE: _Fault(Refused, "connection.setting", "The server does not allow LOAD DATA LOCAL INFILE",
                           "SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file"),

@@ -1,7 +1,7 @@
 """All physical tables of a target: created where they are missing, compared and perhaps altered where they exist.
 
-It knows the sources only by what `WantedTable` says of them. Errors of one table do not stop the others; one of a server
-that takes no statements now does. Twice, or two at once, has the same result as once.
+It knows the sources only by what `WantedTable` says of them. Errors of one table do not stop the others; one of a
+server that takes no statements now does. Twice, or two at once, has the same result as once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When a server is asked for its foreign keys, and what counts that no answer has (cdc_core/source/schemas/cascades.py)."""
+"""When a server is asked for its foreign keys, and what counts that no answer has (schemas/cascades.py)."""
 
 from __future__ import annotations
 
