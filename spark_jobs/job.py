@@ -25,9 +25,9 @@ from cdc_core.model.run_plan import (
     table_folder,
 )
 from cdc_core.model.schema import TableSchema
+from cdc_core.operations.apply.layout_guard import require_planned
 from cdc_core.operations.apply.plan import keys_apart, require_none_set_aside, rows_lacking_values
 from cdc_core.operations.apply.retention import require_unpurged
-from cdc_core.operations.apply.shard_layouts import require_planned
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.targets.reading.destination import (

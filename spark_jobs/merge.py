@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_core.history.history import Counts, History
+from cdc_core.history.keyless_rows import each_copy
 from cdc_core.history.parts import Parts, key_links, split
-from cdc_core.history.renewing_copies import each_copy
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import TruncateRule
 from cdc_core.model.run_plan import MergeCounts, MergeTable, counts_path, counts_to_bytes

@@ -3,7 +3,7 @@
 Real are the merge (cdc_core/history) and the comparison of versions. The guard of a target
 is stated here in a few lines (G8 in docs/guarantees.md): a change older than the row, than the tombstone
 of its key, or than the last truncate is not written; of changes whose keys the target holds for equal, the newest
-counts (target/keys.py).
+counts (targets/tables/target_keys.py).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One column's values, located by scan.py, as one Arrow array of the schema's type.
 
-Assumes spans inside the buffer (scan.py checks them) and a type that matches the wire's (rows.py checks it).
+Assumes spans inside the buffer (scan.py checks them) and a type that matches the wire's (row_columns.py checks it).
 Keeps true (G3 of docs/guarantees.md): each value is exact, or null here with its exact text in `Literals`. Bytes that
 are not text of their character set have no text: their literal is `0x` and their hex digits.
 """

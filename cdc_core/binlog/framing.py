@@ -1,10 +1,10 @@
 """Packets to events, compiled: the ordinary ones, each with its position, length and checksum verified.
 
-Assumes the receive buffer of a replication connection (source/receive_buffer.py). Keeps true: an event is reported only
-when it is complete in one packet, has the length it says, begins where the previous one ended, and its CRC32 matches.
-At anything else the kernel stops and leaves it to the EventFramer: stream control, errors, its end, split packets.
-Packet: length u24, number u8, 0x00, then the event: timestamp u32, type u8, server id u32, length u32, log_pos u32,
-flags u16, body, CRC32 u32 where the log has checksums.
+Assumes the receive buffer of a replication connection (source/wire/receive_buffer.py). Keeps true: an event is reported
+only when it is complete in one packet, has the length it says, begins where the previous one ended, and its CRC32
+matches. At anything else the kernel stops and leaves it to the EventFramer: stream control, errors, its end, split
+packets. Packet: length u24, number u8, 0x00, then the event: timestamp u32, type u8, server id u32, length u32, log_pos
+u32, flags u16, body, CRC32 u32 where the log has checksums.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Column kernels: the values of one column, scattered over the buffer, into an Arrow buffer.
 
-One kernel per form of value, never per table, so that all can be compiled in advance (warm.py). Each reads only inside
-[offset, offset + length), which scan.py has checked; a length of -1 is a null. None creates a Python object.
+One kernel per form of value, never per table, so that all can be compiled in advance (warm_kernels.py). Each reads only
+inside [offset, offset + length), which scan.py has checked; a length of -1 is a null. None creates a Python object.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Events to transactions, compiled: the ordinary ones, without a Python object for an event or a row.
 
-A transaction is ordinary when it is complete in the buffer and consists of
-  GTID | ANONYMOUS_GTID as MySQL 8 lays it out, QUERY BEGIN   or   MARIADB_GTID of a transaction without XA or ALTER
-  { ROWS_QUERY | ANNOTATE_ROWS | TABLE_MAP that is known, byte by byte | WRITE, UPDATE, DELETE rows of such a map }
-  XID
-with all columns in every image. `take_transactions` stops before the first one that is not: it belongs to
-source/transaction_assembler.py, which knows every kind. `take_row_events` takes the table maps and row events of a
-transaction that the assembler has opened, whether because it is large or because something in it is unusual.
+A transaction is ordinary when it is complete in the buffer and consists of GTID | ANONYMOUS_GTID as MySQL 8 lays it
+out, QUERY BEGIN   or   MARIADB_GTID of a transaction without XA or ALTER { ROWS_QUERY | ANNOTATE_ROWS | TABLE_MAP that
+is known, byte by byte | WRITE, UPDATE, DELETE rows of such a map } XID with all columns in every image.
+`take_transactions` stops before the first one that is not: it belongs to source/transactions/transaction_assembler.py,
+which knows every kind. `take_row_events` takes the table maps and row events of a transaction that the assembler has
+opened, whether because it is large or because something in it is unusual.
 
 What these kernels take must mean exactly what the assembler would make of the same events, entry for entry. The tests
 of the fast path feed both the same bytes.

@@ -1,10 +1,9 @@
 """Row images of one table, of many events, to Arrow columns.
 
 `RowImages` keeps the bytes as they came, joined, with arrays of each event's span. The kernels first scan all images
-once to locate every value (scan.py), then fill one column after the other (columns.py). No Python object is created
-per row.
-Keeps true: every value is exact or has its text in `literal`; bytes that do not match the table's shape raise an error
-with the position of their event.
+once to locate every value (scan.py), then fill one column after the other (column_buffers.py). No Python object is
+created per row. Keeps true: every value is exact or has its text in `literal`; bytes that do not match the table's
+shape raise an error with the position of their event.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class DecodedRows:
     op:      dictionary<int32, string> of length n: c, u or d.
     literal: map<string, string> of length n: column -> exact text that the typed column cannot hold; a value of
              `before` is under `_before.<column>`. Null where there is none.
-    absent:  dictionary<int32, string> of length n: see staged.py; null where the images hold all columns.
+    absent:  dictionary<int32, string> of length n: see staged_columns.py; null where the images hold all columns.
     event:   int32 of length n, `RowImages.event` of the event each row came from; ascending with it.
     rows_per_event: int64, rows in each event of the RowImages, in order.
     """

@@ -12,7 +12,7 @@ Arrow and give Arrow, and know no file, no server and no engine:
     winners.py    of all events of a key, the last one, and what it lacks
     values.py     values that the log did not carry, which older events have
     truncates.py  which TRUNCATEs count, and which events they undo
-    copies.py     tables without a key: rows that come and go, counted
+    keyless_rows.py  tables without a key: rows that come and go, counted
     by_key.py     staged changes, each as a change of one key
     codes.py      numbers for values: equal where a key treats the values as equal
 

@@ -2,7 +2,7 @@
 
 An event has the row's columns (of a key that is gone: the row as it was), `_cdc_op` (of a key that a row left: d),
 `_cdc_ts _cdc_source _cdc_seq _cdc_row`, `_cdc_literal` and `_cdc_absent` of its own row image, `_cdc_shard_unknown`
-(model/merged.py: also where a delete lacks the shard key), and the columns below.
+(model/merged_columns.py: also where a delete lacks the shard key), and the columns below.
 All events of a table have one schema (`event_schema`), whatever definitions their files have.
 """
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from cdc_core.history.codes import whole
 from cdc_core.history.events import FORMER, event_schema
-from cdc_core.history.renewing_copies import nets
+from cdc_core.history.keyless_rows import nets
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Counting
 from cdc_core.history.winners import Merged, merged, reduced

@@ -1,7 +1,7 @@
 """The last event of each key: within a source by the order of its log, then between sources.
 
 Every decision is made on numbers: which event is the last of its key, and which one has each value of the merged row.
-Values move only at the end. The columns of a merged row: model/merged.py.
+Values move only at the end. The columns of a merged row: model/merged_columns.py.
 """
 
 from __future__ import annotations

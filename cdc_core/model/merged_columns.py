@@ -1,4 +1,5 @@
-"""The columns of a merged row: what the tasks of a run hand to each other in files (the twin of model/staged.py).
+"""The columns of a merged row: what the tasks of a run hand to each other in files (the twin of
+model/staged_columns.py).
 
     merge   writes merged/     one row for each key that the run touches; MERGED_COLUMNS
     filter  reads them, writes filtered/ and rejected/: without the columns that only the filter needs, and with

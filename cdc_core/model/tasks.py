@@ -2,7 +2,7 @@
 
     extract ─► snapshot ─► plan ─► merge ─► per target: filter ─► write ─► quality ─► commit
 
-`lockstep run` (apply/run.py) executes them one after the other, Airflow's DAGs are built from them
+`lockstep run` (operations/pipeline_run.py) executes them one after the other, Airflow's DAGs are built from them
 (lockstep_airflow/specs.py), and jobs.py knows the Spark jobs among them.
 """
 

@@ -17,7 +17,7 @@ Between sources the order is only as good as their clocks: when a source's clock
 wrote the same key in between, there is no order that both rules agree on. Sources that share keys need a clock
 that does not run backwards (docs/architecture.md).
 
-The same comparisons in SQL: target/guard_sql.py.
+The same comparisons in SQL: targets/writing/guard_sql.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ VERSION_BYTES = 84
 ORIGIN_BYTES = 8
 """A name's length, after its zero byte: a hash of the source and its table. Only tables that several source tables feed
 have origins. Rows that two of them have under one key are two rows, and the target can hold only one. A version that
-was taken over (target/takeover.py), whose commit time is 0, says none: other tables feed this one now."""
+was taken over (targets/bookkeeping/takeover.py), whose commit time is 0, says none: other tables feed this one now."""
 TAKEN_OVER = bytes(8)
 """The commit time of such a version."""
 _NUMBERS = struct.Struct(">qqq")

@@ -23,8 +23,8 @@ from cdc_core.operations.apply import plan as planning
 from cdc_core.operations.apply import replay as replaying
 from cdc_core.operations.apply.commit import CommitSummary, commit, mark_applied, require_gates_closed, taken_over
 from cdc_core.operations.apply.jobs import Spark, SparkJob
+from cdc_core.operations.apply.layout_guard import note_layouts
 from cdc_core.operations.apply.replay import Selection
-from cdc_core.operations.apply.shard_layouts import note_layouts
 from cdc_core.operations.check.loops import require_no_loops
 from cdc_core.operations.copy.copy_sources import copy_pending
 from cdc_core.operations.extract.drained import DrainResult

@@ -3,8 +3,8 @@
 `TableReader` reads rows of one table definition, `read_columns` the result of any query. Both use the binary protocol
 on a connection of ours, and make no Python object per row.
 
-    definitions.py  a result set's own column definitions, and the wire form of each type
-    rows.py         the kernel that frames packets and locates values
+    result_columns.py  a result set's own column definitions, and the wire form of each type
+    row_packets.py     the kernel that frames packets and locates values
     answer.py       the buffer between the socket and that kernel
     statement.py    one prepared statement, from PREPARE to CLOSE
     values.py       located values as Arrow arrays

@@ -50,7 +50,7 @@ class ResultColumn:
 
     @property
     def form(self) -> int:
-        """How the kernel finds a value: a number of bytes, or a form of rows.py."""
+        """How the kernel finds a value: a number of bytes, or a form of row_packets.py."""
         if self.code in _MOMENTS:
             return rows.MOMENT
         return rows.DURATION if self.code == TypeCode.TIME else _FIXED.get(TypeCode(self.code), rows.SIZED)

@@ -1,8 +1,8 @@
 """How each column of a table is selected, and how its located values become the array that the stream makes of them.
 
-What the stream decodes in the same bytes is decoded by the same functions (binlog/columns.py): texts come in the bytes
-of their own character set, since the reader turns the server's conversion off; integers, floats and BIT as they are.
-Only dates, DECIMAL and YEAR have another form here. It must keep true that a value is decoded as the type that the
+What the stream decodes in the same bytes is decoded by the same functions (binlog/column_buffers.py): texts come in the
+bytes of their own character set, since the reader turns the server's conversion off; integers, floats and BIT as they
+are. Only dates, DECIMAL and YEAR have another form here. It must keep true that a value is decoded as the type that the
 server announced for it, and that this is the column's type: `require_same`.
 """
 

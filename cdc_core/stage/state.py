@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.history.history import History
-from cdc_core.history.renewing_copies import each_copy
+from cdc_core.history.keyless_rows import each_copy
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import last_of_each
 from cdc_core.model.merged_columns import MergedOp

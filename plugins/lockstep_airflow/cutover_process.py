@@ -1,9 +1,9 @@
 """A cutover in a process of its own, which ends in its own time: `python -m lockstep_airflow.cutover_process`.
 
 Airflow kills a task's process group 5 s after it has told the task to end, and a cutover that undoes what it has made
-may need longer. So the task (switching.py) starts this process in a session of its own, and sends it SIGTERM when the
-task ends, however that ends. What it notes goes to stderr, its answer to stdout: a JSON document, or `to_line` of the
-error. It imports no Airflow.
+may need longer. So the task (cutover_tasks.py) starts this process in a session of its own, and sends it SIGTERM when
+the task ends, however that ends. What it notes goes to stderr, its answer to stdout: a JSON document, or `to_line` of
+the error. It imports no Airflow.
 """
 
 from __future__ import annotations

@@ -322,8 +322,8 @@ class _RunOperator(_PipelineOperator):
 
         If other runs have taken over the run's batches, the task ends as skipped: they commit them."""
         from cdc_core.operations.apply.commit import taken_over
+        from cdc_core.operations.apply.layout_guard import require_layouts
         from cdc_core.operations.apply.plan import load
-        from cdc_core.operations.apply.shard_layouts import require_layouts
 
         self._skip_without_batches(context)
         with as_airflow_failures(doing), self.open_pipeline(context) as ready:
@@ -392,7 +392,7 @@ class SparkJobOperator(_RunOperator):
                     self.target,
                 )
             if self.job == WRITE.name:
-                from cdc_core.operations.apply.shard_layouts import note_layouts
+                from cdc_core.operations.apply.layout_guard import note_layouts
 
                 note_layouts(ready, plan, self.target)
             for job in self._jobs(plan):

@@ -1,4 +1,4 @@
-"""model/merged.py names the modules that write and read each column of a merged row: they do, and no others."""
+"""model/merged_columns.py names the modules that write and read each column of a merged row: they do, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports() -> frozenset[tuple[str, str]]:
-    """Each module with each name that it imports from model/merged.py."""
+    """Each module with each name that it imports from model/merged_columns.py."""
     return frozenset(
         (name, alias.name)
         for name, path in modules().items()
@@ -39,7 +39,7 @@ def imports() -> frozenset[tuple[str, str]]:
 
 
 def users(constant: str) -> set[str]:
-    """The modules that import a constant of model/merged.py."""
+    """The modules that import a constant of model/merged_columns.py."""
     return {module for module, name in imports() if name == constant}
 
 

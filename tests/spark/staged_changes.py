@@ -140,7 +140,7 @@ class Stage:
 
 
 def require_merged_columns(job: Job, table: MergeTable) -> pa.Schema:
-    """The schema of a table's merged files, which is that of model/merged.py."""
+    """The schema of a table's merged files, which is that of model/merged_columns.py."""
     found = ds.dataset(job.store.location(job.merged(table.table)).removeprefix("file://"), format="parquet").schema
     said = merged_schema(
         list(row_columns(job, table)),

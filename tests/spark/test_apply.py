@@ -125,7 +125,7 @@ class Line:
         )
 
     def columns_are_as_said(self, plan: RunPlan) -> None:
-        """The files of merged/ and filtered/ have the columns of model/merged.py."""
+        """The files of merged/ and filtered/ have the columns of model/merged_columns.py."""
         job = self.job(plan)
         table = job.merge_set.tables[0]
         merged = require_merged_columns(self.job(plan, target=None), table)

@@ -30,10 +30,10 @@ from cdc_core.model.run_plan import MergeSet, MergeTable, PlannedFile, RunPlan, 
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import CLOCK_TOLERANCE_US, from_us
 from cdc_core.operations.apply import left_out
+from cdc_core.operations.apply.layout_guard import planned_layouts
 from cdc_core.operations.apply.overlap import require_counted_once
 from cdc_core.operations.apply.retention import require_seeded, require_unpurged
 from cdc_core.operations.apply.retyped import before_new_key, before_retyping, retyped_table
-from cdc_core.operations.apply.shard_layouts import planned_layouts
 from cdc_core.operations.apply.suites import require_suites
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions as compaction

@@ -27,6 +27,7 @@ from cdc_core.model.position import order_key
 from cdc_core.model.run_plan import RunPlan
 from cdc_core.model.windows import from_us
 from cdc_core.operations.apply import lost_writes
+from cdc_core.operations.apply.layout_guard import planned_layouts
 from cdc_core.operations.apply.overlap import require_counted_once
 from cdc_core.operations.apply.plan import (
     check_run_id,
@@ -38,7 +39,6 @@ from cdc_core.operations.apply.plan import (
     schemas_of,
 )
 from cdc_core.operations.apply.retention import require_unpurged
-from cdc_core.operations.apply.shard_layouts import planned_layouts
 from cdc_core.operations.apply.suites import require_suites
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import compactions as compaction

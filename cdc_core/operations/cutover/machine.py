@@ -1,4 +1,4 @@
-"""One cutover, step by step (states.py has the states).
+"""One cutover, step by step (cutover_states.py has the states).
 
     prepare   what must be true beforehand; a full verification, if the last one is too old
     chase     runs, one after the other, until one takes less than cutover.max_lag_s, three times

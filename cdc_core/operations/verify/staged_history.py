@@ -40,7 +40,7 @@ _UNKNOWN, _NONE = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
-class _StagedFile:
+class _HistoryFile:
     """Of a definition. high_seq: of a batch of copied rows, the highest of its chunks; else -1. bounds: as in `events`,
     of its source. emptied: as in history.events.
 
@@ -81,7 +81,7 @@ def events(
     """
     ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
     emptied = emptied_columns(manifests, None)
-    by_path: dict[str, _StagedFile] = {}
+    by_path: dict[str, _HistoryFile] = {}
     for manifest in manifests:
         if not any(part.table == shape.logical for part in manifest.parts):
             continue
@@ -92,7 +92,7 @@ def events(
             part = staged.part
             other = ranges.instead_of(part.path, part.table, part.schema_id, part.max_seq)
             read = staged if other is None else replace(staged, part=other)
-            file = _StagedFile(
+            file = _HistoryFile(
                 read, high_seq, bounds[read.source], emptied.get((read.source, read.schema.name), {}), {}
             )
             by_path.setdefault(read.part.path, file).batches[part.min_seq] = in_it
@@ -113,15 +113,15 @@ def events(
         left, at_once = left[len(some) :], min(2 * at_once, _FILES)
 
 
-def _first(files: Sequence[_StagedFile], most: int) -> Sequence[_StagedFile]:
+def _first(files: Sequence[_HistoryFile], most: int) -> Sequence[_HistoryFile]:
     """The first of them, at least one, with no more rows than may be read at once."""
     rows = itertools.accumulate(one.part.part.rows for one in files[:most])
     return files[: max(1, sum(so_far <= _ROWS for so_far in rows))]
 
 
-def _read(store: ObjectStore, files: Sequence[_StagedFile], shape: Shape) -> Iterator[tuple[_StagedFile, pa.Table]]:
+def _read(store: ObjectStore, files: Sequence[_HistoryFile], shape: Shape) -> Iterator[tuple[_HistoryFile, pa.Table]]:
     """Their events, those of small files with one definition together."""
-    alike: dict[tuple[str, str, int], list[_StagedFile]] = {}
+    alike: dict[tuple[str, str, int], list[_HistoryFile]] = {}
     for one in files:
         alike.setdefault((one.part.source, one.part.part.schema_id, one.high_seq), []).append(one)
     for group in alike.values():
@@ -151,7 +151,7 @@ def _columns(schema: TableSchema, shape: Shape) -> list[Column]:
     return [replace(own.get(column.name.lower(), column), name=column.name) for column in shape.columns]
 
 
-def _told(table: pa.Table, file: _StagedFile, shape: Shape, wanted: pa.Array) -> pa.Table:
+def _told(table: pa.Table, file: _HistoryFile, shape: Shape, wanted: pa.Array) -> pa.Table:
     """What events say of the wanted keys: EVENT_COLUMNS."""
     columns = {column.name: column for column in _columns(file.part.schema, shape)}
     keys = row_texts(_batch(table), [columns[column.name] for column in shape.key_or_all], shape.errors)
@@ -218,7 +218,7 @@ def _places(rows: pa.RecordBatch, shape: Shape, partial: Flags) -> Numbers:
     return places
 
 
-def _partial(rows: pa.RecordBatch, file: _StagedFile, shape: Shape) -> Flags:
+def _partial(rows: pa.RecordBatch, file: _HistoryFile, shape: Shape) -> Flags:
     """Which rows lack a value of a compared column, or have one that a later definition of the table may have
     changed."""
     then = {column.name.lower(): column for column in file.part.schema.columns}

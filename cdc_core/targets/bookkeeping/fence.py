@@ -1,6 +1,6 @@
 """Fences keep Lockstep's writes out of tables of a target: those of a late run, a replay or a repair, too.
 
-A fence is noted in the row that bookkeeping.py has of the table. A write reads that row in its transaction, under the
+A fence is noted in the row that table_states.py has of the table. A write reads that row in its transaction, under the
 lock by which the writers of a table take turns. Fences are raised and lowered under that lock, too. So once a fence is
 raised, no write is under way, and none begins.
 

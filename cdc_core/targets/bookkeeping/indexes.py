@@ -3,7 +3,7 @@
 A server that loads rows into a table with indexes adds each row to each of them, at random places. Built from the rows
 that are there, an index is sorted once (docs/benchmarks.md has the figures).
 
-The column `due` of the row that bookkeeping.py has of the table says what is to be done, whoever does it:
+The column `due` of the row that table_states.py has of the table says what is to be done, whoever does it:
 
     NULL   Lockstep has not made the table, or its indexes have waited once: they stay as they are
     []     Lockstep has made the table; its indexes may wait for the first load, if that is large

@@ -1,4 +1,4 @@
-"""Which stages may write to a table of a target: the row that bookkeeping.py has of the table names them.
+"""Which stages may write to a table of a target: the row that table_states.py has of the table names them.
 
 A table may have rows from before the first run of a stage: somebody's own, or those of a stage that is gone, with its
 versions, deleted keys and marks. No copy and no change contains a row that the stage does not know, so no run would

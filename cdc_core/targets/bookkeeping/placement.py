@@ -1,4 +1,4 @@
-"""Which rows a table of a target is for, kept in the target itself: in the row that bookkeeping.py has of the table.
+"""Which rows a table of a target is for, kept in the target itself: in the row that table_states.py has of the table.
 
 The first write to a table notes its shard and the layout; every later one requires the same, in its own transaction and
 under the lock of the table. Meta keeps the layouts as well, and refuses a run sooner; but meta can be lost, and is then

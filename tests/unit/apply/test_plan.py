@@ -19,8 +19,8 @@ from cdc_core.model.run_plan import PLAN_VERSION, RunPlan, plan_path
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.windows import CLOCK_TOLERANCE_US
 from cdc_core.operations.apply import commit, plan, replay
+from cdc_core.operations.apply.layout_guard import note_layouts, require_layouts
 from cdc_core.operations.apply.replay import Selection
-from cdc_core.operations.apply.shard_layouts import note_layouts, require_layouts
 from cdc_core.stage.layout import CopiedName, copied_path, start_path
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.opened import opened, opened_line

@@ -19,8 +19,8 @@ from cdc_core.history import history as module
 from cdc_core.history.codes import codes
 from cdc_core.history.events import INHERITS, events
 from cdc_core.history.history import Counts, History
+from cdc_core.history.keyless_rows import COPIES, each_copy
 from cdc_core.history.parts import Parts, hashes_of, key_links, split
-from cdc_core.history.renewing_copies import COPIES, each_copy
 from cdc_core.history.rule import TableRule
 from cdc_core.history.truncates import Counting, TruncateRule
 from cdc_core.model.schema import TableSchema
