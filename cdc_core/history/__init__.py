@@ -4,17 +4,17 @@ A staged file has changes; a reader asks what they leave: the last change of eac
 state), or what a row could have been at a moment (verification). All of them begin with the same two steps, which take
 Arrow and give Arrow, and know no file, no server and no engine:
 
-    rule.py       what a table's history is read by
-    events.py     a change as events, one for each key that it touches
-    parts.py      events split by key: each part can be judged without the others
-    history.py    `History`: a caller fills it with the events of a part, and asks
-    order.py      which of several events is the last one
-    winners.py    of all events of a key, the last one, and what it lacks
-    values.py     values that the log did not carry, which older events have
-    truncates.py  which TRUNCATEs count, and which events they undo
+    rule.py          what a table's history is read by
+    events.py        a change as events, one for each key that it touches
+    parts.py         events split by key: each part can be judged without the others
+    history.py       `History`: a caller fills it with the events of a part, and asks
+    order.py         which of several events is the last one
+    winners.py       of all events of a key, the last one, and what it lacks
+    values.py        values that the log did not carry, which older events have
+    truncates.py     which TRUNCATEs count, and which events they undo
     keyless_rows.py  tables without a key: rows that come and go, counted
-    by_key.py     staged changes, each as a change of one key
-    codes.py      numbers for values: equal where a key treats the values as equal
+    by_key.py        staged changes, each as a change of one key
+    codes.py         numbers for values: equal where a key treats the values as equal
 
 The table of cases. `k` is the key after the change, `k0` the one before it:
 
