@@ -29,7 +29,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start_record as start
+from cdc_core.stage import start_record
 from cdc_core.stage.layout import PartName, part_path
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
@@ -94,7 +94,7 @@ def make(pipeline: Pipeline, store: ObjectStore, batches: int, tables: int) -> N
     for number in range(batches):
         made = batch(number, schemas)
         if not number:
-            start.put(store, "shop", made.begin, pipeline="chain")
+            start_record.put(store, "shop", made.begin, pipeline="chain")
         for part in made.parts:
             path = root / part.path
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import staged_schema
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start_record as start
+from cdc_core.stage import start_record
 from cdc_core.stage.compacting import compact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
@@ -160,7 +160,7 @@ def main() -> None:
     schemas = [definition(number) for number in range(asked.tables)]
     with tempfile.TemporaryDirectory(prefix="lockstep-scale-") as folder:
         store = Counting(open_store(Path(folder, "stage").absolute().as_uri()))
-        start.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)), pipeline="scale")
+        start_record.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)), pipeline="scale")
         cpu_s, store.calls = time.process_time(), Counter()
         made = [a_batch(store, number, schemas) for number in range(asked.batches)]
         staged_s, puts = time.process_time() - cpu_s, store.puts

@@ -130,7 +130,7 @@ def run(
     if every is not None:
         _repeat(parsed, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
         return
-    from cdc_core.operations import pipeline_run as running
+    from cdc_core.operations import pipeline_run
     from cdc_core.operations.apply.replay import requeued
 
     extracted: Mapping[str, DrainResult] = {}
@@ -139,11 +139,11 @@ def run(
         if requeue is not None:
             selection = requeued(ready.meta, ready.store, requeue, targets[0] if target else None)
         if selection is not None:
-            done = running.replay(ready, spark, selection)
+            done = pipeline_run.replay(ready, spark, selection)
         elif staged:
-            done = running.apply(ready, spark, "cli", targets=targets)
+            done = pipeline_run.apply(ready, spark, "cli", targets=targets)
         else:
-            whole = running.run(ready, spark, "cli", targets, until_us=until_us)
+            whole = pipeline_run.run(ready, spark, "cli", targets, until_us=until_us)
             done, extracted, queried = whole.applied, whole.extracted, whole.queried
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
     _answer(output, parsed.pipeline, done, extracted, nothing, queried)

@@ -74,23 +74,23 @@ def snapshot(
             code="usage.argument",
             remedy="give one of them",
         )
-    from cdc_core.operations.copy import copy_sources as copying
+    from cdc_core.operations.copy import copy_sources
 
     with opened(parsed, output) as ready:
         if pause or resume:
             _switch(output, ready, names, pause=pause)
             return
-        copying.extract_before_copying(ready, names, known_will_do=dry_run)
+        copy_sources.extract_before_copying(ready, names, known_will_do=dry_run)
         if not dry_run:
-            copying.read_isolated_again(ready, names)
+            copy_sources.read_isolated_again(ready, names)
         wanted: dict[str, tuple[PendingTable, ...]] = {}
         left: dict[str, dict[str, str]] = {}
         for name in names:
-            wanted[name], left[name] = copying.tables_to_copy(ready, name, tables, everything=everything)
+            wanted[name], left[name] = copy_sources.tables_to_copy(ready, name, tables, everything=everything)
         if dry_run:
             _show_plan(output, ready, wanted, left)
             return
-        copied = copying.copy_sources(ready, wanted)
+        copied = copy_sources.copy_sources(ready, wanted)
         error = combined(list(copied.refused.values())) if copied.refused else None
         if error is not None and not copied.staged:
             raise error

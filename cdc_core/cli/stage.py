@@ -246,13 +246,13 @@ def isolated(
     staged.
     """
     from cdc_core.stage import isolated as left_out
-    from cdc_core.stage import start_record as starts
+    from cdc_core.stage import start_record
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
     for one in names:
-        starts.require_own(store, one, parsed.pipeline)
+        start_record.require_own(store, one, parsed.pipeline)
     if clear:
         if len(names) != 1:
             raise UsageError(
@@ -290,7 +290,7 @@ def verify(
     A lost file no longer counts as a problem once its table was copied again. Exit code 4: something is lost or
     damaged.
     """
-    from cdc_core.stage import start_record as starts
+    from cdc_core.stage import start_record
     from cdc_core.stage.manifest import verify as look
     from cdc_core.stage.public import recorded_manifests
 
@@ -298,7 +298,7 @@ def verify(
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
     for one in names:
-        starts.require_own(store, one, parsed.pipeline)
+        start_record.require_own(store, one, parsed.pipeline)
     output = CliOutput(as_json)
     recorded = recorded_manifests(parsed, names, output.note)
     problems = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import insert, select
 
 from cdc_core.meta.meta_schema import schema_version as _schema
-from cdc_core.meta.meta_schema import table_definition as _definition
+from cdc_core.meta.meta_schema import table_definition
 from cdc_core.meta.repository import Repository, reads, slices
 from cdc_core.model.batch import Manifest
 from cdc_core.model.json_codec import parsed, text_of
@@ -29,8 +29,8 @@ class SchemaVersions(Repository):
     @reads
     def history(self, source: str) -> tuple[DefinedSince, ...]:
         """What the source's tables were, where its log does not say it, in the order of the log."""
-        rows = select(_definition.c.definition).where(_definition.c.source == source)
-        found = self.execute(rows.order_by(_definition.c.since_seq))
+        rows = select(table_definition.c.definition).where(table_definition.c.source == source)
+        found = self.execute(rows.order_by(table_definition.c.since_seq))
         return tuple(parsed(DefinedSince, row.definition) for row in found)
 
     def record(self, manifest: Manifest) -> None:
@@ -71,8 +71,8 @@ class SchemaVersions(Repository):
         known: set[tuple[str, int]] = set()
         seqs = sorted({one.seq for one in manifest.definitions})
         for some in slices(seqs):
-            rows = select(_definition.c.source_table, _definition.c.since_seq).where(
-                _definition.c.source == manifest.source, _definition.c.since_seq.in_(some)
+            rows = select(table_definition.c.source_table, table_definition.c.since_seq).where(
+                table_definition.c.source == manifest.source, table_definition.c.since_seq.in_(some)
             )
             known |= {(row.source_table, row.since_seq) for row in self.execute(rows)}
         new = []
@@ -85,4 +85,4 @@ class SchemaVersions(Repository):
                     {"source": manifest.source, "source_table": key[0], "since_seq": one.seq, "definition": text}
                 )
         if new:
-            self.execute(insert(_definition), new)
+            self.execute(insert(table_definition), new)

@@ -20,7 +20,7 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql import connections
 from cdc_core.source.capture import Capture
-from cdc_core.source.host import source_server as server
+from cdc_core.source.host import source_server
 from cdc_core.source.host.near_names import question, table_names
 from cdc_core.source.host.table_survey import FoundTable, find_tables, proven_empty, rows_before
 
@@ -93,11 +93,11 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     tables = config.CaptureRules(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
     address = connections.resolve(wishes.source, environ)
     with connections.connect(address, where=wishes.source) as connection:
-        facts = server.facts(connection)
+        facts = source_server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
         # The account would see no table, or the position in the file would be before statements without their rows.
         asked = config.Source.model_construct(name=wishes.name, connection=wishes.source, server_id=server_id)
-        for requirement in (server.require_log, server.require_grants, server.require_row_format):
+        for requirement in (source_server.require_log, source_server.require_grants, source_server.require_row_format):
             requirement(facts, asked)
         found = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
         catalogue = _catalogue(found)
@@ -139,9 +139,9 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
     None on a server that is never quiet for this long: the first extract looks again.
     """
     for _ in range(TRIES):
-        end = server.end_position(connection, 0)
+        end = source_server.end_position(connection, 0)
         empty = {one.name for one in tables if proven_empty(connection, one.database, one.table)}
-        if server.end_position(connection, 0) == end:
+        if source_server.end_position(connection, 0) == end:
             return end, empty
     return end, set()
 

@@ -8,7 +8,7 @@ from cdc_core.operations.apply.turn import require_turn, turn_at
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import start_record as starts
+from cdc_core.stage import start_record
 from cdc_core.stage.manifest import chain, newest, require_reached
 
 
@@ -22,7 +22,7 @@ def rebuild(opened: OpenPipeline, source: str) -> tuple[int, Position | None]:
     raise.
     """
     meta, store = opened.meta, opened.store
-    starts.require_own(store, source, opened.name)
+    start_record.require_own(store, source, opened.name)
     lease_s = opened.pipeline.limits.lease_s
     taken = LeaseHeld(
         f"The source {source!r} is being extracted.",

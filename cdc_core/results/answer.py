@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_core.mysql.connections import SafeConnection
-from cdc_core.results import row_packets as rows
+from cdc_core.results import row_packets
 from cdc_core.results.reading_faults import malformed
 
 _LEAST_FREE_BYTES = 256 << 10
@@ -27,9 +27,9 @@ _SPAN_BYTES = 12
 class Located:
     """Values of some rows. offset, length: [column, row]; length -1: null. Valid until the next batch."""
 
-    buffer: rows.Bytes
-    offset: rows.Longs
-    length: rows.Ints
+    buffer: row_packets.Bytes
+    offset: row_packets.Longs
+    length: row_packets.Ints
 
     def __len__(self) -> int:
         return int(self.offset.shape[1])
@@ -45,9 +45,9 @@ class Buffer:
         capacity = max(1, min(rows_, size_bytes // (_SPAN_BYTES * columns)))
         self.rows = rows_
         self.size_bytes = size_bytes
-        self.data: rows.Bytes = np.empty(size_bytes + _LEAST_FREE_BYTES, np.uint8)
-        self.offset: rows.Longs = np.empty((columns, capacity), np.int64)
-        self.length: rows.Ints = np.empty((columns, capacity), np.int32)
+        self.data: row_packets.Bytes = np.empty(size_bytes + _LEAST_FREE_BYTES, np.uint8)
+        self.offset: row_packets.Longs = np.empty((columns, capacity), np.int64)
+        self.length: row_packets.Ints = np.empty((columns, capacity), np.int32)
 
     @property
     def has_grown(self) -> bool:
@@ -81,7 +81,7 @@ class ResultAnswer:
             data, left = self._buffer.data, self._tail - self._head
             if left >= 4:
                 size = int.from_bytes(data[self._head : self._head + 3].tobytes(), "little")
-                if data[self._head + 3] != self._sequence or size >= rows.MAX_PAYLOAD:
+                if data[self._head + 3] != self._sequence or size >= row_packets.MAX_PAYLOAD:
                     raise malformed(
                         f"a packet of {size} bytes where number {self._sequence} should be", where=self._where
                     )
@@ -98,13 +98,13 @@ class ResultAnswer:
         buffer = self._buffer
         if len(buffer.data) - self._tail < _LEAST_FREE_BYTES:
             self._make_space()
-        begin, count, stopped = self._head, 0, rows.MORE
+        begin, count, stopped = self._head, 0, row_packets.MORE
         while True:
-            self._head, self._sequence, count, stopped = rows.locate(
+            self._head, self._sequence, count, stopped = row_packets.locate(
                 buffer.data, self._head, self._tail, self._sequence, begin, buffer.size_bytes, forms, buffer.offset,
                 buffer.length, count,
             )  # fmt: skip
-            if stopped != rows.MORE:
+            if stopped != row_packets.MORE:
                 break
             if self._tail == len(buffer.data):
                 if count:
@@ -112,11 +112,11 @@ class ResultAnswer:
                 self._make_space()
                 begin = self._head
             self._receive()
-        if stopped == rows.DISORDER:
+        if stopped == row_packets.DISORDER:
             raise malformed(f"a packet that is not number {self._sequence}", where=self._where)
-        if stopped == rows.MALFORMED:
+        if stopped == row_packets.MALFORMED:
             raise malformed("a row that does not have the columns that were announced", where=self._where)
-        return Located(buffer.data, buffer.offset[:, :count], buffer.length[:, :count]), stopped == rows.OTHER
+        return Located(buffer.data, buffer.offset[:, :count], buffer.length[:, :count]), stopped == row_packets.OTHER
 
     @property
     def left_bytes(self) -> int:

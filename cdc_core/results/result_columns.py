@@ -14,7 +14,7 @@ from cdc_core.binlog.row_definition import INTEGERS
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import TableRefused
 from cdc_core.model.schema import ColumnType
-from cdc_core.results import row_packets as rows
+from cdc_core.results import row_packets
 
 _UNSIGNED = 32
 _FIXED_PART = 13
@@ -52,8 +52,10 @@ class ResultColumn:
     def form(self) -> int:
         """How the kernel finds a value: a number of bytes, or a form of row_packets.py."""
         if self.code in _MOMENTS:
-            return rows.MOMENT
-        return rows.DURATION if self.code == TypeCode.TIME else _FIXED.get(TypeCode(self.code), rows.SIZED)
+            return row_packets.MOMENT
+        return (
+            row_packets.DURATION if self.code == TypeCode.TIME else _FIXED.get(TypeCode(self.code), row_packets.SIZED)
+        )
 
     @property
     def charset(self) -> str:

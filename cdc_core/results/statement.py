@@ -17,7 +17,7 @@ from pymysql.protocol import MysqlPacket
 
 from cdc_core.errors import defect
 from cdc_core.mysql.connections import SafeConnection
-from cdc_core.results import result_columns as definitions
+from cdc_core.results import result_columns
 from cdc_core.results.answer import Buffer, Located, ResultAnswer
 from cdc_core.results.reading_faults import definition_changed, malformed
 from cdc_core.results.result_columns import ResultColumn
@@ -92,7 +92,7 @@ def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, li
             where=where,
         )
     try:
-        return number, [definitions.parse(packet) for packet in packets[1]]
+        return number, [result_columns.parse(packet) for packet in packets[1]]
     except ValueError as error:
         connection.abandon_answer()
         raise malformed(f"a column's definition: {error}", where=where) from None
@@ -108,7 +108,7 @@ def _definitions(answer: ResultAnswer, where: str) -> list[ResultColumn]:
     found = []
     try:
         for _ in range(count):
-            found.append(definitions.parse(answer.packet()))
+            found.append(result_columns.parse(answer.packet()))
     except ValueError as error:
         raise malformed(f"a column's definition: {error}", where=where) from None
     last = answer.packet()

@@ -16,7 +16,7 @@ from cdc_core.binlog.column_buffers import Literals, literal_map
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged_columns import BOOKKEEPING, LITERAL, row_field
 from cdc_core.mysql.connections import SafeConnection
-from cdc_core.results import value_columns as values
+from cdc_core.results import value_columns
 from cdc_core.results.answer import Buffer, Located
 from cdc_core.results.reading_faults import translating
 from cdc_core.results.result_columns import ResultColumn, type_of
@@ -40,7 +40,7 @@ class TableReader:
     def __init__(self, connection: SafeConnection, schema: TableSchema) -> None:
         self._connection = connection
         self._where = schema.name
-        self._selected = [values.selected(column) for column in schema.columns]
+        self._selected = [value_columns.selected(column) for column in schema.columns]
         self.select_list = ", ".join(one.expression for one in self._selected)
         self.arrow = pa.schema([*(row_field(column) for column in schema.columns), _LITERAL_FIELD])
         self._buffer: Buffer | None = None
@@ -63,7 +63,7 @@ class TableReader:
         self._buffer = None
 
         def checked(found: Sequence[ResultColumn]) -> Buffer:
-            values.require_same(self._selected, found, where=self._where)
+            value_columns.require_same(self._selected, found, where=self._where)
             assert buffer is not None
             return buffer
 
@@ -87,10 +87,10 @@ def read_columns(
     in UTF-8, whatever their character set; ENUM and SET as text. Raises as TableReader.batches, and Refused
     (source.unsupported_table).
     """
-    selection: list[values.Selected] = []
+    selection: list[value_columns.Selected] = []
 
     def typed(found: Sequence[ResultColumn]) -> Buffer:
-        selection[:] = [values.selected(Column(one.name, type_of(one))) for one in found]
+        selection[:] = [value_columns.selected(Column(one.name, type_of(one))) for one in found]
         return Buffer(len(found), rows, size_bytes)
 
     empty = True
@@ -102,7 +102,7 @@ def read_columns(
         yield pa.RecordBatch.from_pylist([], schema=_arrow(selection))
 
 
-def _arrow(selection: Sequence[values.Selected]) -> pa.Schema:
+def _arrow(selection: Sequence[value_columns.Selected]) -> pa.Schema:
     return pa.schema([*(row_field(one.column) for one in selection), _LITERAL_FIELD])
 
 
@@ -130,11 +130,13 @@ def _converted_again(connection: SafeConnection) -> None:
         raise
 
 
-def _batch(selection: Sequence[values.Selected], arrow: pa.Schema, located: Located, where: str) -> pa.RecordBatch:
+def _batch(
+    selection: Sequence[value_columns.Selected], arrow: pa.Schema, located: Located, where: str
+) -> pa.RecordBatch:
     arrays: list[pa.Array] = []
     literals: list[tuple[str, Literals]] = []
     for at, one in enumerate(selection):
-        array, found = values.decode(one, located, at, where)
+        array, found = value_columns.decode(one, located, at, where)
         arrays.append(array)
         if found is not None:
             literals.append((one.column.name, found))

@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.binlog import charsets, kernels
-from cdc_core.binlog import column_buffers as binlog_columns
+from cdc_core.binlog import charsets, column_buffers, kernels
 from cdc_core.binlog.column_buffers import Literals
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, TooManyBytes
@@ -69,7 +68,7 @@ def selected(column: Column) -> Selected:
         return Selected(column, f"CAST({name} AS UNSIGNED)", _NUMBER)
     if base in TEXT_BASES | {"enum", "set"}:
         if not charsets.convertible(kind.charset):
-            raise binlog_columns.charset_refused(column, "")
+            raise column_buffers.charset_refused(column, "")
         return Selected(column, name, ColumnType("longtext", charset=kind.charset))
     if base in ("uuid", "inet4", "inet6"):
         return Selected(column, name, _UTF8)
@@ -132,19 +131,19 @@ def decode(one: Selected, located: Located, at: int, where: str) -> _Decoded:
     try:
         if one.by_number:
             _require_labels(one, located, at, where)
-            return binlog_columns.decode_column(one.column, 0, 0, located.buffer, offset, length, place)
+            return column_buffers.decode_column(one.column, 0, 0, located.buffer, offset, length, place)
         base = one.wire.base
         if base == "json" and not length.all():
             raise _json_cut_off(one, where)
         if base in ("date", "datetime", "timestamp", "time"):
-            return binlog_columns.decode_fields(column, located.buffer, offset, length, place)
+            return column_buffers.decode_fields(column, located.buffer, offset, length, place)
         if base == "decimal":
             return _decimal(one, located.buffer, offset, length, where), None
         if base in _INSTEAD:
             column = Column(
                 column.name, _INSTEAD[base] if base != "mediumint" else ColumnType("int", one.wire.unsigned)
             )
-        array, literals = binlog_columns.decode_column(column, 0, 0, located.buffer, offset, length, place)
+        array, literals = column_buffers.decode_column(column, 0, 0, located.buffer, offset, length, place)
     except (DataAtRisk, InternalError) as error:
         raise _translated(error, one, where) from error
     if one.column.type.base == "enum":
@@ -204,7 +203,7 @@ def _decimal(one: Selected, buffer: Bytes, offset: Longs, length: Ints, where: s
     if precision > 38:
         offset, length = offset.copy(), length.copy()
         numbers.without_zeros(buffer, offset, length)
-        return binlog_columns.text_column(buffer, offset, length)
+        return column_buffers.text_column(buffer, offset, length)
     words = np.empty((len(offset), 2), np.uint64)
     bad = numbers.decimals(buffer, offset, length, precision, scale, words)
     if bad >= 0:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.binlog import warm_kernels as binlog_warm
+from cdc_core.binlog import warm_kernels
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.model.schema import Column, ColumnType
-from cdc_core.results import numbers
-from cdc_core.results import row_packets as rows
-from cdc_core.results import value_columns as values
+from cdc_core.results import numbers, row_packets, value_columns
 from cdc_core.results.answer import Buffer, Located
 from cdc_core.results.result_columns import ResultColumn
 
@@ -46,19 +44,19 @@ def warm() -> list[pa.Array]:
     buffer.data[: len(packet)] = np.frombuffer(packet, np.uint8)
     found = [ResultColumn("", code, False, 0, 0, 0) for _, code, _ in _COLUMNS]
     forms = np.array([one.form for one in found], np.int8)
-    _, _, located, _ = rows.locate(
+    _, _, located, _ = row_packets.locate(
         buffer.data, 0, len(packet), 1, 0, buffer.size_bytes, forms, buffer.offset, buffer.length, 0
     )
     assert located == 1
     one = Located(buffer.data, buffer.offset[:, :1], buffer.length[:, :1])
-    selection = [values.selected(Column("c", kind)) for kind, _, _ in _COLUMNS]
-    return [values.decode(selected, one, at, "warm")[0] for at, selected in enumerate(selection)]
+    selection = [value_columns.selected(Column("c", kind)) for kind, _, _ in _COLUMNS]
+    return [value_columns.decode(selected, one, at, "warm")[0] for at, selected in enumerate(selection)]
 
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
-    yield from binlog_warm.kernels_of(numbers, rows)
+    yield from warm_kernels.kernels_of(numbers, row_packets)
 
 
 if __name__ == "__main__":
-    binlog_warm.compile_all("the reader of result sets", warm, kernels)
+    warm_kernels.compile_all("the reader of result sets", warm, kernels)

@@ -30,9 +30,8 @@ from cdc_core.model.compacted import Compaction
 from cdc_core.model.json_codec import UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage import compactions
+from cdc_core.stage import compactions, start_record
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import start_record as starts
 from cdc_core.stage.intact import damage
 from cdc_core.stage.layout import (
     CHANGES,
@@ -198,8 +197,8 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
                 "if another pipeline or server wrote the batches, give this pipeline its own stage",
             )
         return
-    if starts.read(store, source) is None:
-        raise starts.missing_start(store, source)
+    if start_record.read(store, source) is None:
+        raise start_record.missing_start(store, source)
     require_reached(store, source, newest(store, source), recorded)
 
 
@@ -210,9 +209,9 @@ def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: P
     if last is not None:
         end = last.end.position
     else:
-        start = starts.read(store, source)
+        start = start_record.read(store, source)
         if start is None:
-            lost = starts.missing_start(store, source)
+            lost = start_record.missing_start(store, source)
             return ChainProblem(lost.code, start_path(source), lost.what)
         end = start.position
     if end >= recorded:
@@ -226,8 +225,8 @@ def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) ->
     none. Raises DataAtRisk (stage.damaged)."""
     listed = {info.path for info in store.list(manifests_prefix(source))}
     wanted = list(manifests)
-    if wanted and starts.read(store, source) is None:
-        raise starts.missing_start(store, source)
+    if wanted and start_record.read(store, source) is None:
+        raise start_record.missing_start(store, source)
     require_found(store, source, wanted, listed)
 
 
@@ -461,10 +460,12 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
     """
     infos = list(store.list(manifests_prefix(source)))
     horizon = horizons.read(store, source)
-    start = starts.read(store, source)
+    start = start_record.read(store, source)
     problems = []
     if start is None and (infos or horizon is not None):
-        problems.append(ChainProblem("stage.damaged", start_path(source), starts.missing_start(store, source).what))
+        problems.append(
+            ChainProblem("stage.damaged", start_path(source), start_record.missing_start(store, source).what)
+        )
     if horizon is None:
         return infos, None if start is None else start.position, problems
     first = first_at(source, horizon.position)

@@ -30,12 +30,9 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.windows import parse_moment, to_us
 from cdc_core.process.extras import require
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions, sql_views, staged_coverage, start_record
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import sql_views as views
 from cdc_core.stage import stage_reader as reader
-from cdc_core.stage import staged_coverage as coverage
-from cdc_core.stage import start_record as start
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.compactions import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_found, require_reached
@@ -126,10 +123,10 @@ def read_chains(
     """
     if pipeline is not None:
         for name in sources:
-            start.require_own(store, name, pipeline.pipeline)
+            start_record.require_own(store, name, pipeline.pipeline)
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
     recorded = None if pipeline is None else recorded_ends(pipeline, sources, note)
-    ranges = compaction.read(store, sources)
+    ranges = compactions.read(store, sources)
     found = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
     reached: dict[str, Checkpoint | None] = {}
     for name, batches in found.items():
@@ -249,7 +246,7 @@ class Stage:
         key, `shop.orders_by_key`. as_of: all of them as they were at a moment. partial: as in `Table.now`.
         Raises UsageError (stage.sql), and what `Table.now` raises.
         """
-        answer = views.sql(self._store, self._chains.by_source, query, as_of=self._moment(as_of), partial=partial)
+        answer = sql_views.sql(self._store, self._chains.by_source, query, as_of=self._moment(as_of), partial=partial)
         return Rows(lambda: answer.schema, lambda rows: iter(answer.to_batches(max_chunksize=rows)))
 
     def bookmark(self) -> str:
@@ -282,7 +279,7 @@ class Stage:
 
     def _read(self) -> Chains:
         pipeline = self._pipeline
-        names = start.sources(self._store) if pipeline is None else [source.name for source in pipeline.sources]
+        names = start_record.sources(self._store) if pipeline is None else [source.name for source in pipeline.sources]
         if not names:
             raise _empty(self._store.uri)
         return read_chains(self._store, pipeline, names, log.warning)
@@ -315,8 +312,8 @@ class Table:
     def missing(self) -> list[str]:
         """What the staged history of the table lacks, in words; empty where its state is that of the source."""
         store, manifests = self._stage._store, self._manifests
-        purged = coverage.purged_of(store, manifests, [self.name])
-        return [*purged.values(), *coverage.missing_of(store, manifests, [self.name]).get(self.name, [])]
+        purged = staged_coverage.purged_of(store, manifests, [self.name])
+        return [*purged.values(), *staged_coverage.missing_of(store, manifests, [self.name]).get(self.name, [])]
 
     def now(self, *, key: Sequence[str] | None = None, partial: bool = False) -> Rows:
         """The table as the staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, `_cdc_absent`,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from cdc_core.errors import FilesLost
 from cdc_core.model.position import Position
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import removed
 from cdc_core.stage.layout import parse_part
@@ -28,7 +28,7 @@ def unless_removed(store: ObjectStore, begins: Mapping[str, Position], paths: It
             horizon = horizons.read(store, source)
             if horizon is not None and begin < horizon.position:
                 raise removed(error.what, where=error.where) from None
-        ranges = compaction.read(store, begins)
+        ranges = compactions.read(store, begins)
         for path in paths:
             name = parse_part(path)
             found = None if name is None else ranges.at(name.source, name.seq)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.batch import Manifest
-from cdc_core.stage import staged_coverage as coverage
+from cdc_core.stage import staged_coverage
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.changes_by_key import by_key_rows, by_key_schema
 from cdc_core.stage.changes_sql import changes_sql, quoted, text
@@ -82,8 +82,8 @@ def sql(
     if not named and _LISTING.search(asked):
         named = tables
     view_names = _view_names(tables)
-    lacking = {} if partial else coverage.missing_of(store, manifests, tables, as_of)
-    purged = {} if partial else coverage.purged_of(store, manifests, named, as_of)
+    lacking = {} if partial else staged_coverage.missing_of(store, manifests, tables, as_of)
+    purged = {} if partial else staged_coverage.purged_of(store, manifests, named, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(duckdb_of_files())
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))

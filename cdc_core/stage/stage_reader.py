@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.batch import Manifest
 from cdc_core.model.staged_columns import OP, ROW, SEQ, SOURCE, TS
-from cdc_core.stage import staged_coverage as coverage
+from cdc_core.stage import staged_coverage
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.changes_by_key import by_key_rows
 from cdc_core.stage.changes_sql import quoted
@@ -305,9 +305,9 @@ def _require_all_rows(
 ) -> None:
     """Raises Refused (stage.partial) where rows are missing that the caller has not waived."""
     if not partial and not since_horizon:
-        coverage.require_unpurged(store, manifests, table, as_of)
+        staged_coverage.require_unpurged(store, manifests, table, as_of)
     if not partial:
-        coverage.require_covered(store, manifests, table, as_of)
+        staged_coverage.require_covered(store, manifests, table, as_of)
 
 
 def _state(

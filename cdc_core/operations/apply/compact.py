@@ -35,8 +35,7 @@ from cdc_core.operations.apply.consumed import committed
 from cdc_core.operations.apply.turn import require_turn, turn_at
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.informing import informing
-from cdc_core.stage import compactions as compaction
-from cdc_core.stage import start_record as starts
+from cdc_core.stage import compactions, start_record
 from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.compacting import files_of
 from cdc_core.stage.compactions import Compactions
@@ -184,13 +183,13 @@ class _CompactionWork:
                 record = self._made(some, turn)
                 if record is not None:
                     made.append(_described(self.by, some, record))
-            for one in self._old(compaction.read(self.store, [name]).by_source[name]):
+            for one in self._old(compactions.read(self.store, [name]).by_source[name]):
                 removed.append(self._remove(one, turn))
         return Compacted(tuple(made), tuple(removed), held)
 
     def _found(self, source: str) -> tuple[Compactions, list[list[Manifest]], str]:
-        starts.require_own(self.store, source, self.pipeline.pipeline)
-        ranges = compaction.read(self.store, [source])
+        start_record.require_own(self.store, source, self.pipeline.pipeline)
+        ranges = compactions.read(self.store, [source])
         batches = [one for one in chain(self.store, source, known=ranges.known(source)) if not one.copied]
         fresh = [one for one in batches if ranges.at(source, one.begin.position.seq) is None]
         ready, held_by = committed(self.meta, self.pipeline, batches)

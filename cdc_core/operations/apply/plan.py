@@ -36,7 +36,7 @@ from cdc_core.operations.apply.retention import require_seeded, require_unpurged
 from cdc_core.operations.apply.retyped import before_new_key, before_retyping, retyped_table
 from cdc_core.operations.apply.suites import require_suites
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions
 from cdc_core.stage.compactions import Compactions
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
@@ -147,7 +147,7 @@ def _plan(
     sources = [source.name for source in opened.pipeline.sources]
     view = opened.meta.plans.find(run_id, sources, [target.name for target in targets], window)
     require_staged(view, sources, window, now_us=opened.meta.now_us())
-    ranges = compaction.read(opened.store, sources)
+    ranges = compactions.read(opened.store, sources)
     for source in sources:
         require_chain(view, source)
         require_listed(opened.store, source, [batch.manifest for batch in opened.meta.batches.find(source)])

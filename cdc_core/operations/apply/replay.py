@@ -41,7 +41,7 @@ from cdc_core.operations.apply.plan import (
 from cdc_core.operations.apply.retention import require_unpurged
 from cdc_core.operations.apply.suites import require_suites
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.manifest import require_listed
@@ -168,7 +168,7 @@ def plan(
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
     require_unpurged(opened.store, sorted(selection.batches) if selection.batches is not None else purged)
     target = _target(opened.pipeline, selection)
-    schemas, ranges = schemas_of(view, opened.store), compaction.read(opened.store, view.chain)
+    schemas, ranges = schemas_of(view, opened.store), compactions.read(opened.store, view.chain)
     made = composed(opened.pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
     made = replace(made, replay=True)
     lost = lost_writes.find(opened.meta, target, opened.environ)

@@ -36,9 +36,8 @@ from cdc_core.model.run_plan import PLAN, RUNS, run_root
 from cdc_core.operations.apply.consumed import committed
 from cdc_core.operations.apply.turn import require_turn, turn_at, turn_of
 from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions, start_record
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import start_record as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
 from cdc_core.stage.manifest import SWEPT_AFTER_S, Copies, Swept, chain, parse
@@ -131,7 +130,7 @@ def sweep(
     names = [source.name for source in opened.pipeline.sources] if sources is None else list(sources)
 
     def swept(name: str) -> Swept:
-        starts.require_own(opened.store, name, opened.name)
+        start_record.require_own(opened.store, name, opened.name)
         return clear_orphans(
             opened.store,
             name,
@@ -251,7 +250,7 @@ def seeded(
         require()
         added = 0
         for source in opened.pipeline.sources:
-            starts.require_own(opened.store, source.name, opened.name)
+            start_record.require_own(opened.store, source.name, opened.name)
             horizon = horizons.read(opened.store, source.name)
             if horizon is not None:
                 purged = [
@@ -268,7 +267,7 @@ def seeded(
 
 def _look(opened: OpenPipeline, source: str, cutoff_us: int) -> tuple[PurgedSource, list[Manifest], list[Manifest]]:
     """What can be purged now of a source, its manifests, and those that stay. Raises Refused (stage.other_pipeline)."""
-    starts.require_own(opened.store, source, opened.name)
+    start_record.require_own(opened.store, source, opened.name)
     manifests = list(chain(opened.store, source))
     old = []
     for manifest in manifests[:-1]:
@@ -340,7 +339,7 @@ def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str
     """Leaves out what is part of a compacted range that is not ready as a whole; why the next batch stays then."""
     if ready:
         end = ready[-1].end.position
-        for one in compaction.read(store, [source]):
+        for one in compactions.read(store, [source]):
             if one.begin < end < one.end:
                 ready[:] = [manifest for manifest in ready if manifest.begin.position < one.begin]
                 return f"the compacted range {one} is purged as a whole"
@@ -376,9 +375,9 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
             for part in parts:
                 store.delete(part.path)
             store.delete(info.path)
-    for one in compaction.records(store, horizon.source):
+    for one in compactions.records(store, horizon.source):
         if one.begin < horizon.position:
-            for path in compaction.files_of(one):
+            for path in compactions.files_of(one):
                 store.delete(path)
 
 

@@ -36,7 +36,7 @@ from cdc_core.operations.check.rules import Seen, check_rules
 from cdc_core.operations.open_pipeline import open_pipeline
 from cdc_core.process.account import settled
 from cdc_core.source.wire.replica_identity import replica_host
-from cdc_core.stage import start_record as starts
+from cdc_core.stage import start_record
 from cdc_core.stage.manifest import newest, require_continuable
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
@@ -188,7 +188,7 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
 
 
 def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, known: _Known | None) -> None:
-    starts.require_own(store, source, pipeline.pipeline)
+    start_record.require_own(store, source, pipeline.pipeline)
     recorded = None if known is None else known.checkpoint.position
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
@@ -200,7 +200,7 @@ def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, kn
 
 def _warn_of_start(source: Source, store: ObjectStore, known: _Known, findings: Findings) -> None:
     """`start` counts only until a source is first extracted: a later change of it would be ignored silently."""
-    begun = starts.load(store, source.name)
+    begun = start_record.load(store, source.name)
     if begun is None:
         return
     place = begun.checkpoint.position

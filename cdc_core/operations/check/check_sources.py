@@ -24,7 +24,7 @@ from cdc_core.operations.check.rules import Seen
 from cdc_core.operations.copy.standby import find_standby
 from cdc_core.operations.copy.throttle import Throttle
 from cdc_core.source.capture import Capture
-from cdc_core.source.host import source_server as server
+from cdc_core.source.host import source_server
 from cdc_core.source.host.failover import fail_over, is_other_server
 from cdc_core.source.host.near_names import question, table_names
 from cdc_core.source.host.server_facts import lower_case_names
@@ -40,7 +40,7 @@ from cdc_core.source.host.table_survey import (
 )
 from cdc_core.source.schemas.cascades import require_seen_cascades
 from cdc_core.source.sql.capture_policy import CapturePolicy
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 
 MOST_TABLES = 10
 """How many tables one finding names."""
@@ -67,7 +67,7 @@ def check_server(
     replica_host: str,
 ) -> None:
     """replica_host: the extractor's own name as a replica; "" before its first lease."""
-    facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
+    facts = findings.attempt(f"{subject}: server", lambda: source_server.facts(connection))
     if facts is None:
         return
     ours = any(replica.host == replica_host for replica in facts.replicas)
@@ -76,24 +76,24 @@ def check_server(
     if ours:
         said["server_id"] = f"{source.server_id} is in use, by this pipeline's own extractor"
 
-    def server_id_free(known: server.ServerFacts, of: Source) -> None:
-        server.require_free_server_id(known, of)
-        server_id.require_unclaimed(connection, of.server_id, replica_host, source=of.name)
+    def server_id_free(known: source_server.ServerFacts, of: Source) -> None:
+        source_server.require_free_server_id(known, of)
+        replica_identity.require_unclaimed(connection, of.server_id, replica_host, source=of.name)
 
-    for name, requirement in server.PREFLIGHT:
+    for name, requirement in source_server.PREFLIGHT:
         findings.attempt(
             f"{subject}: {name}",
             partial(server_id_free if name == "server_id" else requirement, facts, source),
             lambda _, name=name: said[name],  # type: ignore[misc]
         )
-    for advise in server.ADVICE:
+    for advise in source_server.ADVICE:
         name = advise.__name__.removeprefix("advise_").replace("_", " ")
         advice = advise(facts)
         if advice is None:
             findings.ok(f"{subject}: {name}", said[name])
         else:
             findings.warn(f"{subject}: {name}", advice.what, advice.remedy)
-    order = server.advise_gtid_order(facts, source)
+    order = source_server.advise_gtid_order(facts, source)
     if order is not None:
         findings.warn(f"{subject}: gtid order", order.what, order.remedy)
     if stored is not None and is_other_server(stored, facts):
@@ -112,7 +112,7 @@ def check_server(
         lambda found: f"{'continues' if stored else 'begins'} at {found.position}, which the server still has",
     )
     if start is not None and stored is not None:
-        near = server.advise_position(facts, server.binlog_files(connection), stored)
+        near = source_server.advise_position(facts, source_server.binlog_files(connection), stored)
         if near is not None:
             findings.warn(f"{subject}: purge", near.what, near.remedy)
 
@@ -128,7 +128,7 @@ def check_standby(
     if source.copy_from is not None:
         findings.attempt(
             f"{subject}: copies read at {source.copy_from}",
-            lambda: find_standby(source, connection, server.facts(connection), environ),
+            lambda: find_standby(source, connection, source_server.facts(connection), environ),
             lambda found: "it is this server" if found is None else "a replica without filters or rows of its own",
         )
 
@@ -152,7 +152,7 @@ def check_throttle(
             )
 
 
-def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
+def _said(facts: source_server.ServerFacts, source: Source) -> dict[str, str]:
     """The text for each rule that is met, by its name."""
     return {
         "binary log": "on",
@@ -306,7 +306,7 @@ def _warn_of_locks(
     source: Source, connection: pymysql.Connection[Any], copied: Sequence[FoundTable], findings: Findings
 ) -> None:
     """Tables that runs would copy under a lock for which the account lacks the privilege."""
-    facts = server.facts(connection)
+    facts = source_server.facts(connection)
     locked = [
         one
         for one in copied

@@ -27,7 +27,7 @@ from cdc_core.operations.check.loops import require_no_loop
 from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.source.capture import Capture
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage import start_record as starts
+from cdc_core.stage import start_record
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.bookkeeping.ownership import Writer, take
 from cdc_core.targets.reading.destination import TableUse, TargetSurvey, checked_destination
@@ -147,7 +147,9 @@ def writer_of(meta: Meta, pipeline: Pipeline, target: str) -> Writer:
     }
     written = set(meta.writes.last(target))
     written |= purged - meta.records.left_out(target, purged - written).keys()
-    return Writer(pipeline.pipeline, starts.names(store, sources), frozenset(written), meta.records.seeded(target))
+    return Writer(
+        pipeline.pipeline, start_record.names(store, sources), frozenset(written), meta.records.seeded(target)
+    )
 
 
 def _followed(covered: Callable[[str], SourceCoverage], pipeline: Pipeline, target: Target) -> list[str]:

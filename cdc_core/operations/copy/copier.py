@@ -37,7 +37,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import ROW_BITS
 from cdc_core.model.windows import from_us
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.chunk_file import ChunkFile
 from cdc_core.operations.copy.chunks import from_table, last_key
 from cdc_core.operations.copy.copyable import require_copied
@@ -63,7 +63,7 @@ from cdc_core.source.capture import Capture
 from cdc_core.source.host.failover import is_other_server
 from cdc_core.source.host.server_facts import ServerFacts, logged_gtids
 from cdc_core.source.schemas.captured_definitions import table_schema
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def copy_tables(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
-        replica = server_id.replica_host(opened.name, source, meta.leases.identity(source))
+        replica = replica_identity.replica_host(opened.name, source, meta.leases.identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         stack.callback(control.close)
         _require_same(staged, server, source)
@@ -318,7 +318,7 @@ class _ChunkReader:
         """The last key that is visible once everything before the end of what is staged is."""
         if self._sessions.beside:
             require_same_definition(self._sessions.source.control, schema, self._context.source)
-        limit: keys.Key = ()
+        limit: key_ranges.Key = ()
         low: Position | None = None
         if schema.key:
             with _unchanged(schema), self._view(schema, self._staged_here()) as (at, view):
@@ -350,8 +350,8 @@ class _ChunkReader:
         if not schema.key:
             tail = ""  # the whole table at once
         elif copy.limit:
-            where = f"{keys.after(schema, planned.above)} AND {keys.up_to(schema, planned.through)}"
-            tail = f"WHERE {where} ORDER BY {keys.ordered(schema, keys.downwards(copy.limit))}"
+            where = f"{key_ranges.after(schema, planned.above)} AND {key_ranges.up_to(schema, planned.through)}"
+            tail = f"WHERE {where} ORDER BY {key_ranges.ordered(schema, key_ranges.downwards(copy.limit))}"
         else:
             tail = "WHERE FALSE"
         ts_us = staged.watermark_us or self._server.clock_us

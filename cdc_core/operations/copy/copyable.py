@@ -8,7 +8,7 @@ from __future__ import annotations
 from cdc_core.config import Pipeline
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged_columns import require_unreserved
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.source.capture import Capture
 from cdc_core.source.host.table_survey import is_transactional
 
@@ -16,7 +16,7 @@ from cdc_core.source.host.table_survey import is_transactional
 def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
     """Raises Refused (snapshot.not_copyable, source.unsupported_table)."""
     if schema.key:
-        keys.key_columns(schema)
+        key_ranges.key_columns(schema)
     require_unreserved(schema)
     require_alone(pipeline, capture, schema)
     require_ages(pipeline, capture, schema)
@@ -25,7 +25,7 @@ def require_copied(pipeline: Pipeline, capture: Capture, schema: TableSchema) ->
 def require_view(schema: TableSchema, engine: str) -> None:
     """A table without a key is read at one place of the log. Raises Refused (snapshot.not_copyable)."""
     if not schema.key and not is_transactional(engine):
-        raise keys.not_copyable(
+        raise key_ranges.not_copyable(
             schema.name,
             f"{schema.name} has no key, and its engine gives no consistent view of it.",
             "give the table a primary key, or ENGINE=InnoDB",
@@ -37,7 +37,7 @@ def require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> 
     for logical in () if schema.key else capture.route(schema.database, schema.table):
         fed = any(target.table(logical) is not None for target in pipeline.targets)
         if fed and not pipeline.feeds_alone(schema.name, logical):
-            raise keys.not_copyable(
+            raise key_ranges.not_copyable(
                 schema.name,
                 f"{schema.name} has no key, and other tables may feed {logical} too, so Lockstep cannot know which "
                 "rows a copy must replace.",
@@ -53,7 +53,7 @@ def require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> N
     for logical in capture.route(schema.database, schema.table):
         for target in pipeline.targets:
             if pipeline.counts_newest(target.name, logical, schema.name):
-                raise keys.not_copyable(
+                raise key_ranges.not_copyable(
                     f"targets.{target.name}.tables.{logical}.shared_keys",
                     f"Rows of several tables count as one row of {logical}, the newest change first, and Lockstep "
                     f"cannot know when a copied row of {schema.name} last changed.",

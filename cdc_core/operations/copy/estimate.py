@@ -18,7 +18,7 @@ from cdc_core.operations.copy.watermarks import engine_of
 from cdc_core.operations.extract import hosts
 from cdc_core.source.capture import Capture
 from cdc_core.source.schemas.captured_definitions import table_schema
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def estimate(
     pipeline: Pipeline, source: str, tables: Sequence[str], meta: Meta, environ: Mapping[str, str]
 ) -> dict[str, TableEstimate]:
     """Of each table that is there. Raises what connecting and reading raise."""
-    replica = server_id.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
+    replica = replica_identity.replica_host(pipeline.pipeline, source, meta.leases.identity(source))
     _, control, server = hosts.connect(pipeline.source(source), meta.positions.checkpoint(source), environ, replica)
     with closing(control):
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)

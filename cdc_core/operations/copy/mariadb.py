@@ -23,7 +23,7 @@ import pymysql
 from cdc_core.model.position import Position
 from cdc_core.mysql.connections import answers
 from cdc_core.source.host.server_facts import as_text, explained, query
-from cdc_core.source.transactions import prepared_transactions as xa
+from cdc_core.source.transactions import prepared_transactions
 
 _AGREEING = 5
 _ASKED = 100
@@ -53,7 +53,7 @@ def place_of_view(reader: pymysql.Connection, timeline: int) -> Position | None:
 @answers("source")
 def prepared(control: pymysql.Connection) -> frozenset[str]:
     """The XA transactions that are prepared, or committed in the log and not in the engine, as statements name them."""
-    return xa.prepared(control, mariadb=True)
+    return prepared_transactions.prepared(control, mariadb=True)
 
 
 @answers("source")

@@ -18,7 +18,7 @@ from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.mysql.connections import SafeConnection
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.chunks import FIRST_ROWS, computed_end, end_of_chunk, size_of
 from cdc_core.operations.copy.pace import Pace
 from cdc_core.source.schemas.captured_definitions import table_schema
@@ -34,7 +34,7 @@ class Extent:
     """What is to be copied. limit: the last key, () for a table without rows. low: of the read view that shows it, as
     in TableCopy."""
 
-    limit: keys.Key
+    limit: key_ranges.Key
     low: Position | None
 
 
@@ -181,6 +181,6 @@ class TableChunks:
 
 
 def _density_of(schema: TableSchema, chunk: CopiedChunk) -> float:
-    if not (chunk.above and chunk.through and keys.numbered(schema)):
+    if not (chunk.above and chunk.through and key_ranges.numbered(schema)):
         return 0.0
     return chunk.rows / max(1, int(chunk.through[0]) - int(chunk.above[0]))

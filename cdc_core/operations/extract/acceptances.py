@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.position import Position
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore
 
@@ -46,12 +46,12 @@ def pending(
         elif _is_noted(at, store, source):
             log.info("%s: %s:%s has already been accepted", source, *place)
         else:
-            raise faults.nothing_to_accept(f"{source}, {at.file}:{at.offset}, which is before {start}")
+            raise source_faults.nothing_to_accept(f"{source}, {at.file}:{at.offset}, which is before {start}")
     return tuple(left)
 
 
 def _is_noted(at: Position, store: ObjectStore, source: str) -> bool:
-    words = faults.accepted_at(at.file, at.offset) + ":"
+    words = source_faults.accepted_at(at.file, at.offset) + ":"
     return any(
         words in note for manifest in chain(store, source) if manifest.end.position > at for note in manifest.notes
     )

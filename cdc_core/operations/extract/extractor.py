@@ -46,7 +46,7 @@ from cdc_core.operations.open_pipeline import OpenPipeline
 from cdc_core.process.leaving import uninterrupted
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.source.capture import Capture
-from cdc_core.source.host import source_server as server
+from cdc_core.source.host import source_server
 from cdc_core.source.host.failover import Failover, after_loss, fail_over, is_other_server
 from cdc_core.source.host.start_position import find_start
 from cdc_core.source.host.table_survey import SourceSurvey, survey_tables
@@ -54,9 +54,9 @@ from cdc_core.source.schemas.captured_definitions import captured_tables
 from cdc_core.source.schemas.cascades import require_seen_cascades
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.source.transactions.source_stream import SourceStream
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import start_record as starts
+from cdc_core.stage import start_record
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore
@@ -173,7 +173,7 @@ class Extractor:
         with ExitStack() as opened:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
-            replica_host = server_id.replica_host(pipeline.pipeline, source.name, self._lease.identity)
+            replica_host = replica_identity.replica_host(pipeline.pipeline, source.name, self._lease.identity)
             address, self._control, known = hosts.connect(source, stored, self._environ, replica_host)
             opened.callback(self._control.close)
             self._meta.leases.record_retention(self._lease, known.retention_s)
@@ -241,7 +241,9 @@ class Extractor:
             opened.callback(leaving.set)
             self._attached, self._leaving = opened.pop_all(), leaving
 
-    def _begin(self, stored: Checkpoint | None, address: connections.Server, known: server.ServerFacts) -> Checkpoint:
+    def _begin(
+        self, stored: Checkpoint | None, address: connections.Server, known: source_server.ServerFacts
+    ) -> Checkpoint:
         """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
         source = self._source
         if self._abandon is not None and abandoned_log.is_due(self._abandon, stored, self._store, source.name):
@@ -256,7 +258,7 @@ class Extractor:
             return self._led_on(stored, fail_over(source, self._control, address, known, stored), {})
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
-            start = starts.put(
+            start = start_record.put(
                 self._store, source.name, start, pipeline=self._pipeline.pipeline, asked=source.start_text
             )
             log.info("%s: starting at %s", source.name, start.position)
@@ -272,17 +274,19 @@ class Extractor:
         self._meta.batches.commit(self._lease, bridge)
         return moved.start
 
-    def _survey(self, start: Checkpoint, known: server.ServerFacts, covered: Container[str]) -> SourceSurvey:
+    def _survey(self, start: Checkpoint, known: source_server.ServerFacts, covered: Container[str]) -> SourceSurvey:
         """covered: tables of which it need not be asked whether they are empty."""
         return survey_tables(
             self._control,
             self._capture.captures,
             known=covered,
             grants=known.grants,
-            end_of_log=lambda: server.end_position(self._control, start.position.timeline),
+            end_of_log=lambda: source_server.end_position(self._control, start.position.timeline),
         )
 
-    def _surveyed(self, start: Checkpoint, known: server.ServerFacts, left_out: Mapping[str, str]) -> CoverageLog:
+    def _surveyed(
+        self, start: Checkpoint, known: source_server.ServerFacts, left_out: Mapping[str, str]
+    ) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
         covered = self._meta.coverages.find(self._source.name)
         sought = Capture.by_names(covered.surveyed.captured)
@@ -431,7 +435,7 @@ class Extractor:
         return self._clock_us + time.monotonic_ns() // 1000
 
     def _read_clock(self, control: pymysql.Connection) -> None:
-        server_us, meta_us = server.now_us(control), self._meta.now_us()
+        server_us, meta_us = source_server.now_us(control), self._meta.now_us()
         self._clock_us = min(server_us, meta_us) - time.monotonic_ns() // 1000
         self._clock_due_s = time.monotonic() + CLOCK_S
         if abs(server_us - meta_us) > CLOCK_TOLERANCE_US and not self._clocks_differ:
@@ -448,17 +452,19 @@ class Extractor:
             return
         self._advice_due_s = time.monotonic() + ADVICE_S
 
-        def near(control: pymysql.Connection) -> server.Advice | None:
+        def near(control: pymysql.Connection) -> source_server.Advice | None:
             durable = self._stager.durable
             if durable.position >= self._end_of_log(control):
                 return None
-            return server.advise_position(server.facts(control), server.binlog_files(control), durable)
+            return source_server.advise_position(
+                source_server.facts(control), source_server.binlog_files(control), durable
+            )
 
         if (advice := self._asked(near)) is not None:
             log.warning("%s: %s", self._source.name, advice)
 
     def _end_of_log(self, control: pymysql.Connection) -> Position:
-        return server.end_position(control, self._stager.reached.position.timeline)
+        return source_server.end_position(control, self._stager.reached.position.timeline)
 
     def _asked(self, question: Callable[[pymysql.Connection], Answer]) -> Answer | None:
         """The server's answer; None while it is down: the stream reconnects, and decides when to give up."""
@@ -561,11 +567,11 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
     Raises Refused (stage.other_pipeline; meta.behind when the stage holds batches of this source and meta knows
     none), DataAtRisk (stage.chain, stage.damaged) when meta knows some that the stage has lost.
     """
-    starts.require_own(store, lease.source, lease.pipeline)
+    start_record.require_own(store, lease.source, lease.pipeline)
     stored = meta.positions.checkpoint(lease.source)
     manifests.require_continuable(store, lease.source, None if stored is None else stored.position)
     if stored is None:
-        begun = starts.read(store, lease.source)
+        begun = start_record.read(store, lease.source)
         if begun is not None:
             log.info("%s: starting where an earlier extractor began: %s", lease.source, begun.position)
             meta.positions.advance_watermark(lease, begun)

@@ -19,13 +19,13 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.mysql import connections
-from cdc_core.source.host import source_server as server
+from cdc_core.source.host import source_server
 from cdc_core.source.host.failover import Failover, is_other_server
 from cdc_core.stage.isolated import notes
 
 log = logging.getLogger(__name__)
 
-Connected = tuple[connections.Server, connections.SafeConnection, server.ServerFacts]
+Connected = tuple[connections.Server, connections.SafeConnection, source_server.ServerFacts]
 
 
 def connect(
@@ -47,7 +47,7 @@ def connect(
             try:
                 control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
                 opened.callback(control.close)
-                known = server.facts(control)
+                known = source_server.facts(control)
             except RetryLater as error:
                 if len(source.connections) > 1:  # the error of a single server is raised below
                     log.warning("%s: %s", source.name, error)
@@ -61,7 +61,7 @@ def connect(
         if not answering:
             raise away[0]
         address, chosen, known = answering[0]
-        for _, requirement in server.PREFLIGHT:
+        for _, requirement in source_server.PREFLIGHT:
             requirement(known.without_replica(replica_host), source)
         for _, other, _ in answering[1:]:
             other.close()

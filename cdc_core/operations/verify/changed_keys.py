@@ -14,7 +14,7 @@ from cdc_core.history.rule import TableRule
 from cdc_core.meta import FileRow
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged_columns import LITERAL, OP, SEQ, TRUNCATE, TS
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions
 from cdc_core.stage.layout import parse_part
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events
@@ -55,7 +55,7 @@ def as_read(store: ObjectStore, files: Iterable[FileRow]) -> list[FileRow]:
     """
     listed = list(files)
     sources = {name.source for file in listed if (name := parse_part(file.path)) is not None}
-    ranges = compaction.read(store, sorted(sources))
+    ranges = compactions.read(store, sorted(sources))
     found: dict[str, FileRow] = {}
     for file in listed:
         other = ranges.instead_of(file.path, file.table, file.schema_id, file.max_seq)

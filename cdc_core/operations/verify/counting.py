@@ -6,7 +6,7 @@ import re
 import time
 
 from cdc_core.errors import Refused
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.key_ranges import Key
 from cdc_core.operations.verify import target_rows
 from cdc_core.operations.verify.comparison import Side
@@ -90,7 +90,7 @@ class CountedTable:
         found = False
         for shard in self._shape.destination.shards:
             schema = target_rows.schema_of(self._shape, shard)
-            if self._targets.count(self._shape, shard, f"WHERE {keys.after(schema, last)}"):
+            if self._targets.count(self._shape, shard, f"WHERE {key_ranges.after(schema, last)}"):
                 return False
-            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {keys.equal(schema, last)}"))
+            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {key_ranges.equal(schema, last)}"))
         return found

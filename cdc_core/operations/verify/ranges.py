@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from cdc_core.errors import Refused
 from cdc_core.model.collations import UNCERTAIN
 from cdc_core.model.schema import INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.verify.shape import Shape
 from cdc_core.targets.reading.destination import Shard
 
@@ -30,7 +30,7 @@ def why_whole(shape: Shape, sources: Sequence[TableSchema]) -> str:
         if schema.key != shape.key:
             return f"the key of {schema.name} is not the target's"
         try:
-            keys.key_columns(schema)
+            key_ranges.key_columns(schema)
         except Refused as error:
             return error.what
         for shard in shape.destination.shards:

@@ -26,7 +26,7 @@ from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged_columns import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
 from cdc_core.model.windows import from_us
 from cdc_core.mysql.connections import SafeConnection, Server
-from cdc_core.operations.copy import key_ranges as keys
+from cdc_core.operations.copy import key_ranges
 from cdc_core.operations.copy.chunks import end_of_chunk, from_table, last_key, size_of
 from cdc_core.operations.copy.pace import Pace
 from cdc_core.operations.copy.sessions import open_pair
@@ -43,7 +43,7 @@ from cdc_core.source.capture import Capture
 from cdc_core.source.host.failover import is_other_server
 from cdc_core.source.host.server_facts import ServerFacts
 from cdc_core.source.schemas.captured_definitions import Name, captured_tables, table_schema
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 
 Take = Callable[[TableRows], None]
 RANGES_IN_MEMORY = 4
@@ -88,7 +88,7 @@ class SourceTables:
         self._throttle = throttle
         self._waiting = waiting
         self._paces: dict[str, Pace] = {}
-        self._last: dict[str, keys.Key] = {}
+        self._last: dict[str, key_ranges.Key] = {}
         self._past_last: set[str] = set()
         self._bookkeeping: _Bookkeeping | None = None
 
@@ -117,7 +117,7 @@ class SourceTables:
         """How many rows the next chunk of a table should have."""
         return self._pace(schema).rows
 
-    def edge(self, schema: TableSchema, above: keys.Key, rows: int) -> keys.Key | None:
+    def edge(self, schema: TableSchema, above: key_ranges.Key, rows: int) -> key_ranges.Key | None:
         """The key of the `rows`-th row after `above`; None if there are fewer, not counting rows with keys after the
         last one that there was when this was first asked of the table: a table that grows has an end, too."""
         last = self._last_of(schema)
@@ -127,16 +127,17 @@ class SourceTables:
         return None if found == last else found
 
     def read_next(
-        self, schema: TableSchema, logical: str, above: keys.Key, rows: int, take: Take
-    ) -> tuple[Read, keys.Key | None]:
+        self, schema: TableSchema, logical: str, above: key_ranges.Key, rows: int, take: Take
+    ) -> tuple[Read, key_ranges.Key | None]:
         """Reads the next rows after a key, in the order of the key; the key of the last one, or None if these were all
         that are there now. Rows with keys after the last one that there was when this was first asked are read at once:
         a table that grows has an end, too. Else as `read`."""
-        down = keys.downwards(self._last_of(schema))
-        tail = f"WHERE {keys.after(schema, above)} ORDER BY {keys.ordered(schema, down) if down else 'NULL'}"
+        down = key_ranges.downwards(self._last_of(schema))
+        order = key_ranges.ordered(schema, down) if down else "NULL"
+        tail = f"WHERE {key_ranges.after(schema, above)} ORDER BY {order}"
         if schema.name in self._past_last or not down:
             return self._piece(schema, logical, tail, take), None
-        reached: list[keys.Key] = []
+        reached: list[key_ranges.Key] = []
 
         def ended(count: int, last: pa.RecordBatch | None) -> None:
             if count == rows and last is not None:
@@ -145,23 +146,23 @@ class SourceTables:
         read = self._piece(schema, logical, f"{tail} LIMIT {rows}", take, ended)
         return read, reached[0] if reached else None
 
-    def _key_of(self, schema: TableSchema, above: keys.Key, rows: int, last: pa.RecordBatch) -> keys.Key:
+    def _key_of(self, schema: TableSchema, above: key_ranges.Key, rows: int, last: pa.RecordBatch) -> key_ranges.Key:
         """The key of a row that was read, the last of so many after `above`, as the server says it in the open view."""
         columns = [schema.column(name) for name in schema.key]
         enums = {column.name.lower() for column in columns if column.type.base == "enum"}
         same = lookup.condition(columns, row_texts(last, columns, enums).to_pylist(), enums)
-        down = keys.downwards(self._last_of(schema))
-        asked = f"{keys.selected(schema)}, {keys.up_to(schema, self._last_of(schema))}"
+        down = key_ranges.downwards(self._last_of(schema))
+        asked = f"{key_ranges.selected(schema)}, {key_ranges.up_to(schema, self._last_of(schema))}"
         found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {same}")
         if len(found) != 1:  # what no condition finds by its value, is found by its place
-            order = f"ORDER BY {keys.ordered(schema, down)} LIMIT 1 OFFSET {rows - 1}"
-            found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {keys.after(schema, above)} {order}")
+            order = f"ORDER BY {key_ranges.ordered(schema, down)} LIMIT 1 OFFSET {rows - 1}"
+            found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {key_ranges.after(schema, above)} {order}")
         *values, before = found[0]
         if not int(before):
             self._past_last.add(schema.name)
-        return keys.literals(schema, values, down)
+        return key_ranges.literals(schema, values, down)
 
-    def _last_of(self, schema: TableSchema) -> keys.Key:
+    def _last_of(self, schema: TableSchema) -> key_ranges.Key:
         if schema.name not in self._last:
             self._last[schema.name] = last_key(self._control, schema)
         return self._last[schema.name]
@@ -183,7 +184,7 @@ class SourceTables:
             yield self._piece(schema, logical, "", take)
 
     def read_after(
-        self, schema: TableSchema, logical: str, above: keys.Key, take: Take, *, at_once: bool = False
+        self, schema: TableSchema, logical: str, above: key_ranges.Key, take: Take, *, at_once: bool = False
     ) -> Iterator[Read]:
         """Reads the rows after a key up to the last one of now, chunk by chunk or at once; else as `read`."""
         self._wait()
@@ -197,8 +198,8 @@ class SourceTables:
         self,
         schema: TableSchema,
         logical: str,
-        above: keys.Key,
-        through: keys.Key,
+        above: key_ranges.Key,
+        through: key_ranges.Key,
         take: Take,
         *,
         at_once: bool = False,
@@ -208,11 +209,11 @@ class SourceTables:
         while through and reached != through:
             rows = self._pace(schema).rows
             end = through if at_once else end_of_chunk(self._control, schema, reached, through, rows)
-            where = f"WHERE {keys.after(schema, reached)} AND {keys.up_to(schema, end)}"
+            where = f"WHERE {key_ranges.after(schema, reached)} AND {key_ranges.up_to(schema, end)}"
             yield self._piece(schema, logical, where, take)
             reached = end
 
-    def count(self, schema: TableSchema) -> tuple[int, keys.Key, Read]:
+    def count(self, schema: TableSchema) -> tuple[int, key_ranges.Key, Read]:
         """How many rows a table has, its last key (() without a key by which it can be cut), and the read."""
         self._wait()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
@@ -222,7 +223,7 @@ class SourceTables:
             last = last_key(self._reader, schema) if _in_chunks(schema) else ()
         return int(rows), last, Read(int(rows), view.low, high_of(self._control, view))
 
-    def last_key(self, schema: TableSchema) -> keys.Key:
+    def last_key(self, schema: TableSchema) -> key_ranges.Key:
         """The last key; () for a table without rows, or without a key by which it can be cut."""
         return last_key(self._control, schema) if _in_chunks(schema) else ()
 
@@ -340,7 +341,7 @@ def open_source(
     config = pipeline.source(name)
     with ExitStack() as stack:
         stored = meta.positions.checkpoint(name)
-        replica = server_id.replica_host(opened.name, name, meta.leases.identity(name))
+        replica = replica_identity.replica_host(opened.name, name, meta.leases.identity(name))
         address, control, server = hosts.connect(config, stored, environ, replica)
         stack.callback(control.close)
         _same_server(meta, name, server)
@@ -372,7 +373,7 @@ def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
 
 def _in_chunks(schema: TableSchema) -> bool:
     try:
-        keys.key_columns(schema)
+        key_ranges.key_columns(schema)
     except TableRefused:
         return False
     return True

@@ -18,7 +18,7 @@ from cdc_core.operations.verify.replayed import Replayed
 from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.operations.verify.verify_progress import SourceSpan
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage import staged_coverage as coverage
+from cdc_core.stage import staged_coverage
 
 _PAUSE_S = 2.0
 
@@ -107,6 +107,6 @@ class StagedBatches:
     def is_whole(self, chains: Sequence[Manifest]) -> bool:
         """Whether every row of the table was staged."""
         store = self._job.opened.store
-        if coverage.purged_of(store, chains, [self._table]):
+        if staged_coverage.purged_of(store, chains, [self._table]):
             return False
-        return not coverage.missing_of(store, chains, [self._table]).get(self._table)
+        return not staged_coverage.missing_of(store, chains, [self._table]).get(self._table)

@@ -25,11 +25,11 @@ from cdc_core.model.staged_columns import ABSENT, DELETE, INSERT, OP, ROW, SEQ, 
 from cdc_core.operations.verify.canonical import row_texts
 from cdc_core.operations.verify.judgement import EVENT_COLUMNS
 from cdc_core.operations.verify.shape import Shape
-from cdc_core.stage import compactions as compaction
+from cdc_core.stage import compactions
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.staged_events import FileOfEvents, file_events
 from cdc_core.stage.unify import StagedPart, emptied_columns, parts_of
-from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables import type_pairs
 
 _ROWS, _FILES = 65_536, 64
 """That are read at once, at most: many small files cost more by their number than by their rows."""
@@ -79,7 +79,7 @@ def events(
     one that it returns cannot say more about these keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.damaged).
     """
-    ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
+    ranges = compactions.read(store, sorted({manifest.source for manifest in manifests}))
     emptied = emptied_columns(manifests, None)
     by_path: dict[str, _HistoryFile] = {}
     for manifest in manifests:
@@ -224,7 +224,7 @@ def _partial(rows: pa.RecordBatch, file: _HistoryFile, shape: Shape) -> Flags:
     then = {column.name.lower(): column for column in file.part.schema.columns}
     for column in shape.columns:
         own = then.get(column.name.lower())
-        if own is None or not own.logged or (own.type != column.type and pairs.problem(own.type, column.type)):
+        if own is None or not own.logged or (own.type != column.type and type_pairs.problem(own.type, column.type)):
             return np.ones(rows.num_rows, bool)
     names = {column.name for column in shape.columns}
     since = max((file.emptied.get(name.lower(), 0) for name in names), default=0)

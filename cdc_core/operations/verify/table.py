@@ -24,8 +24,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.operations.apply.plan import key_of, keys_apart
 from cdc_core.operations.copy import key_ranges as keys
 from cdc_core.operations.copy.key_ranges import Key
-from cdc_core.operations.verify import lookup, target_rows
-from cdc_core.operations.verify import staged_history as history
+from cdc_core.operations.verify import lookup, staged_history, target_rows
 from cdc_core.operations.verify.canonical import has_errors
 from cdc_core.operations.verify.columnwise import ColumnPiece
 from cdc_core.operations.verify.comparison import Comparison, Difference, Verdict
@@ -288,7 +287,7 @@ class ComparedTable:
         chains = self._batches.chains_until(spans)
         bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
         differences = comparison.differences()
-        for events in history.events(
+        for events in staged_history.events(
             self._job.opened.store, chains, self._shape, consumed, comparison.differing_keys(), bounds,
             known_from=differences.known_from,
         ):  # fmt: skip

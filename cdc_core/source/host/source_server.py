@@ -24,7 +24,7 @@ from cdc_core.source.host.server_facts import (
     log_off,
     now_us,
 )
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 
 __all__ = [
     "ADVICE",
@@ -107,11 +107,11 @@ def require_free_server_id(server: ServerFacts, source: Source) -> None:
     What the extractor itself has registered must be left out of the facts (ServerFacts.without_replica).
     """
     if source.server_id == server.server_id:
-        raise server_id.taken(source.server_id, "the server itself", source.name)
+        raise replica_identity.taken(source.server_id, "the server itself", source.name)
     for replica in server.replicas:
         if replica.server_id == source.server_id:
             owner = f"the replica {replica.host or '(without a host name)'}:{replica.port}"
-            raise server_id.taken(source.server_id, owner, source.name)
+            raise replica_identity.taken(source.server_id, owner, source.name)
 
 
 Requirement = Callable[[ServerFacts, Source], None]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Position
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 
 
 class AcceptedPlaces:
@@ -54,5 +54,5 @@ class AcceptedPlaces:
         while self._ahead and (before is None or self._ahead[0] < before):
             first = self._ahead[0]
             if (first.file, first.offset) not in self.used:
-                raise faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
+                raise source_faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
             self._ahead.pop(0)

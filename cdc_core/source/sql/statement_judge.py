@@ -32,7 +32,7 @@ from cdc_core.model.block import EntryKind
 from cdc_core.model.coverage import ANY_TABLE, Happened
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.schemas.cascades import Cascades
 from cdc_core.source.schemas.definition_history import Change, LogPoint
 from cdc_core.source.schemas.merge_tables import united_table
@@ -158,7 +158,7 @@ class StatementJudge:
         tables = [table for table in tables if table != ANY_TABLE]
         names, policy = ", ".join(tables) or "any captured table", self._policy.on_unlogged_change
         if policy == "stop":
-            error = faults.unlogged_change(logged.statement.verb, names, why, logged.words, at.where)
+            error = source_faults.unlogged_change(logged.statement.verb, names, why, logged.words, at.where)
             self.stop(error, at, group, tables)
             return
         note = f"needs re-sync of table {names}: {why}, at {at.where}"
@@ -195,7 +195,7 @@ class StatementJudge:
         if place not in self._accepted:
             raise self._accepted.explain(error, place) from None
         self._accepted.use(place)
-        note = f"needs re-sync of table {names}: {faults.accepted_at(*place)}: {error.what} ({error.code})"
+        note = f"needs re-sync of table {names}: {source_faults.accepted_at(*place)}: {error.what} ({error.code})"
         log.warning("%s: %s", self._source, note)
         return note
 

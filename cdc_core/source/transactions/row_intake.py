@@ -13,7 +13,7 @@ from cdc_core.binlog.event_headers import Event
 from cdc_core.binlog.rows_event import DELETE, DUMMY_TABLE_ID, INSERT, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.schemas.cascades import Cascades
 from cdc_core.source.schemas.definition_history import LogPoint
 from cdc_core.source.schemas.table_registry import TableRegistry
@@ -65,7 +65,7 @@ class RowIntake:
             rows = parse_rows(plain(event))
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return None
-            raise faults.inside_transaction(event, self._place.where(event)) from None
+            raise source_faults.inside_transaction(event, self._place.where(event)) from None
         if not self._past:
             self._cascades.heed(int.from_bytes(event.body[6:8], "little"))
         if table is None:

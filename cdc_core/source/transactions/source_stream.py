@@ -23,7 +23,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.mysql import connections
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.host.gtid_sets import GtidSet
 from cdc_core.source.host.server_facts import BinlogFile, binlog_files, facts, lower_case_names, query
 from cdc_core.source.host.source_answers import SourceAnswers
@@ -41,7 +41,7 @@ from cdc_core.source.sql.statement_reach import StatementReach
 from cdc_core.source.transactions.fast_path import FastPath
 from cdc_core.source.transactions.spilled_changes import SpillableChanges
 from cdc_core.source.transactions.transaction_assembler import TransactionAssembler
-from cdc_core.source.wire import replica_identity as server_id
+from cdc_core.source.wire import replica_identity
 from cdc_core.source.wire.backoff import Backoff
 from cdc_core.source.wire.log_glance import LogGlance
 from cdc_core.source.wire.log_reader import LogReader
@@ -178,7 +178,7 @@ class SourceStream:
         if self._reader is None or not self._answers.connected or not self._in_order:
             return
         with suppress(LockstepError, pymysql.err.MySQLError, OSError):
-            server_id.end_connection(self._answers.connection(), self._reader.connection_id)
+            replica_identity.end_connection(self._answers.connection(), self._reader.connection_id)
 
     def _disconnect(self) -> None:
         if self._reader is not None:
@@ -274,7 +274,7 @@ class SourceStream:
                 if known is None:
                     raise
                 if not again:
-                    raise faults.history_changed(
+                    raise source_faults.history_changed(
                         f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
                     ) from error
         raise AssertionError("unreachable")
@@ -289,7 +289,7 @@ class SourceStream:
         before, read = GtidSet.parse(head.previous), GtidSet.parse(checkpoint.gtid_set)
         same = before.contains(read) and read.contains(before)
         if begin != checkpoint.position or not checkpoint.gtid_set or not same:
-            raise faults.history_changed(
+            raise source_faults.history_changed(
                 f"{known.file} is purged, so that it cannot be compared with what was read, and {begin.file} does not "
                 f"prove itself by GTIDs (before it {head.previous or 'none'}, read {checkpoint.gtid_set or 'none'})",
                 f"{self._source.name}, {begin}",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.transactions.pending_changes import MappedTable, PendingChange
 
 
@@ -86,7 +86,7 @@ class SpillableChanges:
     def spill(self) -> None:
         """Writes what is in memory to a file."""
         if self._in_memory:
-            with faults.scratch():
+            with source_faults.scratch():
                 self._spilled.append(_SpillFile.write(self._in_memory, self.spill_files.new_path()))
             self.pop_memory()
 

@@ -36,7 +36,7 @@ from cdc_core.errors import LockstepError
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
 from cdc_core.model.coverage import ANY_TABLE, Happened, TableEvent
 from cdc_core.model.position import Position
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.schemas.cascades import Cascades
 from cdc_core.source.schemas.definition_history import LogPoint
 from cdc_core.source.schemas.table_registry import TableRegistry
@@ -247,7 +247,7 @@ class TransactionAssembler:
     def _dispatch(self, event: Event) -> Iterable[Block]:
         handler = self._handlers.get(event.header.type)
         if handler is None:
-            return self._stop(event, faults.unknown_event(event, self._place.where(event)))
+            return self._stop(event, source_faults.unknown_event(event, self._place.where(event)))
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
@@ -269,7 +269,7 @@ class TransactionAssembler:
         return {int(code): handler for code, handler in handlers.items()}
 
     def _incident(self, event: Event) -> Iterable[Block]:
-        return self._stop(event, faults.incident(event, self._place.where(event)))
+        return self._stop(event, source_faults.incident(event, self._place.where(event)))
 
     def _stop(self, event: Event, error: LockstepError) -> Iterable[Block]:
         """Raises the error, unless an operator has accepted that the event is skipped unread."""
@@ -309,8 +309,8 @@ class TransactionAssembler:
         if found is not None:
             return found
         if group is None:
-            raise faults.inside_transaction(event, self._place.where(event))
-        raise faults.grammar(
+            raise source_faults.inside_transaction(event, self._place.where(event))
+        raise source_faults.grammar(
             f"{seen.value} ({type_name(event.header.type)}) comes in the one that began at {group.start}, which "
             f"{group.state.value}",
             self._place.where(event),
@@ -457,7 +457,7 @@ class TransactionAssembler:
     def _undo_to_savepoint(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         savepoint = logged.statement.name
         if not self._present.undo_to_savepoint(savepoint):
-            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._place.where(event))
+            raise source_faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._place.where(event))
         return ()
 
     def _let_go(self, group: OpenGroup, rows: list[PendingChange]) -> Block:
@@ -555,14 +555,16 @@ class TransactionAssembler:
     def _commit_prepared(self, event: Event, logged: LoggedStatement) -> Blocks:
         group, xid = self._present, logged.statement.name
         if len(group.rows) or group.pieces:
-            raise faults.grammar(f"XA COMMIT {xid} comes in one that has rows of its own", self._place.where(event))
+            raise source_faults.grammar(
+                f"XA COMMIT {xid} comes in one that has rows of its own", self._place.where(event)
+            )
         changes, cascades = self.prepared.commit(xid)
         # What one that was prepared before this stream began has done to tables that are not captured is unknown.
         group.cascaded(self.cascades.unread(self._tables.captures) if cascades is None else cascades)
         if changes is not None:
             group.rows = changes
         elif not self._past:
-            self.judge.stop(faults.xa_unknown(xid, self._place.where(event)), self._place.at(event), group)
+            self.judge.stop(source_faults.xa_unknown(xid, self._place.where(event)), self._place.at(event), group)
         return self._commit(event, logged)
 
     def _roll_back_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
@@ -584,4 +586,4 @@ class TransactionAssembler:
     def _require_undoable(self, group: OpenGroup, why: str) -> None:
         if group.pieces:
             self._undone.add(group.seq)
-            raise faults.undone_after_parts(why, f"{self._source}, {self._place.file}:{group.start}")
+            raise source_faults.undone_after_parts(why, f"{self._source}, {self._place.file}:{group.start}")

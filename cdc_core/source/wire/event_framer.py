@@ -34,7 +34,7 @@ from cdc_core.binlog.event_headers import (
 from cdc_core.binlog.ordinary import OrdinaryEvents
 from cdc_core.errors import LockstepError, NoEventHere
 from cdc_core.model.position import FIRST_OFFSET, Fingerprint, Position
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.wire.log_proof import LogProof
 from cdc_core.source.wire.long_event import LongEvent
 from cdc_core.source.wire.receive_buffer import ReceiveBuffer
@@ -290,14 +290,14 @@ class EventFramer:
             # Number u16, '#' and five bytes of SQL state, text.
             text = payload[9:] if payload[3:4] == b"#" else payload[3:]
             number = int.from_bytes(payload[1:3], "little")
-            raise faults.dump_error(number, text.decode("utf-8", "replace"), self.where)
+            raise source_faults.dump_error(number, text.decode("utf-8", "replace"), self.where)
         if code == 0xFE and len(payload) < 9:
             self.ended = True
             return None
         raise self._no_event(code)
 
     def _no_event(self, code: int) -> LockstepError:
-        return faults.protocol(f"a packet begins with byte {code}", self.where)
+        return source_faults.protocol(f"a packet begins with byte {code}", self.where)
 
     def _require_plausible(self, size: int) -> None:
         """Rejects a packet that cannot be one: with a damaged length we would wait for its end forever."""
@@ -306,7 +306,7 @@ class EventFramer:
             return
         if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
             return
-        raise faults.protocol(f"a packet of {size} bytes contains an event of another length", self.where)
+        raise source_faults.protocol(f"a packet of {size} bytes contains an event of another length", self.where)
 
     def _event(self, data: bytes, long: LongEvent | None = None) -> Event | None:
         """The event with its position; None for one without a position that only steers the stream. data: for a long
@@ -330,7 +330,7 @@ class EventFramer:
             self.offset += header.length
             return self._passed(event)
         if self._format is None:
-            raise faults.protocol(f"{type_name(code)} comes before any FORMAT_DESCRIPTION", self.where)
+            raise source_faults.protocol(f"{type_name(code)} comes before any FORMAT_DESCRIPTION", self.where)
         if code == EventType.MARIADB_START_ENCRYPTION and header.log_pos == 0 and self._repeats_head:
             return None
         start = self._place(header.log_pos, header.length, code)
@@ -384,7 +384,7 @@ class EventFramer:
             return self.offset
         if self.mariadb and self._after_format and gap <= _START_ENCRYPTION_SIZE:
             return self.offset + gap
-        raise faults.hole(
+        raise source_faults.hole(
             f"the next event should begin at {self.offset}, and {type_name(code)} of {length} bytes ends at {log_pos} "
             "(mod 2^32)",
             self.where,

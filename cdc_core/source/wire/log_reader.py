@@ -20,9 +20,9 @@ from cdc_core.binlog.event_headers import Event
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.mysql import connections
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 from cdc_core.source.host.server_facts import log_off
-from cdc_core.source.wire import replica_identity as server_ids
+from cdc_core.source.wire import replica_identity
 from cdc_core.source.wire.event_framer import MAX_DUMP_OFFSET, EventFramer
 
 _ENOUGH = 2 << 20
@@ -96,7 +96,7 @@ class LogReader:
             if connections.is_mariadb(connection):
                 _ask_for_annotations(connection)
             if host:
-                server_ids.claim(connection, server_id, host, source=self._source)
+                replica_identity.claim(connection, server_id, host, source=self._source)
             return connection
 
         reader = BinLogStreamReader(
@@ -182,7 +182,7 @@ class LogReader:
 
     def _require_more(self) -> None:
         if self.framer.ended and self._waits:
-            raise faults.connection_lost("the server ended it", self.framer.where)
+            raise source_faults.connection_lost("the server ended it", self.framer.where)
         if self.framer.ended:
             raise EndOfLog
 
@@ -195,20 +195,20 @@ class LogReader:
             # Only time spent waiting counts: a caller may stay away for long.
             self._silent_s += time.monotonic() - started_s
             if self._silent_s >= self._read_timeout_s:
-                raise faults.connection_lost(
+                raise source_faults.connection_lost(
                     f"neither event nor heartbeat for {self._silent_s:.0f} s", self.framer.where
                 ) from None
             return 0
         except OSError as error:
-            raise faults.connection_lost(str(error), self.framer.where) from None
+            raise source_faults.connection_lost(str(error), self.framer.where) from None
         if not size:
-            raise faults.connection_lost("the server closed it", self.framer.where)
+            raise source_faults.connection_lost("the server closed it", self.framer.where)
         self._silent_s = 0.0
         return size
 
     def _explained(self, error: Exception) -> LockstepError:
         number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        return faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self.framer.where)
+        return source_faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self.framer.where)
 
 
 def _ask_for_annotations(connection: pymysql.Connection) -> None:

@@ -15,7 +15,7 @@ from cdc_core.binlog.event_headers import (
     require_checksum,
     require_length,
 )
-from cdc_core.source.host import source_faults as faults
+from cdc_core.source.host import source_faults
 
 _HELD_BYTES = 64 << 10
 """How much of the event is in memory."""
@@ -29,7 +29,7 @@ class LongEvent:
         self.goes_on = True
         self.begin = b""
         self._size = 0
-        with faults.scratch():
+        with source_faults.scratch():
             self._file = tempfile.TemporaryFile(prefix="lockstep-")  # noqa: SIM115 - the event reads it
         weakref.finalize(self, self._file.close)
 
@@ -40,7 +40,7 @@ class LongEvent:
         if free > 0:
             self.begin += part[:free]
             part = part[free:]
-        with faults.scratch():
+        with source_faults.scratch():
             self._file.write(part)
 
     def event(self, *, checksum: bool, file: str, start: int) -> Event:

@@ -21,7 +21,7 @@ from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import is_mariadb, quote, sensible, utf8_literal
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.reading.target_faults import PRIVILEGES, denied, lacks, translated
-from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables import type_pairs
 from cdc_core.targets.tables.target_collations import BYTES
 
 
@@ -370,7 +370,7 @@ def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
         if column.name.lower() == VERSION_COLUMN:
             continue  # of a source that is itself a target: a version there says nothing here
         there = facts.by_name.get(column.name.lower())
-        compared = there is not None and column.logged and not pairs.problem(column.type, there.type)
+        compared = there is not None and column.logged and not type_pairs.problem(column.type, there.type)
         if there is not None and (compared or not there.generated):
             names.append(column.name)
     return tuple(names)
@@ -401,7 +401,7 @@ def _column_problem(
             where=facts.name,
             remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)} {at}",
         )
-    problem = pairs.problem(column.type, there.type)
+    problem = type_pairs.problem(column.type, there.type)
     if there.generated:
         if not problem or (column.generated and column.key_part is None):
             return None
@@ -414,13 +414,13 @@ def _column_problem(
             "binlog_row_image = FULL on the source and copy the whole table to the target",
         )
     elif not problem and column.nullable and there.replaces_null:
-        problem = pairs.NULLS
-    if not problem or (narrower and pairs.reported(problem, there.type)):
+        problem = type_pairs.NULLS
+    if not problem or (narrower and type_pairs.reported(problem, there.type)):
         return None
-    kind = there.type if problem == pairs.NULLS else pairs.widened(column.type, there.type, mariadb=mariadb)
-    null = "NOT NULL" if not there.nullable and problem != pairs.NULLS else "NULL"
+    kind = there.type if problem == type_pairs.NULLS else type_pairs.widened(column.type, there.type, mariadb=mariadb)
+    null = "NOT NULL" if not there.nullable and problem != type_pairs.NULLS else "NULL"
     remedy = f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}"
-    if problem == pairs.DIFFER and not in_key:
+    if problem == type_pairs.DIFFER and not in_key:
         remedy += (
             f". If the server refuses that because of the values that are there: ALTER TABLE {_quoted(facts)} "
             f"DROP COLUMN {quote(there.name)}, ADD COLUMN {quote(there.name)} {declaration(kind)} NULL, then "
@@ -444,7 +444,7 @@ def declaration(kind: ColumnType) -> str:
 
 def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> str:
     """A source's column as a plain column of a target. key: values that differ on the source must differ there too."""
-    kind = pairs.native(column.type, mariadb=mariadb)
+    kind = type_pairs.native(column.type, mariadb=mariadb)
     unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
     if unknown:
         # Not <charset>_bin, to which trailing spaces make no difference.

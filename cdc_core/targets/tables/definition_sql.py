@@ -25,7 +25,7 @@ from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, Column, ColumnTy
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.mysql.connections import quote
 from cdc_core.targets.reading.table_facts import declaration
-from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables import type_pairs
 from cdc_core.targets.tables.table_definition import (
     EXPRESSION,
     LITERAL,
@@ -280,7 +280,7 @@ class _Plan:
         return found if found is not None and found.type == column.type else None
 
     def _type(self, column: Column, *, apart: bool) -> ColumnType:
-        kind = pairs.native(column.type, mariadb=self.dialect.mariadb)
+        kind = type_pairs.native(column.type, mariadb=self.dialect.mariadb)
         if kind.base != column.type.base and kind.base not in GEOMETRY_BASES:
             self.note(f"{column.name} is {kind.base.upper()}: the target has no type {column.type.base.upper()}")
         if kind.base == "vector" and self.dialect.mariadb and self.dialect.version < (11, 7):

@@ -21,7 +21,7 @@ from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.mysql.connections import quote
 from cdc_core.mysql.server_errors import number_of
 from cdc_core.targets.reading.table_facts import declaration
-from cdc_core.targets.tables import type_pairs as pairs
+from cdc_core.targets.tables import type_pairs
 from cdc_core.targets.tables.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
 from cdc_core.targets.tables.table_definition import EXPRESSION, LITERAL, ColumnDefinition, Expression, TableDefinition
 
@@ -140,13 +140,13 @@ def _column_differences(
     found = []
     name = theirs.name
     in_key = name.lower() in {one.lower() for one in planned.key}
-    problem = pairs.problem(column.source, theirs.type)
+    problem = type_pairs.problem(column.source, theirs.type)
     if not problem and column.nullable and not theirs.nullable and not theirs.generated:
         problem = "it is NOT NULL"
     if problem and not theirs.generated:
-        wide = column.type if pairs.problem(column.source, theirs.type) else theirs.type
+        wide = column.type if type_pairs.problem(column.source, theirs.type) else theirs.type
         alter = ""
-        if not pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
+        if not type_pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
             nullable = theirs.nullable or (column.nullable and not in_key)
             alter = _modified(replace(theirs, type=wide, nullable=nullable), there)
         found.append(
