@@ -88,6 +88,16 @@ trees: setup
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m examples.sandbox.setup_browser --if-possible
 
+# Most of the rules: what takes longer without a server is marked `slow`.
+quick: setup ## the tests that need no server, in two minutes
+	@$(PY) -m pytest -n $(shell n=$$(nproc); echo $$((n < 4 ? n : 4))) --dist loadfile -m "not slow and not matrix" \
+	  tests/unit tests/contract $(PYTEST_ARGS)
+
+test-of: servers ## the tests that import a module (FILE=cdc_core/ring/ring.py)
+	@module="$$(sed 's/\.py$$//; s/\/__init__$$//; s/\//./g' <<< "$(FILE)")"; \
+	  files="$$(grep -rlE "(from|import) $$module( |$$)|from $${module%.*} import .*\b$${module##*.}\b" tests --include='test_*.py')"; \
+	  $(PY) -m pytest $$files $(PYTEST_ARGS)
+
 # pytest's closing line is the last output: nothing may be printed after it.
 test: setup ## the tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(MAKE) --no-print-directory --jobs 2 servers trees
@@ -197,6 +207,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers trees mysql browser demo move ui test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
+.PHONY: help setup servers trees mysql browser demo move ui quick test-of test test-all crash-matrix move-matrix fuzz mutants bench bench-apply bench-chain bench-copy bench-cutover bench-fill bench-line bench-scale bench-scheduler bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

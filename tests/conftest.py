@@ -22,8 +22,8 @@ from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
-from tests.databases import drop_database
-from tests.forked_commands import ForkedCommands
+from tests.lab.databases import drop_database
+from tests.lab.forked_commands import ForkedCommands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,8 @@ import pytest
 
 from tests.acceptance import cutover_cases
 from tests.acceptance.moving_shop import PAIRS
-from tests.forked_commands import ROOT, Done, ForkedCommands
+from tests.lab.forked_commands import ROOT, Done, ForkedCommands
+from tests.lab.pipeline_file import keys, write_pipeline
 
 
 @dataclass
@@ -31,6 +32,11 @@ class CommandLine:
         if code is not None:
             assert done.code == code, f"{arguments}: {done.code}\n{done.out}\n{done.err}"
         return done
+
+    def write(self, pipeline: str, database: str, **sections: Any) -> Path:
+        """A pipeline file in the directory, whose source is at env:SHOP. sections: as of `pipeline_document`."""
+        sections["source"] = {"connection": "env:SHOP"} | keys(sections.get("source", ""))
+        return write_pipeline(self.directory, database, pipeline=pipeline, **sections)
 
     @property
     def environment(self) -> Mapping[str, str]:

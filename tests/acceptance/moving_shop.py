@@ -22,7 +22,7 @@ from cdc_core.operations.cutover.opening import work_of
 from cdc_core.operations.cutover.work import CutoverWork
 from cdc_core.operations.open_pipeline import open_pipeline
 from spark_jobs.driver import Driver
-from tests.databases import drop_database
+from tests.lab.databases import drop_database
 
 PIPELINE = """
 pipeline: {name}

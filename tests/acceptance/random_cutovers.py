@@ -36,7 +36,7 @@ from cdc_core.operations.cutover.cutover_states import OPEN, State
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.cutover_cases import COMMAND, META, PAUSED, ROLLED_BACK, SOURCE, SWITCHED, TARGET
 from tests.acceptance.moving_shop import TABLES, Application, Shop, execute
-from tests.forked_commands import ForkedCommands, Started
+from tests.lab.forked_commands import ForkedCommands, Started
 
 NOTHING, HOOK = "nothing", "the switch command"
 BACKUP, STRANGER, DROPPED = "a backup", "another session", "a dropped trigger"

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.databases import drop_database
+from tests.lab.databases import drop_database
 
 PIPELINE = """# The shop.
 pipeline: {name}

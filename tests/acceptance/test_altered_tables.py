@@ -101,7 +101,6 @@ def follow(server: Any, remedy: str) -> None:
         pytest.param("mysql9 mariadb_target", False, None, marks=pytest.mark.matrix),
     ],
 )
-@pytest.mark.slow
 def test_tables_that_are_altered_are_followed_by_their_targets_or_the_remedies_of_the_errors_work(
     pair: str, staged: bool, only: frozenset[str] | None, request: pytest.FixtureRequest, lockstep: Any
 ) -> None:
@@ -186,7 +185,6 @@ targets:
 """
 
 
-@pytest.mark.slow
 def test_a_decimal_shard_key_that_gets_more_digits_leaves_each_row_in_the_shard_that_the_target_computes(
     mysql9: Any, mariadb_target: Any, lockstep: Any
 ) -> None:

@@ -11,23 +11,11 @@ from typing import Any
 import pytest
 
 from tests.acceptance.moving_shop import execute
-from tests.databases import drop_database
+from tests.lab.databases import drop_database
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
-PIPELINE = """
-pipeline: {name}
-sources: [{{name: {name}, connection: env:SOURCE, server_id: 5291}}]
-tables: {{include: ['{name}\\.(orders|items)'], on_unlogged_change: {policy}}}
-routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: copy
-    connections: [env:TARGET]
-    on_missing_table: create
-    tables: {{'*': {{database: "{name}", table: "{{logical}}"}}}}
-snapshot: {{mode: initial}}
-"""
+pytestmark = pytest.mark.spark
+TARGETS = """[{{name: copy, connections: [env:TARGET], on_missing_table: create,
+  tables: {{'*': {{database: {name}, table: '{{logical}}'}}}}}}]"""
 
 
 @pytest.fixture
@@ -47,7 +35,7 @@ def name(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[str]:
     )
     execute(mariadb_target, f"CREATE DATABASE {found}")
     lockstep.environ |= {
-        "SOURCE": f"mysql://{found}:Reader-1x@{mariadb.host}:{mariadb.port}", "TARGET": mariadb_target.url,
+        "SHOP": f"mysql://{found}:Reader-1x@{mariadb.host}:{mariadb.port}", "TARGET": mariadb_target.url,
     }  # fmt: skip
     yield found
     execute(mariadb, f"DROP USER {found}")
@@ -55,23 +43,29 @@ def name(lockstep: Any, mariadb: Any, mariadb_target: Any) -> Iterator[str]:
         drop_database(server, found)
 
 
+def write(lockstep: Any, name: str, tables: str, policy: str) -> None:
+    lockstep.write(
+        "shop",
+        name,
+        tables=rf"include: ['{name}\.({tables})'], on_unlogged_change: {policy}",
+        targets=TARGETS.format(name=name),
+        snapshot="mode: initial",
+    )
+
+
 @pytest.mark.timeout(600)
 def test_rows_that_go_with_their_parents_go_at_the_target_with_the_next_run(
     lockstep: Any, mariadb: Any, mariadb_target: Any, name: str
 ) -> None:
-    def write(policy: str) -> None:
-        text = PIPELINE.format(name=name, policy=policy, folder=lockstep.directory)
-        (lockstep.directory / "shop.yaml").write_text(text)
-
     def items(server: Any) -> list[tuple[int, int]]:
         with closing(server.connect(name)) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT id, order_id FROM items ORDER BY 1")
             return list(cursor.fetchall())
 
-    write("stop")
+    write(lockstep, name, "orders|items", "stop")
     refused = json.loads(lockstep("extract", "shop.yaml", code=3).out)["error"]
     assert (refused["code"], "resync" in refused["remedy"]) == ("source.unlogged_cascades", True)
-    write("resync")
+    write(lockstep, name, "orders|items", "resync")
     lockstep("run", "shop.yaml")
     execute(mariadb, f"DELETE FROM {name}.orders WHERE id = 2", f"UPDATE {name}.orders SET id = 9 WHERE id = 3")
     lockstep("extract", "shop.yaml")
@@ -87,8 +81,7 @@ def test_rows_that_go_with_their_parents_go_at_the_target_with_the_next_run(
 def test_a_key_that_comes_again_spelled_otherwise_after_a_delete_that_no_log_has_is_written(
     lockstep: Any, mariadb: Any, mariadb_target: Any, name: str
 ) -> None:
-    text = PIPELINE.format(name=name, policy="record", folder=lockstep.directory)
-    (lockstep.directory / "shop.yaml").write_text(text.replace("orders|items", "orders|named"))
+    write(lockstep, name, "orders|named", "record")
     execute(
         mariadb,
         f"CREATE TABLE {name}.named (k VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, "

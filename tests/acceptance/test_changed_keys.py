@@ -59,7 +59,6 @@ def runs(lockstep: Any, target: Any, *options: str) -> list[str]:
     ],
 )  # fmt: skip
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_table_with_another_primary_key_is_followed_once_the_remedies_were_executed(
     pair: str, staged: bool, request: pytest.FixtureRequest, lockstep: Any
 ) -> None:

@@ -594,7 +594,6 @@ def test_keys_that_differ_in_one_logical_table_are_found_before_a_run(shop: Any,
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     shop: Any, copied: Any, lockstep: Any
 ) -> None:
@@ -635,7 +634,6 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes_nothing(
     shop: Any, copied: Any, lockstep: Any
 ) -> None:
@@ -666,7 +664,6 @@ def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_does(
     shop: Any, copied: Any, lockstep: Any
 ) -> None:

@@ -13,9 +13,9 @@ import pytest
 from examples.sandbox.spark import ConnectServer
 from tests.acceptance.test_s3 import command_lines, texts_below
 from tests.acceptance.test_standalone import CHANGES, ROWS, TABLE, problems, rows_of
-from tests.foreign_python import foreign_python, install_what_jobs_import
+from tests.lab.foreign_python import foreign_python, install_what_jobs_import
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 TOKEN = "t0ken-0f-the-endp0int"
 
 

@@ -20,7 +20,7 @@ from cdc_core.stage.manifest import chain
 from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.replicated import Pair, run, start
-from tests.opened import opened
+from tests.lab.opened import opened
 
 ROWS, CHUNK = 90, 30
 PIPELINE = """

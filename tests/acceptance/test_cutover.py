@@ -36,7 +36,7 @@ from tests.acceptance.moving_shop import (
     shop,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 EMPTYING = """
 import pymysql
 from cdc_core.mysql.connections import parse_url

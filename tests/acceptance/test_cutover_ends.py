@@ -19,9 +19,9 @@ from cdc_core.operations.cutover import hold, machine, moving, readiness
 from cdc_core.targets.bookkeeping.gates import gated_tables, open_gates
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.moving_shop import FROM_MARIADB, FROM_MYSQL, REST, TABLES, Shop, execute, goes_on, shop
-from tests.forked_commands import ROOT, ForkedCommands
+from tests.lab.forked_commands import ROOT, ForkedCommands
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @pytest.mark.matrix

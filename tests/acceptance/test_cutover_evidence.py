@@ -14,9 +14,9 @@ from cdc_core.operations.cutover import cutover_report as cutover_status
 from cdc_core.operations.cutover import hold, machine
 from cdc_core.operations.cutover.cutover_report import way_back_document
 from tests.acceptance.moving_shop import FROM_MARIADB, REST, Shop, execute, shop
-from tests.refusals import refusal
+from tests.lab.refusals import refusal
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 UNLOGGED = """
 import pymysql
 from cdc_core.mysql.connections import parse_url

@@ -49,9 +49,9 @@ from tests.acceptance.moving_shop import (
     shop,
 )
 from tests.acceptance.random_cutovers import NOTHING, Log, MetaReader, RandomCutovers, ends_of
-from tests.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from examples.sandbox.mariadb import MariaDb
 from tests.acceptance.conftest import CommandLine
-from tests.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands
 
 _FILE = """-- migrate:up
 ALTER TABLE orders ADD COLUMN note VARCHAR(40);

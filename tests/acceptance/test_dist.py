@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.forked_commands import ROOT
+from tests.lab.forked_commands import ROOT
 
 PACKAGES = {
     "lockstep": ROOT, "cdc_core": ROOT, "spark_jobs": ROOT,
     "lockstep_expectations": ROOT / "expectations", "lockstep_airflow": ROOT / "plugins",
 }  # fmt: skip
 
-pytestmark = [pytest.mark.matrix, pytest.mark.slow]
+pytestmark = pytest.mark.matrix
 
 
 def tracked(folder: Path) -> set[str]:

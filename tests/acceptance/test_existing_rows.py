@@ -81,7 +81,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorials_dump(
     servers: tuple[Any, Any], lockstep: Any
 ) -> None:

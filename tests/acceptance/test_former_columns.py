@@ -9,13 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 DATABASE = "former"
-PIPELINE = r"""
-pipeline: shop
-sources: [{name: shop, connection: env:SHOP, server_id: 4712}]
-tables: {include: ['former\..*'], on_unlogged_change: record}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-"""
 STEPS = (
     "INSERT INTO keyed (id, c, d, e) VALUES (1, 5, '0000-00-00', 1), (2, 6, '2026-01-01', 2), (3, 7, NULL, 3)",
     "INSERT INTO bag (id, c, d, e) VALUES (1, 5, '0000-00-00', 1), (1, 5, '0000-00-00', 1), (2, 6, '2026-01-01', 2)",
@@ -38,7 +31,7 @@ STEPS = (
 def cursor(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
     server = request.getfixturevalue(request.param)
     lockstep.environ["SHOP"] = server.url
-    (lockstep.directory / "shop.yaml").write_text(PIPELINE.replace("HERE", str(lockstep.directory)))
+    lockstep.write("shop", DATABASE, tables="on_unlogged_change: record", routes="[]")
     with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {DATABASE}")
         cursor.execute(f"USE {DATABASE}")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.test_s3 import command_lines
-from tests.hostile_server import ANSWERS, CLOSING, FakeServer, Login, Meddler
 from tests.integration.test_canaries import seen, written
+from tests.lab.hostile_server import ANSWERS, CLOSING, FakeServer, Login, Meddler
 
 CANARY = "c4n4ry"
 PASSWORD = f"{CANARY}-p@ss/word"
@@ -121,7 +121,6 @@ EXPECTATION = """[{"type": "expect_column_values_to_be_in_set", "severity": "cri
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nothing_that_a_run_writes_says_or_shows_has_a_password_or_a_masked_value(shop: Shop) -> None:
     """With tracebacks, Spark's event log, a quality report that shows values, and one that fails."""

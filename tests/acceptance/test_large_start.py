@@ -119,7 +119,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.matrix
 @pytest.mark.timeout(600 + ROWS // 1000)
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_start_on_an_existing_database_with_applications_at_work_ends_equal(
     servers: tuple[Any, Any], lockstep: Any
 ) -> None:

@@ -101,7 +101,6 @@ def copied(source_database: Any, target: Any, lockstep: Any) -> Iterator[Copied]
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_target_that_lost_committed_writes_stops_the_next_run_and_a_replay_restores_them(copied: Copied) -> None:
     copied.source.execute(
@@ -131,7 +130,6 @@ def test_a_target_that_lost_committed_writes_stops_the_next_run_and_a_replay_res
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_target_that_is_added_after_a_purge_and_filled_as_the_message_says_is_equal(copied: Copied) -> None:
     copied.source.execute(

@@ -11,7 +11,6 @@ from examples.move.demo import REPOSITORY
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
 def test_the_application_of_the_demo_finds_each_of_its_writes() -> None:

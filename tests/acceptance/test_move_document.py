@@ -23,7 +23,7 @@ THERE, BACK, BEFORE, AFTER = "There", "The way back", "Before the cutover: from 
 IDS = "Ids in several shards"
 GROUPS, UNKNOWN, SOME = "Groups of tables", "Whether it was switched is unknown", "Some shards before others"
 """What is done there belongs to other stories: test_cutover.py has them, and test_reshard.py."""
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 def commands(section: str) -> list[str]:

@@ -6,25 +6,15 @@ from typing import Any
 
 import pytest
 
-PIPELINE = r"""
-pipeline: odd
-sources: [{name: shop, connection: env:SHOP, server_id: 4712}]
-tables: {include: ['odd\..*']}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: odd_copy, on_row_error: RULE}}}]
-"""
-
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["stop", "quarantine"])
 def test_bytes_that_are_not_text_reach_no_target_as_their_digits(
     cursors: tuple[Any, Any], lockstep: Any, rule: str
 ) -> None:
     source, copy = cursors
-    text = PIPELINE.replace("HERE", str(lockstep.directory)).replace("RULE", rule)
-    (lockstep.directory / "odd.yaml").write_text(text)
+    tables = {"*": {"database": "odd_copy", "on_row_error": rule}}
+    lockstep.write("odd", "odd", targets=[{"name": "copy", "connections": ["env:COPY"], "tables": tables}])
     table = "t (id INT PRIMARY KEY, v VARCHAR(20) CHARACTER SET greek)"
     source.execute("CREATE DATABASE odd")
     copy.execute("CREATE DATABASE odd_copy")

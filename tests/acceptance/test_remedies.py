@@ -184,7 +184,6 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_the_printed_remedy_is_performed_and_the_command_succeeds(shop: Shop, case: Callable[[Shop], Failing]) -> None:
     arguments, code, wanted = case(shop)

@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance.moving_shop import always
 from tests.acceptance.reshard_shop import NOWHERE, TABLES, Grid, Shop, execute, shop
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @always("mysql9 to mariadb")

@@ -58,19 +58,9 @@ def line(source: Any, mariadb_target: Any, lockstep: Any, request: pytest.Fixtur
     """A source of minimal images, two databases of two shards, and `shop.yaml` between them."""
     shards = [f"img{d}.items_{t}" for d in (0, 1) for t in (0, 1)]
     lockstep.environ |= {"SHOP": source.url, "COPY": mariadb_target.url}
-    (lockstep.directory / "shop.yaml").write_text(
-        r"""
-pipeline: shop
-sources: [{name: shop, connection: env:SHOP, server_id: 4711}]
-tables: {include: ['img\..*']}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-targets:
-  - name: shards
-    connections: [env:COPY]
-    tables: {'*': {database: 'img{d}', table: '{table}_{t}', sharding: {key: id, databases: 2, tables: 2}}}
-""".replace("HERE", str(lockstep.directory))
-    )
+    rule = "{database: 'img{d}', table: '{table}_{t}', sharding: {key: id, databases: 2, tables: 2}}"
+    targets = f"[{{name: shards, connections: [env:COPY], tables: {{'*': {rule}}}}}]"
+    lockstep.write("shop", "img", routes="[]", targets=targets)
     with (
         source.connect(autocommit=True, charset="utf8mb4") as connection,
         connection.cursor() as cursor,
@@ -98,7 +88,6 @@ targets:
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_minimal_images_end_in_an_export_and_shards_equal_to_the_source(line: Any, lockstep: Any) -> None:
     """Also where the target lost a row: the run stops, and goes on once the row is there."""

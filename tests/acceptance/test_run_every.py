@@ -15,22 +15,8 @@ from typing import Any
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
+from tests.lab.pipeline_file import sharded
 
-PIPELINE = """
-pipeline: shop
-sources: [{{name: shop, connection: env:SOURCE, server_id: 5091, start: latest}}]
-tables: {{include: ['{name}\\.orders']}}
-routes: [{{match: '.*', to: orders}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: shards
-    connections: [env:TARGET]
-    on_missing_table: create
-    tables: {{orders: {{database: "{name}", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
-snapshot: {{mode: initial}}
-limits: {{lease_s: 5}}
-"""
 PATIENCE_S = 90
 
 
@@ -74,8 +60,15 @@ def following(lockstep: Any, source: Any, target: Any) -> Iterator[Following]:
         with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {name}")
     folder = Path(lockstep.directory)
-    (folder / "shop.yaml").write_text(PIPELINE.format(name=name, folder=folder))
-    lockstep.environ |= {"SOURCE": source.url, "TARGET": target.url}
+    lockstep.write(
+        "shop",
+        name,
+        source="start: latest",
+        targets=[sharded("shards", "env:TARGET", "orders", name)],
+        snapshot="mode: initial",
+        limits="lease_s: 5",
+    )
+    lockstep.environ |= {"SHOP": source.url, "TARGET": target.url}
     with source.connect(name, autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE orders (id INT PRIMARY KEY, n INT)")
         cursor.execute("INSERT INTO orders VALUES (1, 1), (2, 2)")

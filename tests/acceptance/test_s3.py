@@ -81,7 +81,6 @@ def command_lines() -> Iterator[set[str]]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("by", ["spark", "driver"])
 def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_itself(

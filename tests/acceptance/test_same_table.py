@@ -6,23 +6,17 @@ from typing import Any
 
 import pytest
 
-PIPELINE = r"""
-pipeline: two
-sources: [{name: shop, connection: env:SHOP, server_id: 4713}]
-tables: {include: ['one_db\.users', 'other_db\.users']}
-stage: {uri: "file://HERE/stage"}
-meta: {url: "sqlite:///HERE/meta.db"}
-targets: [{name: copy, connections: [env:COPY], tables: {RULES}}]
-"""
-
 
 def write(lockstep: Any, rules: str) -> None:
-    text = PIPELINE.replace("HERE", str(lockstep.directory)).replace("RULES", rules)
-    (lockstep.directory / "two.yaml").write_text(text)
+    lockstep.write(
+        "two",
+        "(one|other)_db",
+        routes="[]",
+        targets=f"[{{name: copy, connections: [env:COPY], tables: {{{rules}}}}}]",
+    )
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_two_tables_that_the_rules_make_one_are_refused(cursors: tuple[Any, Any], lockstep: Any) -> None:
     source, copy = cursors
     write(lockstep, "'*': {database: warehouse}")

@@ -16,23 +16,9 @@ from typing import Any
 import pytest
 
 from cdc_core.meta import Meta
-from tests.tcp_proxy import TcpProxy
+from tests.lab.pipeline_file import sharded
+from tests.lab.tcp_proxy import TcpProxy
 
-PIPELINE = """
-pipeline: shop
-sources: [{{name: shop, connection: env:SOURCE, server_id: 5093, start: {start}}}]
-tables: {{include: ['{name}\\..*']}}
-routes: [{{match: '.*[.](.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: shards
-    connections: [env:TARGET]
-    on_missing_table: create
-    tables: {{orders: {{database: "{name}", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
-snapshot: {{mode: initial, chunk_mib: 1}}
-limits: {{lease_s: 600}}
-"""
 HANGS_S = 30
 """A process that has not ended by then after SIGTERM is a defect; containers are killed."""
 TRANSACTION_BYTES = 200_000
@@ -49,12 +35,18 @@ class Place:
         self.folder = Path(lockstep.directory)
         lockstep.environ |= {
             name: server.url.replace(f":{server.port}", f":{link.port}")
-            for name, server, link in zip(("SOURCE", "TARGET"), (source, target), links, strict=True)
+            for name, server, link in zip(("SHOP", "TARGET"), (source, target), links, strict=True)
         }
 
     def begin(self, start: str) -> None:
-        text = PIPELINE.format(name=self.name, folder=self.folder, start=start)
-        (self.folder / "shop.yaml").write_text(text)
+        self.lockstep.write(
+            "shop",
+            self.name,
+            source=f"start: {start}",
+            targets=[sharded("shards", "env:TARGET", "orders", self.name)],
+            snapshot="mode: initial, chunk_mib: 1",
+            limits="lease_s: 600",
+        )
 
     def execute(self, *statements: str) -> Any:
         with self.source.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.forked_commands import ROOT
+from tests.lab.forked_commands import ROOT
 
 SALT = "a long rändom text"
 WHERE = "status in ('paid', 'sent') and amount >= 10 or note is null and id > 30"
@@ -114,7 +114,6 @@ def test_what_is_carried_is_what_a_select_with_the_filter_shows_with_every_row_a
 
 @pytest.mark.parametrize("source", ["mariadb"], indirect=True)
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_target_ends_as_a_select_with_the_filter_shows(source: Any, mariadb_target: Any, lockstep: Any) -> None:
     lockstep.environ["COPY"] = mariadb_target.url
     work(source, 300, seed=6)
@@ -132,7 +131,6 @@ def test_a_target_ends_as_a_select_with_the_filter_shows(source: Any, mariadb_ta
 
 @pytest.mark.parametrize("source", ["mariadb"], indirect=True)
 @pytest.mark.spark
-@pytest.mark.slow
 def test_after_an_edit_of_filter_and_masks_the_next_run_brings_the_target_to_what_the_new_rules_show(
     source: Any, mariadb_target: Any, lockstep: Any
 ) -> None:

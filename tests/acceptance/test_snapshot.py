@@ -119,7 +119,6 @@ def rows(server: Any, table: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_target(
     servers: tuple[Any, Any], lockstep: Any
 ) -> None:
@@ -170,7 +169,6 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_source_has_them(
     servers: tuple[Any, Any], lockstep: Any
 ) -> None:

@@ -16,9 +16,9 @@ import pytest
 
 from examples.sandbox.spark import JAVA_OPTIONS, Standalone
 from tests.acceptance.test_s3 import command_lines, texts_below
-from tests.foreign_python import foreign_python, install_into, install_what_jobs_import
+from tests.lab.foreign_python import foreign_python, install_into, install_what_jobs_import
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
 CHANGES = (
     "INSERT INTO orders VALUES (1,'new',9.99,'2026-01-01 10:00:00'), (2,'new',NULL,NULL), (3,'gone',1,NULL)",

@@ -15,7 +15,7 @@ from cdc_core.meta import LastWrite, Meta, Renewal
 from cdc_core.operations.apply.plan import load, plan
 from cdc_core.operations.target_tables import require_any_ready
 from cdc_core.stage.stores import open_stage
-from tests.opened import opened
+from tests.lab.opened import opened
 
 
 @pytest.fixture(params=["mariadb mysql9", "mysql9 mariadb_target"])
@@ -42,7 +42,6 @@ def rows(server: Any, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tuple[Any, Any], lockstep: Any) -> None:
     source, target = servers
     run_sql(
@@ -100,7 +99,6 @@ def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tupl
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_runs_follow_renames_drops_and_additions_of_columns_by_themselves(servers: Any, lockstep: Any) -> None:
     source, target = servers
     run_sql(
@@ -130,7 +128,6 @@ def test_runs_follow_renames_drops_and_additions_of_columns_by_themselves(server
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(servers: Any, lockstep: Any) -> None:
     source, target = servers
     run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
@@ -159,7 +156,6 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
 
 @pytest.mark.matrix
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_rows(servers: Any, lockstep: Any) -> None:
     source, target = servers
     run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")

@@ -61,7 +61,6 @@ def test_the_targets_of_the_tutorial_can_be_appended_to_what_init_writes() -> No
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_the_tutorial_works_as_it_is_written(servers: tuple[Any, Any], tmp_path: Path) -> None:
     source, target = servers
     shell = Shell(tmp_path, {"db:3306": f"{source.host}:{source.port}", "shards:3306": f"{target.host}:{target.port}"})

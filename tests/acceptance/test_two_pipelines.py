@@ -9,24 +9,8 @@ from typing import Any
 
 import pytest
 
-PIPELINE = """
-pipeline: {name}
-schedule: '0 * * * *'
-sources:
-  - {{name: shop, connection: "env:SHOP", server_id: {server_id}}}
-tables: {{include: ['{name}_db\\.orders']}}
-routes: [{{match: '{name}_db\\.orders', to: orders}}]
-stage: {{uri: "file://{folder}/stage-{name}"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-snapshot: {{mode: initial}}
-verify: {{mode: ordered}}
-targets:
-  - name: copy
-    connections: ["env:COPY"]
-    on_missing_table: create
-    tables:
-      orders: {{database: '{name}_copy', table: 'orders_{{t}}', sharding: {{key: id, function: mod, tables: 2}}}}
-"""
+from tests.lab.pipeline_file import sharded
+
 COMMANDS = (
     ("check",), ("extract",), ("snapshot",), ("run",), ("status",), ("verify",), ("repair",),
     ("run", "--replay", "--target", "copy"),
@@ -41,12 +25,18 @@ class Two:
     def __init__(self, cursors: tuple[Any, Any], lockstep: Any) -> None:
         self.source, self.copy, self.lockstep = *cursors, lockstep
         self.copy.execute("SET GLOBAL local_infile = ON")
-        for number, name in enumerate(("eu", "us")):
+        for name in ("eu", "us"):
             self.source.execute(f"CREATE DATABASE {name}_db")
             self.source.execute(f"CREATE TABLE {name}_db.orders (id INT PRIMARY KEY, v VARCHAR(9))")
             self.source.execute(f"INSERT INTO {name}_db.orders VALUES (1, '{name}'), (2, '{name}'), (3, '{name}')")
-            text = PIPELINE.format(name=name, server_id=810 + number, folder=lockstep.directory)
-            (lockstep.directory / f"{name}.yaml").write_text(text)
+            lockstep.write(
+                name,
+                f"{name}_db",
+                stage={"uri": (lockstep.directory / f"stage-{name}").as_uri()},
+                snapshot="mode: initial",
+                verify="mode: ordered",
+                targets=[sharded("copy", "env:COPY", "orders", f"{name}_copy", function="mod")],
+            )
 
     def all_of(self, name: str) -> None:
         """Every command, on one pipeline."""

@@ -23,7 +23,6 @@ def _labels(cursor: Any) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(mysql9: Any, lockstep: Any) -> None:
     lockstep.environ |= {"SHOP": mysql9.url, "COPY": mysql9.url}
     with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
@@ -71,7 +70,6 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
 
 
 @pytest.mark.spark
-@pytest.mark.slow
 def test_a_virtual_column_of_mariadb_is_copied_into_a_plain_column(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
     lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
     with (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked_commands import ROOT
+from tests.lab.forked_commands import ROOT
 
 UV = Path(sys.executable).with_name("uv")
 

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core.process import extras
 from tests.acceptance.conftest import CommandLine
-from tests.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands
 
 ROOT = Path(__file__).parents[2]
 OF_EXTRAS = (

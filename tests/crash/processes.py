@@ -7,7 +7,7 @@ from collections.abc import Mapping, Set
 from contextlib import closing
 from pathlib import Path
 
-from tests.forked_commands import ForkedCommands, Started
+from tests.lab.forked_commands import ForkedCommands, Started
 
 
 class Processes:

@@ -27,12 +27,13 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.files import FileStore
 from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.stores import open_store
-from tests.forked_commands import ForkedCommands
-from tests.opened import opened
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.opened import opened
 
 MANY = int(os.environ.get("LOCKSTEP_KILLS", "50"))
 SEED = os.environ.get("LOCKSTEP_SEED", "")
 """Of one run of the long tests: several short runs of different seeds are as good as a long one."""
+LIMITS = "lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1"
 TABLES = {
     "plain": "(id INT PRIMARY KEY, name VARCHAR(40), amount DECIMAL(20,6), at DATETIME(6), raw VARBINARY(40))",
     "twin": "(a INT, b VARCHAR(20), note TEXT, PRIMARY KEY (a, b))",

@@ -36,7 +36,7 @@ from tests.crash.cases import (
     Case,
     at_endpoint,
 )
-from tests.forked_commands import ROOT, Done, ForkedCommands
+from tests.lab.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
 WITHOUT_KEY = "(id INT, customer INT, status VARCHAR(20))"
@@ -352,7 +352,6 @@ def source(request: pytest.FixtureRequest) -> Iterator[SourceDatabase]:
     ],
     indirect=["source"],
 )  # fmt: skip
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_after_a_kill_the_same_commands_end_equal(
@@ -369,7 +368,6 @@ def test_after_a_kill_the_same_commands_end_equal(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id + AT_ENDPOINT) for case in at_endpoint()])
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_after_a_kill_the_same_commands_end_equal_at_a_connect_endpoint(
@@ -441,7 +439,6 @@ def ends_equal_after(case: Case, line: Line) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_rows_without_a_key_are_applied_exactly_once_whoever_is_killed_between_shards(

@@ -23,6 +23,7 @@ from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.stores import open_store
 from tests.crash.processes import Processes
 from tests.crash.random_kills import (
+    LIMITS,
     MANY,
     ROWS,
     SEED,
@@ -36,18 +37,8 @@ from tests.crash.random_kills import (
     succeed,
     sweep_all,
 )
-from tests.forked_commands import ForkedCommands
-
-PIPELINE = """\
-pipeline: kills
-sources: [{{name: kills, connection: "env:SOURCE", server_id: 5079, start: latest, heartbeat_s: 1}}]
-tables: {{include: ['kills\\.({tables})'], on_unlogged_change: resync}}
-routes: [{{match: 'kills\\.(.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-snapshot: {{readers: 3, chunk_mib: 1}}
-limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
-"""
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.pipeline_file import write_pipeline
 
 
 def known(pipeline: Pipeline) -> tuple[Any, ...]:
@@ -70,7 +61,6 @@ def known(pipeline: Pipeline) -> tuple[Any, ...]:
         pytest.param(MANY, "mariadb", marks=pytest.mark.matrix),
     ],
 )
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_the_source(
     server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
@@ -81,8 +71,16 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
     lockstep = partial(succeed, commands, tmp_path, environ)
     with database(source) as cursor:
         filled(cursor)
-        (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path, tables="|".join(ROWS)))
-        pipeline = load(tmp_path / "kills.yaml")
+        file = write_pipeline(
+            tmp_path,
+            "kills",
+            pipeline="kills",
+            source="name: kills, start: latest",
+            tables=rf"include: ['kills\.({'|'.join(ROWS)})'], on_unlogged_change: resync",
+            snapshot="readers: 3, chunk_mib: 1",
+            limits=LIMITS,
+        )
+        pipeline = load(file)
         lockstep("extract", "kills.yaml")  # begins here
         processes = Processes(commands, tmp_path, environ, {"extract": set(), "snapshot": {0, 75}})
         with busy(source, range(3)), closing(processes):

@@ -20,18 +20,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tests.crash.random_kills import TABLES, busy, database, succeed
-from tests.forked_commands import ForkedCommands
-
-PIPELINE = """\
-pipeline: kills
-sources: [{{name: kills, connection: "env:SOURCE", server_id: 5078, start: latest, heartbeat_s: 1}}]
-tables: {{include: ['kills\\..*']}}
-routes: [{{match: 'kills\\.(.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
-"""
+from tests.crash.random_kills import LIMITS, TABLES, busy, database, succeed
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.pipeline_file import write_pipeline
 
 
 class Followers:
@@ -92,7 +83,6 @@ class Followers:
         pytest.param(50, "mariadb", marks=pytest.mark.matrix),
     ],
 )
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
     server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
@@ -104,7 +94,7 @@ def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
     with database(source) as cursor:
         for table, columns in TABLES.items():
             cursor.execute(f"CREATE TABLE kills.{table} {columns}")
-        (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path))
+        write_pipeline(tmp_path, "kills", pipeline="kills", source="name: kills, start: latest", limits=LIMITS)
         lockstep("extract", "kills.yaml")  # begins here
         with busy(source, range(3)), closing(Followers(tmp_path, environ)) as followers:
             for number in range(kills):

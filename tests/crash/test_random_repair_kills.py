@@ -35,7 +35,7 @@ from tests.crash.random_kills import (
     succeed,
     sweep_all,
 )
-from tests.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands
 
 SHARDS = {
     "plain": ("plain_0", "plain_1"), "twin": ("twin",), "no_key": ("no_key",), "large": ("large_0", "large_1"),
@@ -147,7 +147,6 @@ def repair_all(run: Any, lockstep: Any, pipeline: Pipeline) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("server", ["mysql9", "mariadb"])
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(3600)
 def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(

@@ -164,7 +164,6 @@ def nap(source_database: Any, tmp_path: Path) -> Iterator[Nap]:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_wakes(nap: Nap, step: str) -> None:
@@ -199,7 +198,6 @@ def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("step", AT_WORKERS)
-@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_what_an_endpoint_still_does_for_a_killed_run_changes_nothing(nap: Nap, step: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cdc_core import config
 from cdc_core.meta import RingDepth
-from tests.made_batches import HOUR_US, START_US, manifest
-from tests.unit.apply.made_line import WINDOW, Line
+from tests.lab.made_batches import HOUR_US, START_US, manifest
+from tests.lab.made_line import WINDOW, Line
 
 ALERT = "<script>alert(1)</script>"
 ODD = "shop.odd"

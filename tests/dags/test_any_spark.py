@@ -16,9 +16,9 @@ import pytest
 
 from examples.sandbox.spark import ConnectServer, Standalone
 from tests.dags.airflow_line import Line, ended, now
-from tests.foreign_python import foreign_python, install_what_jobs_import
+from tests.lab.foreign_python import foreign_python, install_what_jobs_import
 
-pytestmark = [pytest.mark.matrix, pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.timeout(900)]
 TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))"
 TASKS = ["extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"]
 

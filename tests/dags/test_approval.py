@@ -14,7 +14,7 @@ import pytest
 from examples.move.application import NEW, OLD, Application, Layout
 from tests.dags.airflow_server import AirflowServer, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
 
 PIPELINE = """
 pipeline: moved

@@ -25,7 +25,7 @@ from tests.dags import made_pipelines
 from tests.dags.airflow_server import STOP_S, AirflowServer, Run
 from tests.dags.made_pipelines import ALERT, ODD
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 REPLAY, READMIT, SNAPSHOT = "cdc_shop_replay", "cdc_shop_readmit", "cdc_shop_snapshot"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"

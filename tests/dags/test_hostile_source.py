@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowException
 from cdc_core import config
 from cdc_core.meta import Meta
 from lockstep_airflow.extract_sensor import ExtractSensor
-from tests.hostile_server import FakeServer, Login, Meddler
+from tests.lab.hostile_server import FakeServer, Login, Meddler
 
 GIVE_UP_S = 120
 CONTENT = "the content of a file of ours"

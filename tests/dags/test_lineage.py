@@ -189,7 +189,6 @@ def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_wha
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_copy_says_from_which_table_its_rows_came(
     line: Callable[..., Line], source_database: Any, tmp_path: Path
 ) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.dags.airflow_server import AirflowServer, serving
-from tests.databases import drop_database
+from tests.lab.databases import drop_database
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
 
 PIPELINE = """
 pipeline: grown

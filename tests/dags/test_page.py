@@ -28,7 +28,7 @@ from cdc_core.operations.apply import commit
 from lockstep_airflow.page import airflow_state, figures
 from lockstep_airflow.page.glossary import TERMS
 from tests.dags.made_pipelines import ALERT, staged
-from tests.unit.apply.made_line import WINDOW, Line
+from tests.lab.made_line import WINDOW, Line
 
 OURS = '<script src="page.js" defer></script>'
 REPLAY = "cdc_shop_replay"

@@ -25,9 +25,9 @@ from lockstep_airflow.pipelines import dags_of
 from lockstep_airflow.run_context import window_of
 from lockstep_airflow.run_tasks import PlanOperator, _positions
 from lockstep_airflow.window import RunWindow
-from tests.made_batches import manifest
-from tests.opened import opened_line
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import opened_line
 
 NOW = parse_moment("2026-01-01T00:00:00Z")
 

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from lockstep_airflow.reshard_tasks import ReshardOperator
 from tests.acceptance.conftest import CommandLine
 from tests.acceptance.reshard_shop import TABLES, Shop, execute, shop
-from tests.forked_commands import ForkedCommands
+from tests.lab.forked_commands import ForkedCommands
 
 
 @pytest.fixture
@@ -37,7 +37,6 @@ def executed(file: Path, command: str, said: dict[str, Any] | None = None, **par
     return task.execute(context)
 
 
-@pytest.mark.slow
 @pytest.mark.spark
 def test_the_tasks_fill_a_target_with_another_layout_and_prove_it(made: Shop, caplog: pytest.LogCaptureFixture) -> None:
     made("run", "shop.yaml")

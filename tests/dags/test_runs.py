@@ -22,7 +22,6 @@ import lockstep
 from tests.dags.airflow_line import Line, ended, fill, now
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mode", [pytest.param("poke", marks=pytest.mark.matrix), "reschedule"])
 def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
     line: Callable[..., Line], source_database: Any, mode: str
@@ -43,7 +42,6 @@ def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_changed_a_moment_ago(
     line: Callable[..., Line], source_database: Any, pipelines: Path
 ) -> None:
@@ -64,7 +62,6 @@ def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_dag_alone(
     line: Callable[..., Line], source_database: Any
 ) -> None:
@@ -104,7 +101,6 @@ def files_with(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_the_retention_dag_compacts_each_closed_window_and_what_is_read_stays(
     line: Callable[..., Line], source_database: Any, pipelines: Path, tmp_path: Path
 ) -> None:
@@ -138,7 +134,6 @@ def rows_of(stage: Path, database: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_skipped(
     line: Callable[..., Line], source_database: Any, pipelines: Path
 ) -> None:
@@ -176,7 +171,6 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
     line: Callable[..., Line], source_database: Any
 ) -> None:
@@ -193,7 +187,6 @@ def test_a_run_whose_plan_was_marked_as_successful_fails_and_says_why(
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 @pytest.mark.spark
 def test_a_verification_that_repairs_ends_equal_and_fails_at_once_by_what_it_must_not_overwrite(
     line: Callable[..., Line], source_database: Any, mariadb_target: Any
@@ -267,7 +260,6 @@ def writing(source_database: Any) -> Iterator[list[int]]:
 
 
 @pytest.mark.matrix
-@pytest.mark.slow
 def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
     line: Callable[..., Line], source_database: Any
 ) -> None:
@@ -282,7 +274,6 @@ def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
     assert sorted(run.staged("id")) == rows
 
 
-@pytest.mark.slow
 def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., Line], source_database: Any) -> None:
     run = line("ended", batch_rows=100)
     with writing(source_database):

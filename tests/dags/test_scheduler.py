@@ -44,9 +44,9 @@ from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
 from tests.dags.airflow_server import PATIENCE_S, STOP_S, AirflowServer, Run
-from tests.opened import opened
+from tests.lab.opened import opened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.timeout(900)]
 
 DAYS = 2
 PAST = range(DAYS, 0, -1)

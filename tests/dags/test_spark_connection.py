@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc_core.config import parse
 from cdc_core.errors import LockstepError
 from lockstep_airflow.spark_connection import driver_of
-from tests.spark.staged_changes import PIPELINE
+from tests.spark.staged_changes import staged_pipeline
 
 STORE: Any = None
 
 
 def spark_of(monkeypatch: pytest.MonkeyPatch, connection: str) -> tuple[str, dict[str, str]]:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_TEST", connection)
-    found = driver_of("spark_test", parse(PIPELINE.format(folder="/none"), where="test"), STORE)
+    found = driver_of("spark_test", staged_pipeline(Path("/none")), STORE)
     return found._master, dict(found._conf)
 
 
@@ -56,5 +56,5 @@ def test_a_driver_in_the_cluster_and_a_missing_connection_are_refused(monkeypatc
         spark_of(monkeypatch, "spark://yarn?deploy-mode=cluster")
     assert caught.value.code == "spark.setup"
     with pytest.raises(LockstepError) as caught:
-        driver_of("spark_none", parse(PIPELINE.format(folder="/none"), where="test"), STORE)
+        driver_of("spark_none", staged_pipeline(Path("/none")), STORE)
     assert caught.value.code == "airflow.connection"

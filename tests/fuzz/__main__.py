@@ -15,8 +15,8 @@ from pathlib import Path
 
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-from tests.forked_commands import ForkedCommands
 from tests.fuzz.walk import Round
+from tests.lab.forked_commands import ForkedCommands
 
 PAIRS = (("mariadb", "mariadb"), ("mysql", "mysql"), ("mysql", "mariadb"), ("mariadb", "mysql"))
 

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pymysql
 
-from tests.databases import drop_database
-from tests.forked_commands import Done, ForkedCommands
 from tests.fuzz import tables
 from tests.fuzz.kinds import CHARSETS, MARIADB, MYSQL, of_file, of_server, shown
 from tests.fuzz.tables import Table, name
+from tests.lab.databases import drop_database
+from tests.lab.forked_commands import Done, ForkedCommands
 
 PIPELINE = """
 pipeline: fuzz

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.databases import drop_database
-from tests.integration.line import Line
-from tests.integration.source_origin import Origin, fresh_name
+from tests.lab.databases import drop_database
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin, fresh_name
 
 
 @pytest.fixture(scope="module", params=["mariadb", "mysql9"])
 def any_server(request: pytest.FixtureRequest) -> object:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["mariadb_target", "mysql9"])
+def server(request: pytest.FixtureRequest) -> object:
+    """A server to write to, of each kind in turn."""
     return request.getfixturevalue(request.param)
 
 
@@ -29,5 +36,6 @@ def origin(any_server: object) -> Iterator[Origin]:
 
 
 @pytest.fixture
-def make_line(origin: Origin, tmp_path: Path) -> Callable[..., Line]:
-    return lambda **options: Line(origin, tmp_path, **options)
+def make_line(origin: Origin, tmp_path: Path) -> Iterator[Callable[..., Lab]]:
+    with ExitStack() as labs:
+        yield lambda **sections: labs.enter_context(Lab(tmp_path, origin, **sections))

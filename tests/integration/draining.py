@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from cdc_core.config import load
 from cdc_core.operations.extract import Extractor
-from tests.opened import opened
+from tests.lab.opened import opened
 from cdc_core.meta import Meta
 pipeline = load(Path(sys.argv[1]))
 with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta, Extractor(opened(pipeline, meta), "shop") as extractor:

@@ -20,9 +20,9 @@ from cdc_core.config import parse
 from cdc_core.errors import LockstepError
 from cdc_core.meta import Meta
 from cdc_core.operations.extract import Extractor
-from tests.opened import opened as open_for
-from tests.refusals import refusal
-from tests.target_rows import shop, target_table
+from tests.lab.opened import opened as open_for
+from tests.lab.refusals import refusal
+from tests.lab.target_rows import shop, target_table
 
 CANARY = "c4n4ry"
 """Every value that must not be seen begins so; numbers among them are 739173..."""

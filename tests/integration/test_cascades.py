@@ -22,16 +22,16 @@ from cdc_core.source.sql.capture_policy import CapturePolicy
 from cdc_core.stage.staged_coverage import coverage_of
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-from tests.databases import drop_database
-from tests.integration.line import Line
 from tests.integration.replicated import Pair
 from tests.integration.replicated import run as run_on
-from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_resync import heal, is_equal
 from tests.integration.test_snapshot import read, stage
-from tests.opened import opened
+from tests.lab.databases import drop_database
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import Origin, fresh_name
 
-RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
+RESYNC = "on_unlogged_change: resync, on_unreadable: resync"
 
 
 @pytest.fixture(
@@ -49,14 +49,14 @@ def any_server(request: pytest.FixtureRequest) -> Iterator[MariaDb | MySql]:
             yield server
 
 
-def partial(line: Line) -> set[str]:
+def partial(line: Lab) -> set[str]:
     """The tables that are not whole, without their database; the same in stage and meta."""
     line.coverage  # noqa: B018 - compares both
     found = coverage_of(line.store, "shop", line.chain)
     return {table.partition(".")[2] for table, one in found.items() if not one.whole and not one.gone}
 
 
-def due(line: Line) -> set[str]:
+def due(line: Lab) -> set[str]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return {one.name.partition(".")[2] for one in copied_by_runs(opened(line.pipeline, meta), "shop")}
 
@@ -98,10 +98,10 @@ SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...], set[str]]] = {
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_tables_that_keys_change_are_partial_until_they_are_copied(
-    make_line: Callable[..., Line], shape: tuple[tuple[str, ...], tuple[str, ...], set[str]]
+    make_line: Callable[..., Lab], shape: tuple[tuple[str, ...], tuple[str, ...], set[str]]
 ) -> None:
     setup, statements, changed = shape
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*setup)
     line.drain()
     assert partial(line) == set()
@@ -128,10 +128,10 @@ KEYS = {
 )
 @pytest.mark.parametrize("key", KEYS.values(), ids=KEYS)
 def test_only_updates_of_a_referenced_column_count(
-    make_line: Callable[..., Line], key: tuple[str, str, str], image: str
+    make_line: Callable[..., Lab], key: tuple[str, str, str], image: str
 ) -> None:
     kind, value, other = key
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(
         "SET SESSION sql_mode = ''",
         f"CREATE TABLE p (id INT PRIMARY KEY, k {kind} UNIQUE, v INT, t TEXT, odd DATE)",
@@ -161,9 +161,9 @@ def test_only_updates_of_a_referenced_column_count(
     ids=["deletes", "updates"],
 )
 def test_keys_of_tables_that_are_not_captured_count(
-    make_line: Callable[..., Line], captured: str, keys: tuple[str, str], statement: str
+    make_line: Callable[..., Lab], captured: str, keys: tuple[str, str], statement: str
 ) -> None:
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    line = make_line(tables=rf"include: ['.*\.({captured})'], {RESYNC}")
     made = list(tables(*keys))
     if "m (f)" in keys[1]:  # what is referred to needs a key
         made[1] = made[1].replace("f INT", "f INT UNIQUE")
@@ -180,8 +180,8 @@ def test_keys_of_tables_that_are_not_captured_count(
     is_equal(line, *captured.split("|"))
 
 
-def test_a_prepared_transaction_counts_when_it_is_committed(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.m']")
+def test_a_prepared_transaction_counts_when_it_is_committed(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=rf"include: ['.*\.m'], {RESYNC}")
     line.origin.execute(*tables(f"p (id) {DELETE}"))
     line.drain()
     xid = f"'{line.origin.name}','b',1"
@@ -198,9 +198,9 @@ def test_a_prepared_transaction_counts_when_it_is_committed(make_line: Callable[
     is_equal(line, "m")
 
 
-def test_a_copy_that_is_under_way_counts_for_what_was_before_it(make_line: Callable[..., Line]) -> None:
+def test_a_copy_that_is_under_way_counts_for_what_was_before_it(make_line: Callable[..., Lab]) -> None:
     """What goes meanwhile does not end the copy; it makes another one due."""
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM p WHERE id = 1")
     line.drain()
     line.origin.execute("INSERT INTO p VALUES (8, 8, 8)")
@@ -215,8 +215,8 @@ def test_a_copy_that_is_under_way_counts_for_what_was_before_it(make_line: Calla
     is_equal(line, "p", "m")
 
 
-def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=", on_unlogged_change: record")
+def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables="on_unlogged_change: record")
     line.origin.execute(*tables(f"p (id) {DELETE}"))
     line.drain()
     line.origin.execute("DELETE FROM p WHERE id = 2")
@@ -225,9 +225,9 @@ def test_only_recorded_a_change_by_a_key_leaves_the_table_partial(make_line: Cal
     assert "by a foreign key" in line.refuses("m")
 
 
-def test_a_table_that_is_seen_empty_before_its_log_is_read_is_not_whole(make_line: Callable[..., Line]) -> None:
+def test_a_table_that_is_seen_empty_before_its_log_is_read_is_not_whole(make_line: Callable[..., Lab]) -> None:
     """The log brings a row, and not that it has gone with its parent."""
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM m")
     line.begin_now()
     line.origin.execute("INSERT INTO m VALUES (2, 2, 2, 2)", "DELETE FROM p WHERE id = 2")
@@ -237,8 +237,8 @@ def test_a_table_that_is_seen_empty_before_its_log_is_read_is_not_whole(make_lin
     is_equal(line, "m")
 
 
-def test_a_table_that_is_seen_empty_after_its_rows_have_gone_is_not_whole(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_a_table_that_is_seen_empty_after_its_rows_have_gone_is_not_whole(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     line.origin.execute(*tables(f"p (id) {DELETE}"))
     line.begin_now()
     line.origin.execute("INSERT INTO p VALUES (7, 7, 7)")
@@ -254,12 +254,12 @@ def test_a_table_that_is_seen_empty_after_its_rows_have_gone_is_not_whole(make_l
     is_equal(line, "p", "m")
 
 
-def test_a_table_that_appeared_later_is_copied_even_if_its_earlier_rows_are_not(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC + ", on_new: stream", tables=r"include: ['.*\.x']")
+def test_a_table_that_appeared_later_is_copied_even_if_its_earlier_rows_are_not(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=rf"include: ['.*\.x'], on_new: stream, {RESYNC}")
     line.drain()
     line.origin.execute(*tables(f"p (id) {DELETE}"))
     line.drain()
-    line.again(**{r".*\.x": r".*\.m"})
+    line.change(tables=r"include: ['.*\.m']")
     line.origin.execute("UPDATE m SET v = 1 WHERE id = 5")
     line.drain()
     assert (partial(line), due(line)) == ({"m"}, set())
@@ -285,9 +285,9 @@ UNSEEN: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("statements", UNSEEN.values(), ids=UNSEEN)
 @pytest.mark.parametrize("captured", ["m", pytest.param("p|q|m", marks=pytest.mark.matrix)])
 def test_keys_that_the_server_has_no_more_count(
-    make_line: Callable[..., Line], statements: tuple[str, ...], captured: str
+    make_line: Callable[..., Lab], statements: tuple[str, ...], captured: str
 ) -> None:
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    line = make_line(tables=rf"include: ['.*\.({captured})'], {RESYNC}")
     key = "FOREIGN KEY (f) REFERENCES p (id) ON DELETE CASCADE"
     line.origin.execute(
         *(one.replace("FOREIGN KEY", "CONSTRAINT k FOREIGN KEY") for one in tables(key.partition("S ")[2]))
@@ -314,9 +314,9 @@ LEADING_ON: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("statements", LEADING_ON.values(), ids=LEADING_ON)
 @pytest.mark.parametrize("captured", ["c", pytest.param("p|m|c", marks=pytest.mark.matrix)])
 def test_keys_count_that_led_to_a_table_between_parent_and_child(
-    make_line: Callable[..., Line], statements: tuple[str, ...], captured: str
+    make_line: Callable[..., Lab], statements: tuple[str, ...], captured: str
 ) -> None:
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    line = make_line(tables=rf"include: ['.*\.({captured})'], {RESYNC}")
     other = f"{line.origin.name}_other"
     elsewhere = any("OTHER" in one for one in statements)
     made = tables(f"p (id) {DELETE}", f"{f'{other}.' if elsewhere else ''}m (id) {DELETE}")
@@ -339,9 +339,9 @@ def test_keys_count_that_led_to_a_table_between_parent_and_child(
 
 
 @pytest.mark.parametrize("follows", [False, True], ids=["read later", "followed"])
-def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Line], follows: bool) -> None:
+def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Lab], follows: bool) -> None:
     """Another column has the name that the key knows, or knew."""
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*tables(f"p (u) {UPDATE}"))
     line.drain()
     environ = {"SOURCE": line.origin.sql.url}
@@ -363,10 +363,10 @@ def test_keys_count_by_columns_that_get_another_name(make_line: Callable[..., Li
 @pytest.mark.parametrize("captured", ["m", pytest.param("p|m", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("dropped", [False, pytest.param(True, marks=pytest.mark.matrix)])
 def test_a_row_of_a_versioned_parent_that_is_deleted_counts(
-    make_line: Callable[..., Line], captured: str, dropped: bool
+    make_line: Callable[..., Lab], captured: str, dropped: bool
 ) -> None:
     """MariaDB logs it as an update, which ends the row's time. MySQL has no such tables."""
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.(CAPTURED)']".replace("CAPTURED", captured))
+    line = make_line(tables=rf"include: ['.*\.({captured})'], {RESYNC}")
     versioned = "WITH SYSTEM VERSIONING" if line.origin.mariadb else ""
     made = tables(f"p (id) {DELETE}")
     line.origin.execute(f"{made[0]} {versioned}", *made[1:])
@@ -380,8 +380,8 @@ def test_a_row_of_a_versioned_parent_that_is_deleted_counts(
     is_equal(line, "m")
 
 
-def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC, tables=r"include: ['.*\.m']")
+def test_keys_that_are_added_while_the_log_is_followed_count(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=rf"include: ['.*\.m'], {RESYNC}")
     line.origin.execute(*(one.partition(", FOREIGN")[0] + ")" * (", FOREIGN" in one) for one in tables("p (id)")))
     environ = {"SOURCE": line.origin.sql.url}
     with (
@@ -491,12 +491,12 @@ def statements(chance: random.Random, names: Sequence[str]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(one, marks=pytest.mark.matrix) for one in range(4, 40))])
-def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Callable[..., Line], seed: int) -> None:
+def test_whatever_keys_do_a_table_that_counts_as_whole_is_equal(make_line: Callable[..., Lab], seed: int) -> None:
     """Keys at random between four tables, some of them captured, and writes at random."""
     chance = random.Random(seed)
     names = ["t0", "t1", "t2", "t3"]
     captured = sorted(chance.sample(names, chance.randint(2, 4)))
-    line = make_line(more=RESYNC, tables=f"include: ['.*[.]({'|'.join(captured)})']")
+    line = make_line(tables=f"include: ['.*[.]({'|'.join(captured)})'], {RESYNC}")
     for at, name in enumerate(names):
         line.origin.execute(f"CREATE TABLE {name} (id INT PRIMARY KEY, f INT, v INT UNIQUE)")
         for _ in range(chance.randint(0, 2) if at else 0):
@@ -550,7 +550,7 @@ def test_a_replica_logs_no_more_than_its_source(replicated: tuple[MySql, MySql],
     run_on(primary, f"CREATE DATABASE {name}")
     assert logs_cascades(reader.control)
     include = rf"include: ['{name}\.({captured})']"
-    line = Line(reader, tmp_path, more=RESYNC, tables=include)
+    line = Lab(tmp_path, reader, tables=f"{include}, {RESYNC}")
     execute(*tables(f"p (id) {DELETE}"))
     line.drain()
     assert partial(line) == set()
@@ -560,7 +560,7 @@ def test_a_replica_logs_no_more_than_its_source(replicated: tuple[MySql, MySql],
     heal(line)
     assert partial(line) == set()
     is_equal(line, *captured.split("|"))
-    line.again(resync="stop")
+    line.change(tables="on_unlogged_change: stop, on_unreadable: stop")
     execute("UPDATE p SET v = 2 WHERE id = 3")
     with pytest.raises(Refused) as caught:
         line.extract()
@@ -570,7 +570,7 @@ def test_a_replica_logs_no_more_than_its_source(replicated: tuple[MySql, MySql],
 def test_what_is_logged_is_not_copied_again(mysql9: MySql, tmp_path: Path) -> None:
     origin = Origin(mysql9, fresh_name())
     origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-    line = Line(origin, tmp_path, more=RESYNC)
+    line = Lab(tmp_path, origin, tables=RESYNC)
     origin.execute(*tables(f"p (id) {DELETE}"), "DELETE FROM p WHERE id = 2")
     line.drain()
     assert partial(line) == set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,12 +12,11 @@ import pytest
 
 from cdc_core.meta import Meta
 from cdc_core.model.windows import MICROSECONDS
-from cdc_core.stage import manifest as manifests
 from examples.sandbox.cache import SandboxError
 from examples.sandbox.faketime import Clock
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-from tests.integration.test_log_identity import Line, Log
+from tests.integration.test_log_identity import Log, Moved
 
 HOUR = 3600
 DAY_US = 24 * HOUR * MICROSECONDS
@@ -54,26 +52,26 @@ def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wrong]:
 
 
 @pytest.fixture
-def line(wrong: Wrong, tmp_path: Path) -> Iterator[Line]:
-    with ExitStack() as opened:
-        yield Line(tmp_path, wrong.log.name, opened)
+def line(wrong: Wrong, tmp_path: Path) -> Iterator[Moved]:
+    with Moved(tmp_path, wrong.log) as line:
+        yield line
 
 
 def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def assert_in_order(line: Line, until_us: int) -> None:
-    batches = list(manifests.chain(line.store, "shop"))
+def assert_in_order(line: Moved, until_us: int) -> None:
+    batches = line.chain
     assert all(one.window_start_us <= other.window_start_us for one, other in pairwise(batches))
     assert batches[-1].window_start_us <= until_us
 
 
-def test_a_source_ahead_for_a_moment_stages_nothing_in_windows_to_come(wrong: Wrong, line: Line) -> None:
+def test_a_source_ahead_for_a_moment_stages_nothing_in_windows_to_come(wrong: Wrong, line: Moved) -> None:
     wrong.set(25 * HOUR)
     wrong.log.insert(1)
     line.drain(wrong.log.sql)
-    assert line.checkpoint().watermark_us <= now_us()
+    assert line.checkpoint.watermark_us <= now_us()
     wrong.set(0)
     wrong.log.insert(2)
     with line.extractor(wrong.log.sql) as extractor:
@@ -84,7 +82,7 @@ def test_a_source_ahead_for_a_moment_stages_nothing_in_windows_to_come(wrong: Wr
 
 
 def test_a_source_that_is_behind_completes_a_window_when_its_own_clock_has_passed_it(
-    wrong: Wrong, line: Line, caplog: pytest.LogCaptureFixture
+    wrong: Wrong, line: Moved, caplog: pytest.LogCaptureFixture
 ) -> None:
     until_us = now_us()
     wrong.set(-3 * HOUR)
@@ -97,12 +95,12 @@ def test_a_source_that_is_behind_completes_a_window_when_its_own_clock_has_passe
         wrong.log.insert(3)
         assert extractor.drain(until_us=now_us()).done
     assert line.ids() == [1, 2, 3]
-    assert line.checkpoint().watermark_us >= until_us
+    assert line.checkpoint.watermark_us >= until_us
     assert_in_order(line, now_us())
 
 
 def test_when_both_clocks_were_ahead_reading_goes_on_and_says_so(
-    wrong: Wrong, line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wrong: Wrong, line: Moved, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of meta the clock is SQLite's, and so that of this process: what the method answers stands in for it."""
     caplog.set_level(logging.WARNING)
@@ -111,7 +109,7 @@ def test_when_both_clocks_were_ahead_reading_goes_on_and_says_so(
     with monkeypatch.context() as patched:
         patched.setattr(Meta, "now_us", lambda self: now_us() + DAY_US)
         line.drain(wrong.log.sql)
-    assert line.checkpoint().watermark_us > now_us() + DAY_US // 2
+    assert line.checkpoint.watermark_us > now_us() + DAY_US // 2
     wrong.set(0)
     for number in (2, 3):
         wrong.log.insert(number)
@@ -119,14 +117,14 @@ def test_when_both_clocks_were_ahead_reading_goes_on_and_says_so(
             assert not extractor.drain(until_us=now_us() + HOUR * MICROSECONDS, budget_s=0.5).done
             assert extractor.drain().done
         assert line.ids() == list(range(1, number + 1))
-        assert line.checkpoint().watermark_us <= now_us()
+        assert line.checkpoint.watermark_us <= now_us()
     assert "because clocks were ahead" in caplog.text
-    batches = list(manifests.chain(line.store, "shop"))
+    batches = line.chain
     assert "windows do not go back" in batches[-1].notes[-1]
     assert_in_order(line, now_us() + 2 * DAY_US)
 
 
-def test_a_clock_that_steps_back_and_forth_loses_nothing(wrong: Wrong, line: Line) -> None:
+def test_a_clock_that_steps_back_and_forth_loses_nothing(wrong: Wrong, line: Moved) -> None:
     number = 0
     with line.extractor(wrong.log.sql) as extractor:
         for ahead_s in (0, -5 * HOUR, 2 * HOUR, -30 * HOUR, 0):
@@ -135,6 +133,6 @@ def test_a_clock_that_steps_back_and_forth_loses_nothing(wrong: Wrong, line: Lin
                 number += 1
                 wrong.log.insert(number)
                 assert extractor.drain().done
-            assert line.checkpoint().watermark_us <= now_us()
+            assert line.checkpoint.watermark_us <= now_us()
     assert line.ids() == list(range(1, number + 1))
     assert_in_order(line, now_us())

@@ -20,9 +20,9 @@ from cdc_core.stage import compactions as compaction
 from cdc_core.stage import manifest
 from cdc_core.stage.stores import open_store
 from examples.sandbox.s3 import S3Server
-from tests.made_blocks import Made
-from tests.opened import opened_line
-from tests.unit.apply.made_line import Line
+from tests.lab.made_blocks import Made
+from tests.lab.made_line import Line
+from tests.lab.opened import opened_line
 from tests.unit.apply.test_compaction import HOUR_US, Staged, insert, killing
 
 

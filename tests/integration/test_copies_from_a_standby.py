@@ -7,59 +7,45 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc_core.config import Pipeline, ThrottleOptions, parse
+from cdc_core.config import ThrottleOptions
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
-from cdc_core.meta import Meta, TableCopy
+from cdc_core.meta import TableCopy
 from cdc_core.operations.check import check
 from cdc_core.operations.copy import copier, pace, throttle, watermarks
 from cdc_core.operations.copy.copier import copier_lease
 from cdc_core.operations.copy.pending import PendingTable, pending
 from cdc_core.operations.copy.steps import read_tables, stage_read
-from cdc_core.operations.extract import Extractor
-from cdc_core.operations.open_pipeline import OpenPipeline
-from cdc_core.stage.manifest import chain
-from cdc_core.stage.stage_reader import table_state
-from cdc_core.stage.stores import open_store
 from tests.integration.beside import beside
 from tests.integration.replicated import Pair, run, start, write
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 
 PER_TABLE = 300
 MARIADB = ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)]
 MYSQL = ["mysql", pytest.param("mariadb", marks=pytest.mark.matrix)]
 
 
-class Line:
+class Standby(Lab):
     """A pipeline on the primary that copies from the replica."""
 
-    def __init__(self, pair: Pair, folder: Path, opened: ExitStack) -> None:
-        self.pair = pair
-        self.pipeline: Pipeline = parse(
-            f"""
-            pipeline: shop
-            sources:
-              - {{name: shop, connection: env:A, copy_from: env:B, server_id: 4711, start: latest, heartbeat_s: 1}}
-            tables: {{include: ['{pair.name}\\..*'], on_unlogged_change: resync}}
-            routes: [{{match: '{pair.name}\\.(.*)', to: '\\1'}}]
-            stage: {{uri: {(folder / "stage").as_uri()}}}
-            meta: {{url: "sqlite:///{folder}/meta.db"}}
-            snapshot: {{readers: 2, chunk_mib: 1}}
-            """,
-            where="test",
+    def __init__(self, folder: Path, pair: Pair) -> None:
+        super().__init__(
+            folder,
+            Origin(pair.primary, pair.name),
+            source="connection: env:A, copy_from: env:B, start: latest",
+            tables="on_unlogged_change: resync",
+            snapshot="readers: 2, chunk_mib: 1",
         )
-        self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
 
     def drain(self) -> None:
-        with Extractor(opened(self.pipeline, self.meta, self.environ), "shop") as extractor:
-            assert extractor.drain().done
+        self.extract()
 
     def copy(self, *tables: str) -> dict[str, Refused]:
         """Reads what is pending, or these tables, and stages it."""
@@ -69,21 +55,16 @@ class Line:
         assert wanted
         refused = self.read(wanted)
         self.drain()
-        with copier_lease(self.ready, "shop") as lease:
-            stage_read(self.ready, "shop", lease)
+        with copier_lease(self.opened, "shop") as lease:
+            stage_read(self.opened, "shop", lease)
         return refused
 
     def read(self, wanted: tuple[PendingTable, ...]) -> dict[str, Refused]:
-        with copier_lease(self.ready, "shop") as lease:
-            return read_tables(self.ready, "shop", wanted, lease)
-
-    @property
-    def ready(self) -> OpenPipeline:
-        return opened(self.pipeline, self.meta, self.environ)
+        with copier_lease(self.opened, "shop") as lease:
+            return read_tables(self.opened, "shop", wanted, lease)
 
     def staged(self, table: str) -> list[tuple[Any, ...]]:
-        rows = table_state(self.store, list(chain(self.store, "shop")), table).select(["id", "v"]).to_pylist()
-        return sorted((row["id"], row["v"]) for row in rows)
+        return sorted(self.state(table, "id", "v"))
 
     def said(self) -> tuple[str, str]:
         """What `check` says of the replica."""
@@ -112,9 +93,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 @pytest.fixture
-def line(pair: Pair, tmp_path: Path) -> Iterator[Line]:
-    with ExitStack() as opened:
-        yield Line(pair, tmp_path, opened)
+def line(pair: Pair, tmp_path: Path) -> Iterator[Standby]:
+    with Standby(tmp_path, pair) as line:
+        yield line
 
 
 def at(server: Any, pair: Pair, table: str = "t") -> list[tuple[Any, ...]]:
@@ -126,7 +107,7 @@ def unlogged(pair: Pair, statement: str) -> None:
     run(pair.replica, "SET sql_log_bin = 0", statement, database=pair.name)
 
 
-def test_a_copy_reads_the_replica_and_what_has_no_key_at_the_source(pair: Pair, line: Line) -> None:
+def test_a_copy_reads_the_replica_and_what_has_no_key_at_the_source(pair: Pair, line: Standby) -> None:
     run(pair.primary, "CREATE TABLE bare (id INT, v INT)", "INSERT INTO bare VALUES (1, 1), (1, 1)", database=pair.name)
     line.drain()
     pair.caught_up()
@@ -141,7 +122,7 @@ def test_a_copy_reads_the_replica_and_what_has_no_key_at_the_source(pair: Pair, 
 
 
 @pytest.mark.parametrize("pair", MYSQL, indirect=True)
-def test_writers_at_the_primary_and_a_replica_that_stops_and_goes_on_end_equal(pair: Pair, line: Line) -> None:
+def test_writers_at_the_primary_and_a_replica_that_stops_and_goes_on_end_equal(pair: Pair, line: Standby) -> None:
     chance = random.Random(7)
     word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
     following = iter(range(PER_TABLE + 1, 1 << 30, 5))
@@ -168,7 +149,7 @@ def test_writers_at_the_primary_and_a_replica_that_stops_and_goes_on_end_equal(p
 
 @pytest.mark.parametrize("pair", MARIADB, indirect=True)
 def test_a_replica_that_is_not_the_source_s_equal_is_refused(
-    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, line: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.drain()
     word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
@@ -210,7 +191,7 @@ def test_a_replica_that_is_not_the_source_s_equal_is_refused(
 
 @pytest.mark.parametrize("pair", MYSQL, indirect=True)
 def test_what_the_replica_wrote_while_a_chunk_was_read_drops_the_chunk(
-    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, line: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line.drain()
     from cdc_core.operations.copy import copier
@@ -231,7 +212,7 @@ def test_what_the_replica_wrote_while_a_chunk_was_read_drops_the_chunk(
 
 @pytest.mark.parametrize("pair", MARIADB, indirect=True)
 def test_a_chunk_is_not_read_before_the_replica_has_what_is_staged(
-    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, line: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fell behind after it was found fit: its rows are older than `low`, and the log does not bring them again."""
     line.drain()
@@ -263,7 +244,7 @@ SEMI_SYNC = {
 
 
 def test_a_replica_that_executed_what_its_semi_synchronous_source_has_only_logged_is_no_stranger(
-    pair: Pair, line: Line
+    pair: Pair, line: Standby
 ) -> None:
     """The source waits for a second replica, which does not come; the first one is ahead of the source's engine."""
     line.drain()
@@ -286,7 +267,7 @@ def test_a_replica_that_executed_what_its_semi_synchronous_source_has_only_logge
 
 @pytest.mark.parametrize("pair", MYSQL, indirect=True)
 def test_a_copy_waits_for_a_replica_that_lags_or_has_stopped_and_check_says_what_is_missing(
-    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, line: Standby, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(throttle, "CHECK_S", 0.0)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 50)
@@ -306,8 +287,8 @@ def test_a_copy_waits_for_a_replica_that_lags_or_has_stopped_and_check_says_what
         elif "stopped" in copy.waiting:
             run(pair.replica, f"START {word} SQL_THREAD")
 
-    with copier_lease(line.ready, "shop") as lease:
-        read_tables(line.ready, "shop", pending(line.meta, "shop"), lease, progressed)
+    with copier_lease(line.opened, "shop") as lease:
+        read_tables(line.opened, "shop", pending(line.meta, "shop"), lease, progressed)
     assert "replication of env:B has stopped" in waited
     run(pair.replica, f"STOP {word}")
     delay = "MASTER TO MASTER_DELAY" if pair.flavor == "mariadb" else "REPLICATION SOURCE TO SOURCE_DELAY"

@@ -21,16 +21,16 @@ from cdc_core.results import TableReader
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.layout import SNAPSHOT
 from examples.sandbox.mariadb import MariaDb
-from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
-from tests.integration.source_origin import Origin
 from tests.integration.test_snapshot import at_source, in_stage, read, stage
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import Origin
 
 MIB = 1 << 20
 
 
-def with_table(make_line: Callable[..., Line], definition: str, *statements: str, **options: str) -> Line:
+def with_table(make_line: Callable[..., Lab], definition: str, *statements: str, **options: str) -> Lab:
     """A pipeline that begins after the rows of its one table `t`, and reads it with one reader."""
     first = make_line(**options)
     first.origin.execute(f"CREATE TABLE t ({definition})", *statements)
@@ -46,7 +46,7 @@ def asked(origin: Origin, query: str) -> list[tuple[Any, ...]]:
         return list(run(query))
 
 
-def whole_once(line: Line, table: str = "t") -> None:
+def whole_once(line: Lab, table: str = "t") -> None:
     """The stage has the table, each chunk once and no file besides."""
     line.drain()
     stage(line)
@@ -74,7 +74,7 @@ def at_first(monkeypatch: pytest.MonkeyPatch, of: Any, name: str, happens: Calla
 
 @ONE_SERVER
 def test_a_reader_that_is_killed_at_the_server_inside_a_chunk_of_large_rows_reads_the_chunk_again(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three rows of 24 MiB are one chunk, which ends in the middle the first time."""
     control = make_line().origin
@@ -115,7 +115,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
             cursor.execute("CREATE DATABASE restarted")
         origin = Origin(server, "restarted")
         line = with_table(
-            lambda **options: Line(origin, tmp_path, **options), "id INT PRIMARY KEY, v INT",
+            lambda **options: Lab(tmp_path, origin, **options), "id INT PRIMARY KEY, v INT",
             *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(200)),
         )  # fmt: skip
         read_before: list[int] = []
@@ -141,7 +141,7 @@ def test_a_source_that_restarts_inside_a_copy_is_copied_on(tmp_path: Path, monke
 
 @ONE_SERVER
 def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The operating system refuses files of more than 1 MiB, as a full disk would."""
     chance = random.Random(3)
@@ -166,7 +166,7 @@ def test_a_disk_that_is_full_inside_a_copy_costs_the_chunk_and_no_more(
 
 @ONE_SERVER
 def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 7)
     line = with_table(make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(40)))
@@ -194,12 +194,12 @@ def test_a_purge_inside_a_copy_takes_nothing_that_the_copy_needs(
 
 @ONE_SERVER
 def test_a_table_that_is_renamed_between_plan_and_read_is_copied_under_its_new_name(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
     line = with_table(
         make_line, "id INT PRIMARY KEY, v INT", *(f"INSERT INTO t VALUES ({n}, {n})" for n in range(30)),
-        more=", on_unlogged_change: resync",
+        tables="on_unlogged_change: resync",
     )  # fmt: skip
 
     def rename() -> None:

@@ -12,8 +12,8 @@ from cdc_core.operations.copy import pace, table_chunks
 from cdc_core.operations.copy.chunks import TableSize, size_of
 from cdc_core.operations.copy.copier import copier_lease, copy_tables
 from cdc_core.source.schemas.captured_definitions import table_schema
-from tests.integration.line import Line
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
 
 ROWS = 20_000
 _DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
@@ -30,7 +30,7 @@ KEYS = {
 
 @pytest.mark.parametrize("kind", KEYS)
 def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_of_what_it_says(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     column, values = KEYS[kind]
     line = make_line()
@@ -61,7 +61,7 @@ def test_a_copy_says_its_rows_of_the_servers_estimate_and_ends_whatever_becomes_
     assert "nobody listens" in caplog.text
 
 
-def test_the_servers_estimate_is_of_the_table_as_it_is_now(make_line: Callable[..., Line]) -> None:
+def test_the_servers_estimate_is_of_the_table_as_it_is_now(make_line: Callable[..., Lab]) -> None:
     line = make_line()
     with closing(line.origin.sql.connect(line.origin.name, autocommit=True)) as connection, connection.cursor() as to:
         to.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v INT, w VARCHAR(2000))")

@@ -19,16 +19,17 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import changes, export
 from cdc_core.stage.staged_coverage import coverage_of
-from tests.integration.line import Line
-from tests.integration.source_origin import Origin, fresh_name
 from tests.integration.test_snapshot import pending_tables, read, stage
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import Origin, fresh_name
+from tests.lab.pipeline_file import JOINED
 
 ROWS = "CREATE TABLE {} (id INT PRIMARY KEY, v INT)"
 
 
 def test_rows_from_before_the_start_make_a_table_partial_and_its_state_is_refused(
-    origin: Origin, make_line: Callable[..., Line], tmp_path: Path
+    origin: Origin, make_line: Callable[..., Lab], tmp_path: Path
 ) -> None:
     origin.execute(ROWS.format("old"), ROWS.format("bare"), ROWS.format("quiet"), ROWS.format("emptied"))
     origin.execute(*(f"INSERT INTO {table} VALUES (1, 1), (2, 2)" for table in ("old", "quiet", "emptied")))
@@ -62,7 +63,7 @@ def test_rows_from_before_the_start_make_a_table_partial_and_its_state_is_refuse
 
 
 def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_rebuilt(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     origin.execute(ROWS.format("bare"), ROWS.format("old"), "INSERT INTO old VALUES (1, 1)")
     line = make_line()
@@ -75,7 +76,7 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
     assert line.drain() == {"bare": How.EMPTY, "old": How.EXISTING}
     assert line.ids("bare") == [1]
     before = line.coverage
-    Path(line.folder / "meta.db").unlink()
+    line.lose_meta()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         lease = meta.leases.acquire("shop", "test", 60)
         meta.leases.release(meta.rebuild(lease, line.chain)[0])
@@ -86,12 +87,12 @@ def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_r
 
 
 def test_what_happens_to_a_table_in_the_log_makes_it_whole_or_partial(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     tables = ("cut", "dropped", "renamed", "kept", "truncated")
     origin.execute(*(ROWS.format(table) for table in tables))
     origin.execute(*(f"INSERT INTO {table} VALUES (1, 1)" for table in tables))
-    line = make_line(more=", on_unlogged_change: record, on_truncate: stage")
+    line = make_line(tables="on_unlogged_change: record, on_truncate: stage")
     line.drain()
     origin.execute(
         "TRUNCATE cut", "INSERT INTO cut VALUES (5, 5)",
@@ -116,10 +117,10 @@ def test_what_happens_to_a_table_in_the_log_makes_it_whole_or_partial(
 
 
 def test_nothing_is_missing_of_a_name_that_a_table_had_only_on_its_way(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     origin.execute(ROWS.format("a"), ROWS.format("b"), "INSERT INTO a VALUES (1, 1)")
-    line = make_line(more=", on_unlogged_change: record")
+    line = make_line(tables="on_unlogged_change: record")
     line.drain()
     origin.execute("RENAME TABLE a TO c, b TO a, c TO b")
     assert line.drain() == {"a": How.UNLOGGED, "b": How.UNLOGGED}
@@ -128,11 +129,11 @@ def test_nothing_is_missing_of_a_name_that_a_table_had_only_on_its_way(
 
 
 def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_is_there_again(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     tables = ("changed", "old")
     origin.execute(*(ROWS.format(table) for table in tables), *(f"INSERT INTO {one} VALUES (1, 1)" for one in tables))
-    line = make_line(more=", on_unlogged_change: resync")
+    line = make_line(tables="on_unlogged_change: resync")
     line.drain()
     origin.execute("ALTER TABLE changed ADD w INT NOT NULL DEFAULT 5")
 
@@ -155,46 +156,45 @@ def test_no_copy_is_due_of_a_table_that_a_session_without_log_dropped_until_it_i
 
 
 def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
-    line = make_line(tables=f"include: ['{origin.name}[.].*'], exclude: []")
+    line = make_line(tables=f"include: ['{origin.name}[.].*']")
     origin.execute(ROWS.format("a"), ROWS.format("b"), "INSERT INTO a VALUES (1, 1)", "INSERT INTO b VALUES (1, 1)")
     assert line.drain() == {"a": How.CREATED, "b": How.CREATED}
-    line.again(**{"exclude: []": f"exclude: ['{origin.name}[.]b']"})
+    line.change(tables=f"exclude: ['{origin.name}[.]b']")
     origin.execute("INSERT INTO b VALUES (2, 2)", "INSERT INTO a VALUES (2, 2)")
     assert line.drain() == {"a": How.CREATED, "b": How.LEFT_OUT}
-    line.again(**{f"exclude: ['{origin.name}[.]b']": "exclude: []"})
+    line.change(tables="exclude: []")
     origin.execute("INSERT INTO b VALUES (3, 3)", "DELETE FROM b WHERE id = 2")
     assert line.drain() == {"a": How.CREATED, "b": How.CAPTURED_AGAIN}
     assert "were left out, up to" in line.refuses("b")
     assert line.ids("a") == [1, 2]
 
 
+RULES = "rows: [{match: '.*[.]t', where: v < 9}], columns: {exclude: ['.*[.]t[.]w'], mask: [], salt: env:SALT}"
 EDITS = {
-    "route": ("{match: '.*[.](.*)'", "{match: '.*[.]t', to: moved}, {match: '.*[.](?!t$)(.*)'"),
-    "wider condition": ("v < 9", "v < 99"),
-    "narrower condition": ("v < 9", "v < 3"),
-    "column": ("exclude: ['.*[.]t[.]w']", "exclude: []"),
-    "mask": ("mask: []", "mask: ['.*[.]t[.]v']"),
+    "route": {"routes": r"[{match: '.*[.]t', to: moved}, {match: '.*[.](?!t$)(.*)', to: '\1'}]"},
+    "wider condition": {"tables": RULES.replace("v < 9", "v < 99")},
+    "narrower condition": {"tables": RULES.replace("v < 9", "v < 3")},
+    "column": {"tables": RULES.replace("exclude: ['.*[.]t[.]w']", "exclude: []")},
+    "mask": {"tables": RULES.replace("mask: []", "mask: ['.*[.]t[.]v']")},
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_table_whose_rules_were_edited_is_partial_until_it_is_copied_again(
-    origin: Origin, make_line: Callable[..., Line], edit: str, monkeypatch: pytest.MonkeyPatch
+    origin: Origin, make_line: Callable[..., Lab], edit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was staged before is not what the rules say now. Patterns that match nothing of it change nothing."""
     monkeypatch.setenv("SALT", "salt")
-    line = make_line(
-        more=", rows: [{match: '.*[.]t', where: v < 9}], columns: {exclude: ['.*[.]t[.]w'], mask: [], salt: env:SALT}"
-    )
+    line = make_line(tables=RULES)
     origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT, w INT)", ROWS.format("other"))
     origin.execute("INSERT INTO t VALUES (1, 1, 1), (5, 5, 5), (9, 9, 9)", "INSERT INTO other VALUES (1, 1)")
     assert line.drain() == {"t": How.CREATED, "other": How.CREATED}
-    line.again(**{"include: [": "include: ['none[.]none', "})
+    line.change(tables=f"include: ['none[.]none', '{origin.name}[.].*']")
     assert line.drain() == {"t": How.CREATED, "other": How.CREATED}
     assert line.ids("t") == [1, 5]
-    line.again(**dict([EDITS[edit]]))
+    line.change(**EDITS[edit])
     origin.execute("INSERT INTO t VALUES (0, 0, 0)", "DELETE FROM t WHERE id = 5")
     assert line.drain() == {"t": How.OTHER_RULES, "other": How.CREATED}
     assert line.drain() == {"t": How.OTHER_RULES, "other": How.CREATED}
@@ -214,7 +214,7 @@ def test_a_table_whose_rules_were_edited_is_partial_until_it_is_copied_again(
 
 
 def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_database_alone(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     """It cannot tell whether it sees every table; also from the stage alone."""
     user = fresh_name()
@@ -223,7 +223,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
         f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}@'%'",
         f"GRANT SELECT ON {origin.name}.* TO {user}@'%'",
     )
-    line = make_line(more=", rows: [{match: '.*[.]t', where: v < 9}]")
+    line = make_line(tables="rows: [{match: '.*[.]t', where: v < 9}]")
     url = f"mysql://{user}:Reader-1x@{origin.sql.host}:{origin.sql.port}"
 
     def drain(expected: How) -> None:
@@ -237,11 +237,11 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
         origin.execute(ROWS.format("t"), "INSERT INTO t VALUES (1, 1), (9, 9)")
         drain(How.CREATED)
         drain(How.CREATED)
-        (line.folder / "meta.db").unlink()
+        line.lose_meta()
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
             lease = meta.leases.acquire("shop", "test", 60)
             meta.leases.release(meta.rebuild(lease, line.chain)[0])
-        line.again(**{"v < 9": "v < 99"})
+        line.change(tables="rows: [{match: '.*[.]t', where: v < 99}]")
         origin.execute("INSERT INTO t VALUES (2, 2)")
         drain(How.OTHER_RULES)
         drain(How.OTHER_RULES)
@@ -251,7 +251,7 @@ def test_edited_rules_are_noticed_by_an_account_that_may_read_the_captured_datab
 
 
 def test_a_table_that_existed_before_the_pipeline_captured_it_is_partial_although_the_log_seems_to_create_it(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     only, every = f"include: ['{origin.name}[.]a']", f"include: ['{origin.name}[.].*']"
     line = make_line(tables=only)
@@ -260,20 +260,20 @@ def test_a_table_that_existed_before_the_pipeline_captured_it_is_partial_althoug
     assert line.drain() == {"a": How.CREATED}
     guarded = "CREATE TABLE IF NOT EXISTS {} (id INT PRIMARY KEY, v INT)"
     origin.execute(guarded.format("b"), "INSERT INTO b VALUES (2, 2)", guarded.format("c"))
-    line.again(**{only: every})
+    line.change(tables=every)
     assert line.drain() == {"a": How.CREATED, "b": How.EXISTING, "c": How.EXISTING, "d": How.EXISTING}
     # From here on every table is known, and so is a new one.
     origin.execute(guarded.format("b"), guarded.format("d"), guarded.format("e"), "INSERT INTO e VALUES (5, 5)")
     expected = dict.fromkeys("bcd", How.EXISTING) | {"a": How.CREATED, "e": How.CREATED}
-    line.again(**{every: f"{every}, exclude: []"})
+    line.change(tables="exclude: []")
     assert line.drain() == expected
 
 
 def test_a_logical_table_is_whole_only_if_all_that_is_routed_to_it_is(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     origin.execute(ROWS.format("part_1"), "INSERT INTO part_1 VALUES (1, 1)")
-    line = make_line()
+    line = make_line(routes=JOINED)
     names = ("part_2", "all_1", "all_2")
     origin.execute(*(ROWS.format(name) for name in names))
     origin.execute(*(f"INSERT INTO {name} VALUES ({number}, 1)" for number, name in enumerate(names, 2)))
@@ -282,9 +282,9 @@ def test_a_logical_table_is_whole_only_if_all_that_is_routed_to_it_is(
     assert line.ids("all") == [3, 4]
 
 
-def test_the_state_before_a_table_became_whole_is_refused(origin: Origin, make_line: Callable[..., Line]) -> None:
+def test_the_state_before_a_table_became_whole_is_refused(origin: Origin, make_line: Callable[..., Lab]) -> None:
     origin.execute(ROWS.format("cut"), "INSERT INTO cut VALUES (1, 1), (2, 2)")
-    line = make_line(more=", on_truncate: stage")
+    line = make_line(tables="on_truncate: stage")
     origin.execute("UPDATE cut SET v = 3 WHERE id = 1")
     line.drain()
     early = line.chain[-1].end.position
@@ -312,7 +312,7 @@ def test_a_row_that_is_logged_but_not_visible_yet_is_not_taken_for_an_empty_tabl
 
 
 def test_a_busy_table_is_never_called_empty_while_one_of_its_rows_is_missing(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     """Rows come and go while pipelines begin: what is called whole must equal the source."""
     origin.execute(ROWS.format("busy"))
@@ -333,7 +333,7 @@ def test_a_busy_table_is_never_called_empty_while_one_of_its_rows_is_missing(
         for attempt in range(4):
             folder = make_line().folder / str(attempt)
             folder.mkdir()
-            line = Line(origin, folder)
+            line = Lab(folder, origin)
             line.drain()
             seen.append(line.coverage.get("busy", How.EXISTING))
             end = line.chain[-1].end.position

@@ -31,7 +31,7 @@ from cdc_core.targets.bookkeeping.gates import (
 )
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
-from tests.databases import drop_database
+from tests.lab.databases import drop_database
 
 MOVED = "moved by Lockstep (shop): write to the new tables"
 TABLES = ("a", "b", "with a blank", "x" * 64)

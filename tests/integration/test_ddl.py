@@ -26,11 +26,11 @@ from cdc_core.operations.ddl.rollout import Decided, Options, RolloutWork, decid
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
-from tests.forked_commands import ROOT
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
-from tests.made_batches import manifest, schema
-from tests.opened import opened
+from tests.lab.forked_commands import ROOT
+from tests.lab.made_batches import manifest, schema
+from tests.lab.opened import opened
 
 ADD = """
 -- migrate:up

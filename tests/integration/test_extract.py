@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pyarrow.compute as pc
@@ -16,101 +14,37 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc_core.cli.app import app
-from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.model.windows import from_us
-from cdc_core.operations.extract import Extractor
 from cdc_core.source.host import source_faults as faults
 from cdc_core.source.host import source_server as server
 from cdc_core.source.transactions import source_stream as stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stage_reader import changes, table_state
-from cdc_core.stage.stores import open_store
-from tests.conftest import SourceDatabase
+from examples.sandbox.mariadb import MariaDb
 from tests.integration.draining import draining, killed_inside_a_transaction
-from tests.opened import opened
-from tests.tcp_proxy import TcpProxy
+from tests.lab.origin import Origin
+from tests.lab.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
 
 
-@dataclass(frozen=True)
-class Line:
-    """A pipeline on a database of the shared server, with its stage and meta."""
-
-    pipeline: Pipeline
-    meta: Meta
-    store: ObjectStore
-    environ: dict[str, str]
-    execute: Callable[..., None]
-
-    def extractor(self, **options: object) -> Extractor:
-        return Extractor(opened(self.pipeline, self.meta, self.environ), "shop", **options)
-
-    def drain(self):
-        with self.extractor() as extractor:
-            return extractor.drain()
-
-    @property
-    def chain(self) -> list:
-        return list(manifests.chain(self.store, "shop"))
-
-    def ids(self) -> list[int]:
-        """Every staged change's id in order; a change staged twice stands twice."""
-        rows = changes(self.store, self.chain, "t")
-        order = pc.sort_indices(rows, sort_keys=[("_cdc_seq", "ascending"), ("_cdc_row", "ascending")])
-        return rows.take(order)["id"].to_pylist()
-
-
-@pytest.fixture
-def make_line(source_database, tmp_path) -> Callable[..., Line]:
-    opened: list[Meta] = []
-
-    def make(*, start: str | None = None, limits: str = "", more_tables: str = "", reconnect_s: float = 2) -> Line:
-        server = source_database.server
-        with server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SHOW MASTER STATUS")
-            file, offset = cursor.fetchone()[:2]
-        text = f"""
-            pipeline: shop
-            schedule: "0 * * * *"
-            sources:
-              - name: shop
-                connection: env:SOURCE
-                server_id: 77
-                start: {start or f"{{position: {{file: {file}, offset: {offset}}}}}"}
-                heartbeat_s: 1
-                read_timeout_s: 5
-                reconnect_s: {reconnect_s}
-            tables: {{include: ['{source_database.name}\\..*'] {more_tables}}}
-            routes: [{{match: '{source_database.name}\\.(.*)', to: '\\1'}}]
-            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
-            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-            limits: {{lease_s: 5, {limits}}}
-            """
-        pipeline = parse(text, where="test")
-        (tmp_path / "shop.yaml").write_text(text)
-        opened.append(Meta.open(pipeline.meta.url, pipeline.pipeline))
-        environ = {"SOURCE": server.url}
-        return Line(pipeline, opened[-1], open_store(pipeline.stage.uri), environ, source_database.execute)
-
-    yield make
-    for meta in opened:
-        meta.close()
+@pytest.fixture(scope="module")
+def any_server(mariadb: MariaDb) -> MariaDb:
+    return mariadb
 
 
 TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
 
 
-def purge_to(database: SourceDatabase, file: str) -> None:
+def purge_to(origin: Origin, file: str) -> None:
     """Until the file is the oldest: one that a stream still reads is kept."""
     give_up_s = time.monotonic() + 60
     while True:
-        with database.server.connect() as connection, connection.cursor() as cursor:
+        with origin.sql.connect() as connection, connection.cursor() as cursor:
             cursor.execute(f"PURGE BINARY LOGS TO '{file}'")
             cursor.execute("SHOW BINARY LOGS")
             if cursor.fetchone()[0] == file:
@@ -121,11 +55,11 @@ def purge_to(database: SourceDatabase, file: str) -> None:
 
 def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
     line = make_line()
-    line.execute(
+    line.origin.execute(
         TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)", "UPDATE t SET v = 9 WHERE id = 2", "DELETE FROM t WHERE id = 1"
     )
     before_us = time.time_ns() // 1000
-    result = line.drain()
+    result = line.extract()
     assert result.done
     assert result.staged.rows == 4
     assert result.watermark_us >= before_us
@@ -141,41 +75,41 @@ def test_a_block_that_reaches_the_fence_leaves_without_waiting_for_more(make_lin
     monkeypatch.setattr(stream, "POLL_S", 60)
     monkeypatch.setattr(stream, "FLUSH_S", 3600)
     line = make_line()
-    line.execute(TABLE)
+    line.origin.execute(TABLE)
     with line.extractor() as extractor:
         for number in (1, 2):
-            line.execute(f"INSERT INTO t VALUES ({number}, 1)")
+            line.origin.execute(f"INSERT INTO t VALUES ({number}, 1)")
             assert extractor.drain(budget_s=30).done
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
 
 
 def test_drains_one_after_the_other_stage_each_change_once(make_line):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
-    line.execute("INSERT INTO t VALUES (2, 1)")
+    line.origin.execute("INSERT INTO t VALUES (2, 1)")
     line.drain()
     line.drain()
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
     assert manifests.verify(line.store, "shop", deep=True) == []
 
 
 def test_before_the_interval_is_over_the_drain_is_not_done_and_keeps_what_it_read(make_line):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     with line.extractor() as extractor:
         until_us = time.time_ns() // 1000 + HOUR
         for _ in range(30):
             result = extractor.drain(until_us=until_us, budget_s=0.5)
             assert not result.done
-        line.execute("INSERT INTO t VALUES (2, 1)")
+        line.origin.execute("INSERT INTO t VALUES (2, 1)")
         assert extractor.drain().done
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
 
 
 def test_an_interval_in_the_past_is_complete_at_the_fence(make_line):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     now_us = time.time_ns() // 1000
     with line.extractor() as extractor:
         result = extractor.drain(until_us=now_us - HOUR)
@@ -185,7 +119,7 @@ def test_an_interval_in_the_past_is_complete_at_the_fence(make_line):
 
 def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):
     line = make_line(limits="ring_items: 16, ring_mib: 1")
-    line.execute(
+    line.origin.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(900))",
         "INSERT INTO t SELECT seq, REPEAT('x', 900) FROM seq_1_to_20000",
     )
@@ -196,7 +130,7 @@ def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):
 
 def test_a_large_transaction_that_the_log_rolls_back_leaves_nothing(make_line, tmp_path):
     line = make_line(limits="ring_mib: 1")
-    line.execute(
+    line.origin.execute(
         TABLE,
         "INSERT INTO t VALUES (1, 1)",
         "CREATE TEMPORARY TABLE hidden (id INT)",
@@ -212,39 +146,39 @@ def test_a_large_transaction_that_the_log_rolls_back_leaves_nothing(make_line, t
     ):
         assert extractor.drain().done
     assert met.call_count == 1
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
     assert manifests.verify(line.store, "shop", deep=True) == []
     listed = {line.store.local_path(part.path) for batch in line.chain for part in batch.parts}
     assert set((tmp_path / "stage").rglob("*.parquet")) == listed
 
 
 def test_the_first_position_is_kept_before_anything_was_staged(make_line):
-    line = make_line(start="latest")
+    line = make_line(source="start: latest")
     with line.extractor():
         first = line.meta.positions.checkpoint("shop")
     assert first.server
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
-    assert line.ids() == [1]
+    assert line.changed_ids() == [1]
     assert line.meta.positions.checkpoint("shop").server == first.server
 
 
 def test_a_position_that_the_server_will_purge_soon_is_told_of_also_while_it_is_followed(
-    make_line, source_database, monkeypatch, caplog
+    make_line, origin, monkeypatch, caplog
 ):
     line = make_line()
-    with source_database.server.connect() as connection, connection.cursor() as cursor:
+    with origin.sql.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SHOW MASTER STATUS")
         file = cursor.fetchone()[0]
-    purge_to(source_database, file)
-    line.execute(TABLE)
+    purge_to(origin, file)
+    line.origin.execute(TABLE)
     with line.extractor() as extractor:
         extractor.drain()
         assert "the oldest of" not in caplog.text
-        line.execute("FLUSH BINARY LOGS")
+        line.origin.execute("FLUSH BINARY LOGS")
         extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0)
         assert "the oldest of" not in caplog.text
-        line.execute("FLUSH BINARY LOGS")
+        line.origin.execute("FLUSH BINARY LOGS")
         monkeypatch.setattr(extractor, "_advice_due_s", 0)
         extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0)
     assert f"our position is in {file}, the oldest of" in caplog.text
@@ -257,7 +191,7 @@ def test_of_a_purge_that_takes_nothing_we_need_nothing_is_said(make_line, monkey
     with line.extractor() as extractor:
         extractor.drain()
         assert "purged soon" not in caplog.text
-        line.execute(TABLE)
+        line.origin.execute(TABLE)
         monkeypatch.setattr(extractor, "_advice_due_s", 0)
         extractor.drain()
     assert "purged soon" in caplog.text
@@ -266,7 +200,7 @@ def test_of_a_purge_that_takes_nothing_we_need_nothing_is_said(make_line, monkey
 @pytest.mark.parametrize("step", ["manifest", "meta", "acknowledge"])
 def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twice(make_line, monkeypatch, step):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
 
     def broken(*_: object, **__: object) -> None:
         raise RetryLater("The test pulled the plug.", code="test.plug", remedy="go on")
@@ -280,9 +214,9 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
             patch.setattr("cdc_core.ring.Ring.ack", broken)
         with pytest.raises(RetryLater, match="plug"):
             line.drain()
-    line.execute("INSERT INTO t VALUES (3, 3)")
+    line.origin.execute("INSERT INTO t VALUES (3, 3)")
     line.drain()
-    assert line.ids() == [1, 2, 3]
+    assert line.changed_ids() == [1, 2, 3]
     assert manifests.verify(line.store, "shop", deep=True) == []
     known = {batch.batch_id for batch in line.meta.batches.find("shop")}
     assert known == {batch.batch_id for batch in line.chain}
@@ -290,8 +224,8 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
 
 def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_whole_after_a_kill(make_line, tmp_path):
     rows, ring_mib = 2_500_000, 64
-    line = make_line(limits=f"ring_mib: {ring_mib}")
-    line.execute(
+    line = make_line(limits=f"ring_mib: {ring_mib}, lease_s: 5")
+    line.origin.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, a INT, b VARCHAR(20), u DATETIME)",
         f"INSERT INTO t SELECT seq, seq % 999, CONCAT('text ', seq), '2026-01-01' + INTERVAL seq SECOND "
         f"FROM seq_1_to_{rows}",
@@ -323,7 +257,7 @@ def test_while_one_extractor_holds_a_source_another_is_told_to_come_later(make_l
 
 
 def test_an_extractor_renews_its_lease_for_as_long_as_it_is_open(make_line):
-    line = make_line()
+    line = make_line(limits="lease_s: 5")
     with line.extractor(holder="first") as extractor:
         time.sleep(7)
         with pytest.raises(RetryLater), line.extractor():
@@ -333,7 +267,7 @@ def test_an_extractor_renews_its_lease_for_as_long_as_it_is_open(make_line):
 
 def test_what_waits_in_the_ring_is_seen_from_outside_while_nobody_drains(make_line):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
     with line.extractor():
         while (ring := line.meta.status.find().sources[0].ring).items < 3:  # changes and the end of their transaction
             time.sleep(0.2)
@@ -344,26 +278,26 @@ def test_what_waits_in_the_ring_is_seen_from_outside_while_nobody_drains(make_li
 
 def test_an_error_in_the_log_comes_after_everything_before_it_is_staged(make_line):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
     with pytest.raises(DataAtRisk, match="TRUNCATE"):
         line.drain()
-    assert line.ids() == [1]
+    assert line.changed_ids() == [1]
 
 
 def test_an_unlogged_change_that_is_recorded_stands_in_the_manifest(make_line):
-    line = make_line(more_tables=", on_unlogged_change: record")
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
+    line = make_line(tables="on_unlogged_change: record")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
     line.drain()
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
     assert any("needs re-sync" in note for batch in line.chain for note in batch.notes)
 
 
 def test_a_truncate_that_is_staged_empties_the_table_as_the_stage_has_it(make_line):
-    line = make_line(more_tables=", on_truncate: stage")
-    line.execute(TABLE, "TRUNCATE t", "INSERT INTO t VALUES (1, 1), (2, 1)", "TRUNCATE TABLE t")
-    line.execute("INSERT INTO t VALUES (2, 3)", "CREATE TABLE u (id INT)", "TRUNCATE u", "TRUNCATE u")
+    line = make_line(tables="on_truncate: stage")
+    line.origin.execute(TABLE, "TRUNCATE t", "INSERT INTO t VALUES (1, 1), (2, 1)", "TRUNCATE TABLE t")
+    line.origin.execute("INSERT INTO t VALUES (2, 3)", "CREATE TABLE u (id INT)", "TRUNCATE u", "TRUNCATE u")
     line.drain()
-    assert line.ids() == [None, 1, 2, None, 2]
+    assert line.changed_ids() == [None, 1, 2, None, 2]
     assert [row["id"] for row in table_state(line.store, line.chain, "t").to_pylist()] == [2]
     assert table_state(line.store, line.chain, "u").num_rows == 0
     assert not any(batch.notes for batch in line.chain)
@@ -374,78 +308,78 @@ CASCADE = """CREATE TABLE child (id INT PRIMARY KEY, t_id INT,
 
 
 def test_a_cascade_that_the_server_does_not_log_is_refused_unless_it_is_accepted(make_line):
-    line, lenient = make_line(), make_line(more_tables=", on_unlogged_change: record")
-    line.execute(TABLE, CASCADE, "INSERT INTO t VALUES (1, 1)", "INSERT INTO child VALUES (1, 1)")
+    line, lenient = make_line(), make_line(tables="on_unlogged_change: record")
+    line.origin.execute(TABLE, CASCADE, "INSERT INTO t VALUES (1, 1)", "INSERT INTO child VALUES (1, 1)")
     with pytest.raises(Refused, match="ON DELETE CASCADE") as caught:
         line.drain()
     assert caught.value.code == "source.unlogged_cascades"
     assert line.chain == []
     lenient.drain()
-    assert line.ids() == [1]
+    assert line.changed_ids() == [1]
 
 
 def test_a_meta_that_forgot_what_the_stage_holds_is_refused(make_line, tmp_path):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
     with closing(Meta.open(f"sqlite:///{tmp_path}/other.db", "shop")) as empty:
-        other = Line(line.pipeline, empty, line.store, line.environ, line.execute)
+        line.meta = empty
         with pytest.raises(Refused) as caught:
-            other.drain()
+            line.extract()
     assert caught.value.code == "meta.behind"
 
 
-def test_a_server_that_restarts_while_it_is_drained_is_read_on(make_line, source_database):
-    line = make_line(reconnect_s=60)
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+def test_a_server_that_restarts_while_it_is_drained_is_read_on(make_line, origin):
+    line = make_line(source="reconnect_s: 60")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     with line.extractor() as extractor:
         assert extractor.drain().done
-        source_database.server.kill()
-        restarting = threading.Thread(target=source_database.server.restart)
+        origin.sql.kill()
+        restarting = threading.Thread(target=origin.sql.restart)
         restarting.start()
         assert not extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0.5).done
         restarting.join()
-        line.execute("INSERT INTO t VALUES (2, 1)")
+        line.origin.execute("INSERT INTO t VALUES (2, 1)")
         assert extractor.drain().done
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
 
 
-def test_a_transaction_cut_off_after_pieces_of_it_were_staged_is_read_again_and_staged_once(make_line, source_database):
-    line = make_line(limits="ring_items: 16, ring_mib: 1", reconnect_s=30)
-    line.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(900))", "INSERT INTO t VALUES (0, '')")
-    server = source_database.server
+def test_a_transaction_cut_off_after_pieces_of_it_were_staged_is_read_again_and_staged_once(make_line, origin):
+    line = make_line(limits="ring_items: 16, ring_mib: 1", source="reconnect_s: 30")
+    line.origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(900))", "INSERT INTO t VALUES (0, '')")
+    server = origin.sql
     with TcpProxy(server.port) as proxy:
-        through = replace(line, environ={"SOURCE": server.url.replace(str(server.port), str(proxy.port))})
-        with through.extractor() as extractor:
+        line.environ["SOURCE"] = server.url.replace(str(server.port), str(proxy.port))
+        with line.extractor() as extractor:
             assert extractor.drain().done
             proxy.cut()
             proxy.cut_after(8_000_000, once=True)
-            line.execute("INSERT INTO t SELECT seq, REPEAT('x', 900) FROM seq_1_to_20000")
+            line.origin.execute("INSERT INTO t SELECT seq, REPEAT('x', 900) FROM seq_1_to_20000")
             result = extractor.drain()
     assert result.done
     assert result.staged.rows == 20001
     assert result.stats.losses >= 2
     assert result.stats.put_waits > 0
-    assert line.ids() == list(range(20001))
+    assert line.changed_ids() == list(range(20001))
     assert manifests.verify(line.store, "shop", deep=True) == []
 
 
-def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(make_line, source_database):
-    line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(make_line, origin):
+    line = make_line(source="reconnect_s: 2")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
 
     def drain_until_it_fails() -> None:
         with line.extractor() as extractor:
-            source_database.server.kill()
+            origin.sql.kill()
             while True:
                 extractor.drain(budget_s=0.2)
 
     with pytest.raises(LockstepError) as caught:
         drain_until_it_fails()
-    source_database.server.restart()
+    origin.sql.restart()
     assert caught.value.retriable, caught.value
     line.drain()
-    assert line.ids() == [1]
+    assert line.changed_ids() == [1]
 
 
 ODD = "CREATE TABLE odd (id INT PRIMARY KEY, _cdc_seq INT)"
@@ -453,26 +387,26 @@ ODD = "CREATE TABLE odd (id INT PRIMARY KEY, _cdc_seq INT)"
 
 def test_a_table_that_cannot_be_read_stops_the_source_by_default(make_line):
     line = make_line()
-    line.execute(TABLE, ODD, "INSERT INTO t VALUES (1, 1)", "INSERT INTO odd VALUES (1, 1)")
+    line.origin.execute(TABLE, ODD, "INSERT INTO t VALUES (1, 1)", "INSERT INTO odd VALUES (1, 1)")
     with pytest.raises(Refused) as caught:
         line.drain()
     assert caught.value.code == "source.unsupported_table"
-    assert line.ids() == [1]
+    assert line.changed_ids() == [1]
 
 
-def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(make_line, source_database, tmp_path):
-    line = make_line(more_tables=", on_unreadable: isolate")
-    odd = f"{source_database.name}.odd"
-    line.execute(
+def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(make_line, origin, tmp_path):
+    line = make_line(tables="on_unreadable: isolate")
+    odd = f"{origin.name}.odd"
+    line.origin.execute(
         TABLE, ODD, "INSERT INTO t VALUES (1, 1)",
         "BEGIN", "INSERT INTO odd VALUES (1, 1)", "INSERT INTO t VALUES (2, 1)", "COMMIT",
     )  # fmt: skip
     line.drain()
-    line.execute("INSERT INTO odd VALUES (2, 1)", "TRUNCATE TABLE odd", "INSERT INTO t VALUES (3, 1)")
+    line.origin.execute("INSERT INTO odd VALUES (2, 1)", "TRUNCATE TABLE odd", "INSERT INTO t VALUES (3, 1)")
     line.drain()  # a new start keeps it isolated
-    line.execute("INSERT INTO odd VALUES (3, 1)", "INSERT INTO t VALUES (4, 1)")
+    line.origin.execute("INSERT INTO odd VALUES (3, 1)", "INSERT INTO t VALUES (4, 1)")
     line.drain()
-    assert line.ids() == [1, 2, 3, 4]
+    assert line.changed_ids() == [1, 2, 3, 4]
     assert {part.table for batch in line.chain for part in batch.parts} == {"t"}
     for batch in line.chain:
         assert any(f"table {odd} is isolated, needs re-sync" in note for note in batch.notes)
@@ -481,46 +415,42 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     notes = line.meta.status.find().sources[0].notes
     assert any("is isolated" in note for note in notes)
 
-    line.execute("ALTER TABLE odd RENAME COLUMN _cdc_seq TO seq")
+    line.origin.execute("ALTER TABLE odd RENAME COLUMN _cdc_seq TO seq")
     line.drain()
     command = ["stage", "isolated", str(tmp_path / "shop.yaml"), "--json"]
     assert odd in CliRunner().invoke(app, command).stdout
     assert json.loads(CliRunner().invoke(app, [*command, "--clear", odd]).stdout)["isolated"] == []
     left_out.clear(line.store, "shop", odd)  # again
     with pytest.raises(UsageError) as caught:
-        left_out.clear(line.store, "shop", f"{source_database.name}.t")
+        left_out.clear(line.store, "shop", f"{origin.name}.t")
     assert caught.value.code == "usage.unknown_name"
-    line.execute("INSERT INTO odd VALUES (4, 1)", "INSERT INTO t VALUES (5, 1)")
+    line.origin.execute("INSERT INTO odd VALUES (4, 1)", "INSERT INTO t VALUES (5, 1)")
     line.drain()
     assert changes(line.store, line.chain, "odd")["id"].to_pylist() == [4]
-    assert line.ids() == [1, 2, 3, 4, 5]
+    assert line.changed_ids() == [1, 2, 3, 4, 5]
     assert line.chain[-1].isolated == {}
 
 
-def test_a_statement_without_its_rows_makes_its_table_partial_and_the_others_go_on(make_line, source_database):
-    line = make_line(more_tables=", on_unlogged_change: resync")
-    line.execute(TABLE, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1, 1)")
-    server = source_database.server
-    with server.connect(source_database.name, autocommit=True) as connection, connection.cursor() as cursor:
+def test_a_statement_without_its_rows_makes_its_table_partial_and_the_others_go_on(make_line, origin):
+    line = make_line(tables="on_unlogged_change: resync")
+    line.origin.execute(TABLE, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1, 1)")
+    with origin.sql.connect(origin.name, autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute("SET binlog_format = STATEMENT")
         cursor.execute("INSERT INTO u VALUES (1)")
-    line.execute("INSERT INTO u VALUES (2)", "INSERT INTO t VALUES (2, 1)")
+    line.origin.execute("INSERT INTO u VALUES (2)", "INSERT INTO t VALUES (2, 1)")
     line.drain()
-    assert line.ids() == [1, 2]
-    assert changes(line.store, line.chain, "u")["id"].to_pylist() == [2]
-    coverage = line.meta.coverage("shop").tables
-    assert {name: coverage[f"{source_database.name}.{name}"].how for name in "tu"} == {
-        "t": How.CREATED, "u": How.UNLOGGED,
-    }  # fmt: skip
+    assert line.changed_ids() == [1, 2]
+    assert line.changed_ids("u") == [2]
+    assert line.coverage == {"t": How.CREATED, "u": How.UNLOGGED}
 
 
 def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tmp_path):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
     line.drain()
     before = line.meta.positions.checkpoint("shop")
     time.sleep(1.1)  # MariaDB's log knows whole seconds
-    line.execute("UPDATE t SET v = 9 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    line.origin.execute("UPDATE t SET v = 9 WHERE id = 1", "DELETE FROM t WHERE id = 2")
     line.drain()
     moments = [str(before.position), from_us(before.watermark_us).isoformat()]
     for moment in moments:
@@ -535,51 +465,53 @@ def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tm
     assert asked.exception.code == "stage.as_of"
 
 
-def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_purge(make_line, source_database):
+def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_purge(make_line, origin):
     line = make_line()
-    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.origin.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
     first = line.meta.positions.checkpoint("shop").position
-    name = f"{source_database.name}_other"
-    line.execute(
+    name = f"{origin.name}_other"
+    line.origin.execute(
         f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t (id INT)", f"INSERT INTO {name}.t VALUES (1)",
         "FLUSH BINARY LOGS", f"DROP DATABASE {name}", "FLUSH BINARY LOGS",
     )  # fmt: skip
     line.drain()
     reached = line.meta.positions.checkpoint("shop").position
     assert reached.number >= first.number + 2
-    purge_to(source_database, reached.file)
-    line.execute("INSERT INTO t VALUES (2, 1)")
+    purge_to(origin, reached.file)
+    line.origin.execute("INSERT INTO t VALUES (2, 1)")
     line.drain()
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("asked", "noted"), [("drop", []), ("note", ["CREATE TABLE t", "ALTER TABLE t ADD INDEX (v)"])]
 )
 def test_statements_that_define_tables_are_noted_where_that_is_asked_for(make_line, asked, noted):
-    line = make_line(more_tables=f", on_definition: {asked}")
-    line.execute(TABLE, "ALTER TABLE t ADD INDEX (v)")
+    line = make_line(tables=f"on_definition: {asked}")
+    line.origin.execute(TABLE, "ALTER TABLE t ADD INDEX (v)")
     line.drain()
-    notes = [note for batch in line.chain for note in batch.notes]
+    notes = line.notes
     assert len(notes) == len(noted)
     assert all(statement in note for statement, note in zip(noted, notes, strict=True))
 
 
-def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_line, source_database, tmp_path):
-    line = make_line(more_tables=", on_unlogged_change: record")
-    line.execute("SET GLOBAL binlog_row_metadata = MINIMAL", "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_line, origin, tmp_path):
+    line = make_line(tables="on_unlogged_change: record")
+    line.origin.execute("SET GLOBAL binlog_row_metadata = MINIMAL", "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
     try:
-        line.execute("INSERT INTO t VALUES (1, 10, 20)")
+        line.origin.execute("INSERT INTO t VALUES (1, 10, 20)")
         line.drain()
-        line.execute("INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a")
+        line.origin.execute(
+            "INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a"
+        )
         with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as other:
             lease = other.leases.acquire("shop", "test", 60)
             other.rebuild(lease, line.chain)
             assert other.schemas.history("shop") == line.meta.schemas.history("shop") != ()
-        line.execute("INSERT INTO t VALUES (3, 12, 22)")
+        line.origin.execute("INSERT INTO t VALUES (3, 12, 22)")
         line.drain()
     finally:
-        line.execute("SET GLOBAL binlog_row_metadata = FULL")
+        line.origin.execute("SET GLOBAL binlog_row_metadata = FULL")
     rows = changes(line.store, line.chain, "t").select(["id", "a", "b", "c"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(1, 10, 20, None), (2, 11, 21, None), (3, 22, None, 12)]

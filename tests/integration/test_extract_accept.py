@@ -5,108 +5,59 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from cdc_core.cli.app import app
-from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
-from cdc_core.operations.extract import Extractor
-from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.stage_reader import changes, table_state
-from cdc_core.stage.stores import open_store
-from tests.integration.source_origin import Origin
-from tests.opened import opened
+from cdc_core.stage.stage_reader import table_state
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 
 
-@dataclass(frozen=True)
-class Line:
-    """A pipeline of one source on the origin's captured database."""
-
-    origin: Origin
-    pipeline: Pipeline
-    store: ObjectStore
-    folder: Path
-    monkeypatch: pytest.MonkeyPatch
+class Stopped(Lab):
+    """A pipeline that has something in its log that stops it."""
 
     def cli(self, *options: str) -> Result:
-        self.monkeypatch.setenv("SOURCE", self.origin.sql.url)
-        return CliRunner().invoke(app, ["extract", "shop", "--pipelines", str(self.folder), *options])
+        return CliRunner().invoke(
+            app, ["extract", "shop", "--pipelines", str(self.folder), *options], env={"SOURCE": self.origin.sql.url}
+        )
 
-    def extractor(self, meta: Meta, *accept: tuple[str, int]) -> Extractor:
-        return Extractor(opened(self.pipeline, meta, {"SOURCE": self.origin.sql.url}), "main", accept=accept)
-
-    def drain(self, *accept: tuple[str, int]) -> None:
-        with (
-            Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta,
-            self.extractor(meta, *accept) as extractor,
-        ):
-            assert extractor.drain().done
+    def accept(self, *places: tuple[str, int]) -> None:
+        self.extract(accept=places)
 
     def stopped_at(self) -> tuple[str, int]:
         """Where it stops: the place that the error's remedy names."""
         with pytest.raises(DataAtRisk) as raised:
-            self.drain()
-        found = re.search(r"lockstep extract shop --source main --accept (\S+):(\d+)`$", raised.value.remedy)
+            self.extract()
+        found = re.search(r"lockstep extract shop --source shop --accept (\S+):(\d+)`$", raised.value.remedy)
         assert found, raised.value.remedy
         assert f"{found[1]}:{found[2]}" in raised.value.where
         return found[1], int(found[2])
 
-    @property
-    def notes(self) -> list[str]:
-        return [note for manifest in manifests.chain(self.store, "main") for note in manifest.notes]
-
-    @property
-    def covered(self) -> dict[str, How]:
-        with Meta.open(self.pipeline.meta.url, self.pipeline.pipeline) as meta:
-            return {table: one.how for table, one in meta.coverages.find("main").tables.items()}
-
-    def ids(self) -> list[int]:
-        return sorted(changes(self.store, list(manifests.chain(self.store, "main")), "t")["id"].to_pylist())
-
 
 @pytest.fixture
-def line(origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
-    end = origin.end().position
-    text = f"""
-        pipeline: shop
-        schedule: "0 * * * *"
-        sources:
-          - name: main
-            connection: env:SOURCE
-            server_id: 78
-            start: {{position: {{file: {end.file}, offset: {end.offset}}}}}
-            reconnect_s: 2
-        tables: {{include: ['{origin.name}\\..*']}}
-        routes: [{{match: '{origin.name}\\.(.*)', to: '\\1'}}]
-        stage: {{uri: {(tmp_path / "stage").as_uri()}}}
-        meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-        limits: {{lease_s: 5}}
-        """
-    (tmp_path / "shop.yaml").write_text(text)
-    pipeline = parse(text, where="test")
-    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "CREATE TABLE u (id INT PRIMARY KEY)")
-    origin.execute("INSERT INTO t VALUES (1, 1)")
-    return Line(origin, pipeline, open_store(pipeline.stage.uri), tmp_path, monkeypatch)
+def line(origin: Origin, tmp_path: Path) -> Iterator[Stopped]:
+    with Stopped(tmp_path, origin) as line:
+        origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "CREATE TABLE u (id INT PRIMARY KEY)")
+        origin.execute("INSERT INTO t VALUES (1, 1)")
+        yield line
 
 
-def by_statement(line: Line) -> None:
+def by_statement(line: Stopped) -> None:
     with line.origin.session() as run:
         run("SET SESSION binlog_format = STATEMENT", "INSERT INTO t VALUES (50, 50)")
 
 
-def by_definition(line: Line) -> None:
+def by_definition(line: Stopped) -> None:
     line.origin.execute("TRUNCATE TABLE t")
 
 
-def by_compressed_statement(line: Line) -> None:
+def by_compressed_statement(line: Stopped) -> None:
     if not line.origin.mariadb:
         pytest.skip("MySQL does not compress a transaction that holds a statement")
     begin = line.origin.end().position
@@ -120,53 +71,53 @@ def by_compressed_statement(line: Line) -> None:
 
 @pytest.mark.parametrize("stop", [by_statement, by_definition, by_compressed_statement])
 def test_an_accepted_event_is_passed_and_noted_and_what_is_after_it_is_staged(
-    line: Line, stop: Callable[[Line], None]
+    line: Stopped, stop: Callable[[Stopped], None]
 ) -> None:
     stop(line)
     line.origin.execute("INSERT INTO t VALUES (2, 2)", "INSERT INTO u VALUES (9)")
     place = line.stopped_at()
     assert line.stopped_at() == place, "it stops again, at the same place"
-    assert line.ids() == [1]
-    line.drain(place)
-    assert line.ids() == [1, 2]
+    assert line.changed_ids() == [1]
+    line.accept(place)
+    assert line.changed_ids() == [1, 2]
     (note,) = line.notes
     assert note.startswith(
         f"needs re-sync of table {line.origin.name}.t: accepted by an operator at {place[0]}:{place[1]}"
     )
-    line.drain(place)
-    line.drain()
+    line.accept(place)
+    line.extract()
     assert len(line.notes) == 1
-    assert line.ids() == [1, 2]
-    assert line.covered == {f"{line.origin.name}.t": How.UNLOGGED, f"{line.origin.name}.u": How.CREATED}
+    assert line.changed_ids() == [1, 2]
+    assert line.coverage == {"t": How.UNLOGGED, "u": How.CREATED}
 
 
-def test_a_statement_does_nothing_to_values_before_it_is_accepted(line: Line) -> None:
+def test_a_statement_does_nothing_to_values_before_it_is_accepted(line: Stopped) -> None:
     """The batch before it knows the new definition already, as it may not be known later."""
     line.origin.execute("ALTER TABLE t RENAME COLUMN v TO w, ADD COLUMN v INT", "INSERT INTO u VALUES (9)")
     place = line.stopped_at()
 
     def values() -> list[dict[str, int | None]]:
-        batches = list(manifests.chain(line.store, "main"))
+        batches = line.chain
         return table_state(line.store, batches, "t", partial=True).select(["id", "v"]).to_pylist()
 
     assert values() == [{"id": 1, "v": 1}]
-    line.drain(place)
+    line.accept(place)
     assert values() == [{"id": 1, "v": None}]
 
 
-def test_one_acceptance_is_for_one_event(line: Line) -> None:
+def test_one_acceptance_is_for_one_event(line: Stopped) -> None:
     by_definition(line)
     by_statement(line)
     first = line.stopped_at()
     with pytest.raises(DataAtRisk):
-        line.drain(first)
+        line.accept(first)
     second = line.stopped_at()
     assert second > first
-    line.drain(second)
+    line.accept(second)
     assert len(line.notes) == 2
 
 
-def test_both_at_once_by_the_command_line(line: Line) -> None:
+def test_both_at_once_by_the_command_line(line: Stopped) -> None:
     by_definition(line)
     first = line.stopped_at()
     by_statement(line)
@@ -180,48 +131,48 @@ def test_both_at_once_by_the_command_line(line: Line) -> None:
     assert len(line.notes) == 2
 
 
-def test_what_is_not_durable_was_not_accepted(line: Line) -> None:
+def test_what_is_not_durable_was_not_accepted(line: Stopped) -> None:
     by_definition(line)
     place = line.stopped_at()
-    with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta, line.extractor(meta, place) as extractor:
+    with line.extractor(accept=[place]) as extractor:
         give_up_s = time.monotonic() + 60
         while not extractor._stream._accepted.used:  # type: ignore[union-attr]
             assert time.monotonic() < give_up_s
             time.sleep(0.01)
     assert line.notes == []
     assert line.stopped_at() == place
-    line.drain(place)
+    line.accept(place)
     assert len(line.notes) == 1
 
 
-def test_a_place_where_nothing_stops_is_an_error_and_costs_nothing(line: Line) -> None:
+def test_a_place_where_nothing_stops_is_an_error_and_costs_nothing(line: Stopped) -> None:
     before = line.origin.end().position
     line.origin.execute("INSERT INTO t VALUES (2, 2)")
     for offset in (before.offset, before.offset + 1):
         with pytest.raises(UsageError) as raised:
-            line.drain((before.file, offset))
+            line.accept((before.file, offset))
         assert raised.value.code == "usage.argument"
         assert f"{before.file}:{offset}" in raised.value.where
-    line.drain()
-    assert line.ids() == [1, 2]
+    line.extract()
+    assert line.changed_ids() == [1, 2]
 
 
-def test_a_place_that_was_passed_or_does_not_come_is_an_error(line: Line) -> None:
+def test_a_place_that_was_passed_or_does_not_come_is_an_error(line: Stopped) -> None:
     start = line.origin.end().position
     line.origin.execute("INSERT INTO t VALUES (2, 2)")
-    line.drain()
+    line.extract()
     with pytest.raises(UsageError) as raised:
-        line.drain((start.file, start.offset))
+        line.accept((start.file, start.offset))
     assert (raised.value.code, "is before" in raised.value.where) == ("usage.argument", True)
     with pytest.raises(UsageError) as raised:
-        line.drain((start.file, 8_000_000))
+        line.accept((start.file, 8_000_000))
     assert raised.value.code == "usage.argument"
-    line.drain()
-    assert line.ids() == [1, 2]
+    line.extract()
+    assert line.changed_ids() == [1, 2]
     assert line.notes == []
 
 
-def test_an_incident_is_accepted_with_all_tables_in_doubt(line: Line) -> None:
+def test_an_incident_is_accepted_with_all_tables_in_doubt(line: Stopped) -> None:
     line.origin.execute("CREATE TABLE m (id INT PRIMARY KEY, b VARCHAR(200)) ENGINE=MyISAM")
     sizes = ("binlog_stmt_cache_size", "max_binlog_stmt_cache_size")
     try:
@@ -234,8 +185,8 @@ def test_an_incident_is_accepted_with_all_tables_in_doubt(line: Line) -> None:
     finally:
         line.origin.execute(*(f"SET GLOBAL {size} = DEFAULT" for size in reversed(sizes)))
     line.origin.execute("INSERT INTO t VALUES (2, 2)")
-    line.drain(line.stopped_at())
-    assert line.ids() == [1, 2]
+    line.accept(line.stopped_at())
+    assert line.changed_ids() == [1, 2]
     (note,) = line.notes
     assert note.startswith("needs re-sync of table any captured table: accepted by an operator at")
-    assert set(line.covered.values()) == {How.UNLOGGED}
+    assert set(line.coverage.values()) == {How.UNLOGGED}

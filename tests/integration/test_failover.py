@@ -10,22 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.meta import Meta
 from cdc_core.mysql.connections import connect, parse_url
 from cdc_core.operations.check import check
-from cdc_core.operations.extract import Extractor
 from cdc_core.operations.verify.source_rows import open_source
 from cdc_core.source.host.server_facts import query
-from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stage_reader import changes, table_state
-from cdc_core.stage.stores import open_store
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.replicated import PATIENCE_S, Pair, run, start, write
-from tests.opened import opened as open_for
-from tests.opened import opened_line
-from tests.tcp_proxy import TcpProxy
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
+from tests.lab.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(params=["mariadb", "mysql", "mysql without GTIDs"])
@@ -43,56 +38,32 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         made.close()
 
 
-class Line:
+class FailedOver(Lab):
     """A pipeline whose source is the pair."""
 
-    def __init__(self, pair: Pair, tmp_path: Path, opened: ExitStack, *, sources: str = "[env:A, env:B]") -> None:
-        self.pair = pair
-        self.pipeline: Pipeline = parse(
-            f"""
-            pipeline: shop
-            sources:
-              - {{name: shop, connection: {sources}, server_id: 4711, start: earliest, heartbeat_s: 0.3,
-                 read_timeout_s: 2, reconnect_s: 1, rewind_s: 1}}
-            tables: {{include: ['{pair.name}\\..*']}}
-            routes: [{{match: '{pair.name}\\.(.*)', to: '\\1'}}]
-            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
-            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-            limits: {{lease_s: 10}}
-            """,
-            where="test",
+    def __init__(self, folder: Path, pair: Pair, servers: str = "[env:A, env:B]") -> None:
+        source = (
+            f"connection: {servers}, start: earliest, heartbeat_s: 0.3, read_timeout_s: 2, reconnect_s: 1, rewind_s: 1"
         )
+        super().__init__(folder, Origin(pair.primary, pair.name), source=source, limits="lease_s: 10")
         self.environ = {"A": pair.primary.url, "B": pair.replica.url}
-        self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
-
-    def extractor(self) -> Extractor:
-        return Extractor(open_for(self.pipeline, self.meta, self.environ), "shop")
 
     def drain(self) -> None:
-        with self.extractor() as extractor:
-            assert extractor.drain().done
-
-    @property
-    def notes(self) -> list[str]:
-        return [note for batch in manifests.chain(self.store, "shop") for note in batch.notes]
+        self.extract()
 
     def assert_equals(self, server: SqlServer) -> None:
-        batches = list(manifests.chain(self.store, "shop"))
-        assert manifests.verify(self.store, "shop", deep=True) == []
-        assert {batch.batch_id for batch in batches} == {batch.batch_id for batch in self.meta.batches.find("shop")}
-        state = table_state(self.store, batches, "t").select(["id", "v"]).to_pylist()
-        wanted = run(server, "SELECT id, v FROM t ORDER BY id", database=self.pair.name)
-        assert [(row["id"], row["v"]) for row in state] == wanted
+        self.assert_intact()
+        wanted = run(server, "SELECT id, v FROM t ORDER BY id", database=self.origin.name)
+        assert self.state("t", "id", "v") == wanted
 
 
 @pytest.fixture
-def line(pair: Pair, tmp_path: Path) -> Iterator[Line]:
-    with ExitStack() as opened:
-        yield Line(pair, tmp_path, opened)
+def line(pair: Pair, tmp_path: Path) -> Iterator[FailedOver]:
+    with FailedOver(tmp_path, pair) as line:
+        yield line
 
 
-def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, line: Line) -> None:
+def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, line: FailedOver) -> None:
     write(pair.primary, pair.name, 1, 40)
     line.drain()
     with line.extractor() as extractor:
@@ -110,7 +81,7 @@ def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, l
     line.assert_equals(pair.replica)
     (note,) = line.notes
     assert ("by GTID, without overlap" if pair.gtids else "may come again") in note
-    (bridge,) = [batch for batch in manifests.chain(line.store, "shop") if batch.notes]
+    (bridge,) = [batch for batch in line.chain if batch.notes]
     assert (bridge.again_until > bridge.end.position.seq) is not pair.gtids
     write(pair.replica, pair.name, 131, 10)
     line.drain()
@@ -119,11 +90,11 @@ def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, l
 
 
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
-def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again(pair: Pair, line: Line) -> None:
+def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again(pair: Pair, line: FailedOver) -> None:
     run(pair.primary, "CREATE TABLE bare (n INT)", database=pair.name)
     run(pair.primary, "INSERT INTO bare VALUES (1), (2)", database=pair.name)
     line.drain()
-    chain = list(manifests.chain(line.store, "shop"))
+    chain = line.chain
     assert table_state(line.store, chain, "bare").num_rows == 2
     pair.caught_up()
     pair.primary.kill()
@@ -131,14 +102,14 @@ def test_a_table_without_a_key_has_no_state_once_its_changes_may_have_come_again
     run(pair.replica, "INSERT INTO bare VALUES (3)", database=pair.name)
     write(pair.replica, pair.name, 1, 3)
     line.drain()
-    chain = list(manifests.chain(line.store, "shop"))
+    chain = line.chain
     with pytest.raises(Refused) as caught:
         table_state(line.store, chain, "bare")
     assert (caught.value.code, "may be staged twice" in caught.value.what) == ("stage.partial", True)
     line.assert_equals(pair.replica)
 
 
-def continued(pair: Pair, line: Line) -> None:
+def continued(pair: Pair, line: FailedOver) -> None:
     """The primary dies after its rows 1 to 6, and more come to the promoted replica."""
     pair.primary.kill()
     pair.promote()
@@ -147,21 +118,21 @@ def continued(pair: Pair, line: Line) -> None:
     line.assert_equals(pair.replica)
 
 
-def come_again(line: Line, table: str) -> dict[int, int]:
+def come_again(line: FailedOver, table: str) -> dict[int, int]:
     """Order keys of inserted rows that were staged before, at the other server, by their ids."""
-    rows = changes(line.store, list(manifests.chain(line.store, "shop")), table).to_pylist()
+    rows = changes(line.store, line.chain, table).to_pylist()
     inserted = [(row["id"], row["_cdc_seq"]) for row in rows if row["_cdc_op"] == "c"]
     first = dict(reversed(inserted))
     return {number: seq for number, seq in inserted if seq != first[number]}
 
 
-def again_until(line: Line) -> int:
-    (bridge,) = [batch for batch in manifests.chain(line.store, "shop") if batch.notes]
+def again_until(line: FailedOver) -> int:
+    (bridge,) = [batch for batch in line.chain if batch.notes]
     return bridge.again_until
 
 
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
-def test_what_a_standby_has_logged_in_another_order_is_known_to_come_again(pair: Pair, line: Line) -> None:
+def test_what_a_standby_has_logged_in_another_order_is_known_to_come_again(pair: Pair, line: FailedOver) -> None:
     """As it does where it applies transactions in parallel: those of a domain, or that do not touch the same rows."""
     mariadb = pair.flavor == "mariadb"
     run(pair.primary, "CREATE TABLE slow (id INT PRIMARY KEY)", database=pair.name)
@@ -188,7 +159,7 @@ def test_what_a_standby_has_logged_in_another_order_is_known_to_come_again(pair:
 
 
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
-def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line: Line) -> None:
+def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line: FailedOver) -> None:
     write(pair.primary, pair.name, 1, 3)
     pair.caught_up()
     run(pair.replica, "STOP REPLICA SQL_THREAD")
@@ -203,7 +174,7 @@ def test_what_a_standby_has_applied_late_is_known_to_come_again(pair: Pair, line
     assert max(again.values()) < again_until(line)
 
 
-def _require_waiting_after_the_end_of_the_primary(pair: Pair, line: Line) -> None:
+def _require_waiting_after_the_end_of_the_primary(pair: Pair, line: FailedOver) -> None:
     """What the primary had is read; the replica has received it, and something keeps it from applying it."""
     line.drain()
     time.sleep(1)  # the replica's relay log has it
@@ -214,7 +185,7 @@ def _require_waiting_after_the_end_of_the_primary(pair: Pair, line: Line) -> Non
 
 
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
-def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_read(pair: Pair, line: Line) -> None:
+def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_read(pair: Pair, line: FailedOver) -> None:
     run(pair.primary, "CREATE TABLE bare (n INT)", database=pair.name)
     write(pair.primary, pair.name, 1, 3)
     pair.caught_up()
@@ -234,12 +205,12 @@ def test_without_gtids_a_standby_is_waited_for_that_may_still_apply_what_was_rea
     line.drain()
     line.assert_equals(pair.replica)
     with pytest.raises(Refused) as refused:
-        table_state(line.store, list(manifests.chain(line.store, "shop")), "bare")
+        table_state(line.store, line.chain, "bare")
     assert (refused.value.code, "may be staged twice" in refused.value.what) == ("stage.partial", True)
 
 
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
-def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, line: Line) -> None:
+def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, line: FailedOver) -> None:
     write(pair.primary, pair.name, 1, 10)
     pair.caught_up()
     pair.promote()
@@ -259,7 +230,7 @@ def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, 
 
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
-def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: Line) -> None:
+def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: FailedOver) -> None:
     write(pair.primary, pair.name, 1, 10)
     pair.caught_up()
     with pair.replica.connect(pair.name) as connection, connection.cursor() as cursor:
@@ -279,7 +250,9 @@ def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: Line) -> None:
 
 
 @pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
-def test_a_write_at_the_standby_that_the_primary_never_had_is_read_after_the_failover(pair: Pair, line: Line) -> None:
+def test_a_write_at_the_standby_that_the_primary_never_had_is_read_after_the_failover(
+    pair: Pair, line: FailedOver
+) -> None:
     """Without gtid_strict_mode, MariaDB gives it a number that a transaction of the primary gets, too."""
     write(pair.primary, pair.name, 1, 3)
     pair.caught_up()
@@ -296,13 +269,15 @@ def test_a_write_at_the_standby_that_the_primary_never_had_is_read_after_the_fai
 
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
-def test_while_the_server_that_is_read_lives_another_one_is_not_tried(pair: Pair, line: Line, tmp_path: Path) -> None:
+def test_while_the_server_that_is_read_lives_another_one_is_not_tried(
+    pair: Pair, line: FailedOver, tmp_path: Path
+) -> None:
     write(pair.primary, pair.name, 1, 10)
     pair.caught_up()
     line.drain()
     write(pair.primary, pair.name, 11, 10)
     with ExitStack() as opened:
-        Line(pair, tmp_path, opened, sources="[env:B, env:A]").drain()
+        opened.enter_context(FailedOver(tmp_path, pair, "[env:B, env:A]")).drain()
     assert line.notes == []
     line.assert_equals(pair.primary)
 
@@ -315,7 +290,7 @@ def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it
     pair.caught_up()
     with ExitStack() as opened:
         proxy = opened.enter_context(TcpProxy(pair.primary.port))
-        line = Line(pair, tmp_path, opened, sources="env:A")
+        line = opened.enter_context(FailedOver(tmp_path, pair, "env:A"))
         line.environ["A"] = pair.primary.url.replace(f":{pair.primary.port}", f":{proxy.port}")
         for _ in range(2):  # before anything was read, and after it
             proxy.lead_to(pair.primary.port, pair.replica.port)
@@ -329,10 +304,7 @@ def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it
         proxy.lead_to(pair.primary.port, pair.replica.port)
         with (
             pytest.raises(Refused) as refused,
-            open_source(
-                opened_line(line),
-                "shop",
-            ),
+            open_source(line.opened, "shop"),
         ):
             pass  # a verification reads by it
         assert refused.value.code == "source.several_servers"
@@ -351,19 +323,19 @@ def test_several_servers_behind_one_address_are_refused_and_a_failover_behind_it
 
 
 @pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
-def test_without_gtids_a_server_that_is_not_listed_is_refused(pair: Pair, line: Line, tmp_path: Path) -> None:
+def test_without_gtids_a_server_that_is_not_listed_is_refused(pair: Pair, line: FailedOver, tmp_path: Path) -> None:
     write(pair.primary, pair.name, 1, 10)
     pair.caught_up()
     line.drain()
     with ExitStack() as opened:
-        alone = Line(pair, tmp_path, opened, sources="env:B")
+        alone = opened.enter_context(FailedOver(tmp_path, pair, "env:B"))
         with pytest.raises(DataAtRisk) as caught:
             alone.drain()
     assert caught.value.code == "source.other_log"
 
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
-def test_a_seeded_standby_whose_log_begins_behind_what_was_read_is_refused(pair: Pair, line: Line) -> None:
+def test_a_seeded_standby_whose_log_begins_behind_what_was_read_is_refused(pair: Pair, line: FailedOver) -> None:
     write(pair.primary, pair.name, 1, 10)
     line.drain()
     write(pair.primary, pair.name, 11, 10)
@@ -380,7 +352,7 @@ def test_a_seeded_standby_whose_log_begins_behind_what_was_read_is_refused(pair:
 
 @pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
 def test_check_says_where_another_server_would_go_on(
-    pair: Pair, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, line: FailedOver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(pair.primary, pair.name, 1, 10)
     pair.caught_up()
@@ -388,7 +360,7 @@ def test_check_says_where_another_server_would_go_on(
     monkeypatch.setenv("A", pair.primary.url)
     monkeypatch.setenv("B", pair.replica.url)
     with ExitStack() as opened:
-        alone = Line(pair, tmp_path, opened, sources="env:B")
+        alone = opened.enter_context(FailedOver(tmp_path, pair, "env:B"))
         said = {one.subject: one for one in check(alone.pipeline).findings}
         assert said["source shop: position"].status == "ok"
         assert "continue at timeline 1" in said["source shop: position"].what

@@ -17,9 +17,9 @@ from cdc_core.source.host.server_facts import query
 from cdc_core.targets.reading.target_faults import translating
 from cdc_core.targets.writing.load import open_session
 from examples.sandbox.tls import CERTIFICATE, KEY, write_certificate
-from tests.hostile_server import FakeServer, Login, packet
-from tests.integration.source_origin import Origin
-from tests.refusals import refusal
+from tests.lab.hostile_server import FakeServer, Login, packet
+from tests.lab.origin import Origin
+from tests.lab.refusals import refusal
 
 PASSWORD = "Pa55-w0rd-of-the-account"
 AWAY, HERE = "0.0.0.0", "127.0.0.1"

@@ -12,10 +12,10 @@ from cdc_core.config import parse
 from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Meta
 from examples.sandbox.tls import CERTIFICATE, write_certificate
-from tests.hostile_postgres import FakePostgres
-from tests.hostile_server import FakeServer, Login
-from tests.refusals import refusal
-from tests.tcp_proxy import TcpProxy
+from tests.lab.hostile_postgres import FakePostgres
+from tests.lab.hostile_server import FakeServer, Login
+from tests.lab.refusals import refusal
+from tests.lab.tcp_proxy import TcpProxy
 
 PASSWORD = "Pa55-w0rd-of-the-account"
 AWAY, HERE = "0.0.0.0", "127.0.0.1"

@@ -28,8 +28,8 @@ from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import changes, export
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.hostile_s3 import HARMS, HostileS3, Watched
-from tests.made_blocks import Change, Made, block
+from tests.lab.hostile_s3 import HARMS, HostileS3, Watched
+from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1), Column("note", ColumnType("text"))))
 BATCHES, MANY = 3, 1002

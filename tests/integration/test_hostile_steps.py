@@ -34,9 +34,9 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import LoadFile, open_session
 from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from cdc_core.targets.writing.versions import versions_of
-from tests.hostile_server import ANSWERS, CLOSING, Meddler
-from tests.opened import opened
-from tests.target_rows import opened_destination, record_batch, shop
+from tests.lab.hostile_server import ANSWERS, CLOSING, Meddler
+from tests.lab.opened import opened
+from tests.lab.target_rows import opened_destination, record_batch, shop
 
 GIVE_UP_S = 120
 

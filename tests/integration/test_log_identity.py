@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import time
 import uuid
@@ -15,7 +14,6 @@ from typing import Any
 import pymysql
 import pytest
 
-from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
@@ -24,15 +22,13 @@ from cdc_core.operations.extract import Extractor
 from cdc_core.source.host.server_facts import gtid_executed
 from cdc_core.source.host.start_position import find_start
 from cdc_core.source.wire.log_reader import LogReader
-from cdc_core.stage import manifest as manifests
-from cdc_core.stage.stage_reader import changes, table_state
-from cdc_core.stage.stores import open_store
+from cdc_core.stage.stage_reader import changes
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
-from tests.integration.source_origin import PATIENCE_S, Origin, read_to
-from tests.opened import opened as open_for
-from tests.tcp_proxy import TcpProxy
+from tests.lab.lab import Lab
+from tests.lab.origin import PATIENCE_S, Origin, read_to
+from tests.lab.tcp_proxy import TcpProxy
 
 KINDS = ["mariadb", "mysql without GTIDs", pytest.param("mysql", marks=pytest.mark.matrix)]
 STREAMED = ["mariadb", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("mysql without GTIDs", "mysql"))]
@@ -110,68 +106,40 @@ def log(server: Log) -> Iterator[Log]:
     server.run(f"DROP DATABASE {server.name}", database=False)
 
 
-SERVER_IDS = itertools.count(4711)
-"""Of each pipeline another: a server may have the replica of the test before for a moment."""
-
-
-class Line:
+class Moved(Lab):
     """A pipeline of one source, whose server can be another one at each drain."""
 
-    def __init__(self, tmp_path: Path, name: str, opened: ExitStack, start: str = "earliest") -> None:
-        self.pipeline: Pipeline = parse(
-            f"""
-            pipeline: shop
-            sources:
-              - {{name: shop, connection: env:A, server_id: {next(SERVER_IDS)}, start: {start}, heartbeat_s: 0.3,
-                 read_timeout_s: 5, reconnect_s: 60}}
-            tables: {{include: ['{name}\\..*']}}
-            routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
-            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
-            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-            """,
-            where="test",
-        )
-        self.store = open_store(self.pipeline.stage.uri)
-        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url, self.pipeline.pipeline))
+    def __init__(self, folder: Path, log: Log, start: str = "earliest") -> None:
+        source = f"start: {start}, heartbeat_s: 0.3, read_timeout_s: 5, reconnect_s: 60"
+        super().__init__(folder, log, source=source)
 
-    def extractor(self, sql: SqlServer, *, port: int = 0, abandon: tuple[str, int] | None = None) -> Extractor:
-        url = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
-        return Extractor(open_for(self.pipeline, self.meta, {"A": url}), "shop", abandon=abandon)
+    def extractor(self, sql: SqlServer, *, port: int = 0, **options: Any) -> Extractor:
+        self.environ["SOURCE"] = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
+        return super().extractor(**options)
 
     def drain(self, sql: SqlServer) -> None:
         with self.extractor(sql) as extractor:
             assert extractor.drain().done
 
-    def ids(self) -> list[int]:
-        batches = list(manifests.chain(self.store, "shop"))
-        if not any(batch.parts for batch in batches):
-            return []
-        return [row["id"] for row in table_state(self.store, batches, "t").select(["id"]).to_pylist()]
-
-    def checkpoint(self) -> Checkpoint:
-        stored = self.meta.positions.checkpoint("shop")
-        assert stored is not None
-        return stored
-
     def assert_refuses(self, sql: SqlServer) -> DataAtRisk:
         """Nothing moves, however often it is tried."""
-        before, staged = self.checkpoint(), self.ids()
+        before, staged = self.checkpoint, self.ids()
         for _ in range(2):
             with pytest.raises(DataAtRisk) as caught:
                 self.drain(sql)
             assert caught.value.code == "source.other_log"
-            assert (self.checkpoint(), self.ids()) == (before, staged)
+            assert (self.checkpoint, self.ids()) == (before, staged)
         return caught.value
 
 
 @pytest.fixture
-def line(log: Log, tmp_path: Path) -> Iterator[Line]:
-    with ExitStack() as opened:
-        yield Line(tmp_path, log.name, opened)
+def line(log: Log, tmp_path: Path) -> Iterator[Moved]:
+    with Moved(tmp_path, log) as line:
+        yield line
 
 
 @pytest.mark.parametrize("text", ["x", "another size", "y" * 70_000])
-def test_a_log_that_was_reset_is_refused_whatever_the_sizes_of_its_events(log: Log, line: Line, text: str) -> None:
+def test_a_log_that_was_reset_is_refused_whatever_the_sizes_of_its_events(log: Log, line: Moved, text: str) -> None:
     log.insert(1, 2)
     line.drain(log.sql)
     log.reset()
@@ -182,7 +150,7 @@ def test_a_log_that_was_reset_is_refused_whatever_the_sizes_of_its_events(log: L
     assert line.ids() == [1, 2]
 
 
-def test_a_log_that_was_reset_to_the_same_size_is_refused_though_nothing_is_left_to_read(log: Log, line: Line) -> None:
+def test_a_log_that_was_reset_to_the_same_size_is_refused_though_nothing_is_left_to_read(log: Log, line: Moved) -> None:
     log.insert(1, 2)
     line.drain(log.sql)
     log.reset()
@@ -192,8 +160,7 @@ def test_a_log_that_was_reset_to_the_same_size_is_refused_though_nothing_is_left
 
 @pytest.mark.parametrize("start", ["latest", "earliest"])
 def test_a_source_that_was_idle_since_reading_began_is_known_again(log: Log, tmp_path: Path, start: str) -> None:
-    with ExitStack() as opened:
-        line = Line(tmp_path, log.name, opened, start)
+    with Moved(tmp_path, log, start) as line:
         line.drain(log.sql)
         line.drain(log.sql)
         time.sleep(1.1)  # a log says when it was begun in whole seconds
@@ -203,7 +170,9 @@ def test_a_source_that_was_idle_since_reading_began_is_known_again(log: Log, tmp
 
 
 @pytest.mark.parametrize("alive", [False, True])
-def test_a_stream_that_connects_again_refuses_a_log_that_was_reset_meanwhile(log: Log, line: Line, alive: bool) -> None:
+def test_a_stream_that_connects_again_refuses_a_log_that_was_reset_meanwhile(
+    log: Log, line: Moved, alive: bool
+) -> None:
     log.insert(1, 2)
     with TcpProxy(log.sql.port) as proxy, line.extractor(log.sql, port=proxy.port) as extractor:
         extractor.drain()
@@ -290,7 +259,7 @@ HARMLESS: tuple[Callable[[Log], None], ...] = (
 )  # fmt: skip
 
 
-def test_the_same_log_is_read_on_after_whatever_happens_to_a_server(log: Log, line: Line) -> None:
+def test_the_same_log_is_read_on_after_whatever_happens_to_a_server(log: Log, line: Moved) -> None:
     number = 0
     for happens in HARMLESS:
         for reading in (True, False):  # before it and after it; after it only
@@ -309,7 +278,7 @@ def test_the_same_log_is_read_on_after_whatever_happens_to_a_server(log: Log, li
 
 
 @pytest.mark.parametrize("server", STREAMED, indirect=True)
-def test_the_running_stream_goes_on_after_a_restart_and_a_crash(log: Log, line: Line) -> None:
+def test_the_running_stream_goes_on_after_a_restart_and_a_crash(log: Log, line: Moved) -> None:
     with line.extractor(log.sql) as extractor:
         for number, happens in enumerate((restarted, crashed, rotated, crashed_inside_a_transaction)):
             log.insert(2 * number)
@@ -320,15 +289,15 @@ def test_the_running_stream_goes_on_after_a_restart_and_a_crash(log: Log, line: 
             assert line.ids() == log.ids()
 
 
-def test_meta_rebuilt_from_the_manifests_still_refuses_another_log(log: Log, line: Line, tmp_path: Path) -> None:
+def test_meta_rebuilt_from_the_manifests_still_refuses_another_log(log: Log, line: Moved, tmp_path: Path) -> None:
     log.insert(1, 2)
     line.drain(log.sql)
-    known = line.checkpoint()
+    known = line.checkpoint
     assert known.fingerprint is not None
     assert known.fingerprint.traced
     with Meta.open(f"sqlite:///{tmp_path}/other.db", "shop") as rebuilt:
         lease = rebuilt.leases.acquire("shop", "test", ttl_s=60)
-        rebuilt.rebuild(lease, manifests.chain(line.store, "shop"))
+        rebuilt.rebuild(lease, line.chain)
         found = rebuilt.positions.checkpoint("shop")
         assert found is not None
         assert found.fingerprint == known.fingerprint
@@ -426,7 +395,9 @@ def test_of_two_servers_with_one_past_the_one_that_was_not_read_is_refused_behin
         first = Log(kind, opened.enter_context(started(kind, tmp_path / "a")), "shared")
         first.create()
         first.insert(1, 2)
-        before, line = (Line(tmp_path / name, "shared", opened) for name in ("before", "after"))
+        before, line = (
+            opened.enter_context(Moved(folder, first)) for folder in (tmp_path / "before", tmp_path / "after")
+        )
         before.drain(first.sql)
         line.drain(first.sql)
         first.sql.stop()
@@ -453,14 +424,14 @@ def test_a_second_server_with_the_same_id_is_refused(tmp_path: Path) -> None:
             log.create()
         first.insert(11, 12)
         second.insert(21, 22, 99)
-        line = Line(tmp_path, "same", opened)
+        line = opened.enter_context(Moved(tmp_path, first))
         line.drain(first.sql)
         line.assert_refuses(second.sql)
         assert line.ids() == [11, 12]
 
 
 def test_file_numbers_above_twenty_bits_run_on_and_the_next_timeline_is_later_than_all_of_them(
-    log: Log, line: Line
+    log: Log, line: Moved
 ) -> None:
     """A table that is made again is another one, on whichever side of the limit each of the two was made."""
     limit, word = 1 << 20, "RESET MASTER TO" if log.kind == "mariadb" else "RESET BINARY LOGS AND GTIDS TO"
@@ -476,9 +447,9 @@ def test_file_numbers_above_twenty_bits_run_on_and_the_next_timeline_is_later_th
     log.insert(7)
     with pytest.raises(DataAtRisk, match="the rows of an earlier table of that name are still staged"):
         line.drain(log.sql)
-    before = line.checkpoint().position
+    before = line.checkpoint.position
     assert (before.timeline, before.number >= limit + 2) == (0, True)
-    batches = list(manifests.chain(line.store, "shop"))
+    batches = line.chain
     places = [one.begin.position for one in batches]
     assert sorted(places, key=lambda one: one.name) == sorted(places) == places
     assert [seq_of_name(one.name) for one in places] == [one.seq for one in places]
@@ -488,7 +459,7 @@ def test_file_numbers_above_twenty_bits_run_on_and_the_next_timeline_is_later_th
         extractor.drain()
     log.run("DELETE FROM t WHERE id = 7", "INSERT INTO t VALUES (8, 'x')")
     line.drain(log.sql)
-    after = line.checkpoint().position
+    after = line.checkpoint.position
     assert (after.timeline, after.number, after > before) == (2, 1, True)
-    history = changes(line.store, list(manifests.chain(line.store, "shop")), "t").sort_by([("_cdc_seq", "ascending")])
+    history = changes(line.store, line.chain, "t").sort_by([("_cdc_seq", "ascending")])
     assert history.select(["id", "_cdc_op"]).to_pylist()[-2:] == [{"id": 7, "_cdc_op": "d"}, {"id": 8, "_cdc_op": "c"}]

@@ -24,8 +24,8 @@ from cdc_core.stage.stores import open_store
 from cdc_core.targets.reading.table_facts import TableFacts, table_facts
 from cdc_core.targets.writing.prepare import prepare
 from cdc_core.targets.writing.row_writer import ShardWrite, WritePart, note
-from tests.opened import opened_line
-from tests.refusals import refusal
+from tests.lab.opened import opened, opened_line
+from tests.lab.refusals import refusal
 
 TABLES = ("a", "b")
 IN_PART = "in part"
@@ -143,17 +143,12 @@ def counts_of(line: Line, table: str) -> WriteCounts:
     return WriteCounts(table, f"{line.name}.t{table}", 1, 0, 0)
 
 
-@pytest.fixture(params=["mariadb_target", "mysql9"])
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
 def line(server: Any, tmp_path: Path) -> Iterator[Line]:
-    yield from opened(server, tmp_path)
+    yield from line_at(server, tmp_path)
 
 
-def opened(server: Any, folder: Path) -> Iterator[Line]:
+def line_at(server: Any, folder: Path) -> Iterator[Line]:
     name = f"l{uuid.uuid4().hex[:10]}"
     pipeline = parse(PIPELINE.format(folder=folder, name=name), where="shop.yaml")
     with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
@@ -386,7 +381,7 @@ LAST_OF_ALL = [("write", "a"), ("commit", 0), ("write", "a"), ("write", "a"), ("
 def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed(
     server: Any, steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    for line in opened(server, tmp_path_factory.mktemp("line")):
+    for line in line_at(server, tmp_path_factory.mktemp("line")):
         open_: list[tuple[RunPlan, str, WriteCounts, frozenset[tuple[str, str]]]] = []
         counted: set[tuple[str, str]] = set()  # (run, table) that ledgers count and no replay has repeated
         for step, what in steps:

@@ -6,54 +6,40 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
 
-from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.stage_reader import changes
-from cdc_core.stage.stores import open_store
 from tests.integration.draining import draining, killed_inside_a_transaction
-from tests.integration.source_origin import Origin
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 
 RING_MIB = 80
 LEASE_S = 5
 ROWS = 1_000_000
 
 
-@dataclass
-class Line:
-    """A pipeline that captures table t of an origin, from now on."""
-
-    origin: Origin
-    pipeline: Path
-    stage: Path
-    store: ObjectStore
+class Large(Lab):
+    """A pipeline that captures a table of large transactions, from now on."""
 
     def kill(self) -> None:
         """A drain, in the middle of a transaction."""
-        killed_inside_a_transaction(self.pipeline, self.origin.sql.url, self.stage)
+        killed_inside_a_transaction(self.file, self.origin.sql.url, self.folder / "stage")
         assert sum(batch.rows for batch in self.chain) == 0
         time.sleep(LEASE_S + 0.2)
 
     def drain(self) -> None:
-        with draining(self.pipeline, self.origin.sql.url) as worker:
+        with draining(self.file, self.origin.sql.url) as worker:
             peak_kib, _ = worker.communicate()
         assert worker.returncode == 0
         assert int(peak_kib) <= (RING_MIB + 300) << 10
 
-    @property
-    def chain(self) -> list[manifests.Manifest]:
-        return list(manifests.chain(self.store, "shop"))
-
     def assert_staged(self) -> None:
         """All rows, in one transaction."""
         assert [(batch.rows, batch.transactions) for batch in self.chain if batch.rows] == [(ROWS, 1)]
-        assert manifests.verify(self.store, "shop", deep=True) == []
-        staged = changes(self.store, self.chain, "t")
+        self.assert_intact()
+        staged = self.changes()
         assert pc.sum(staged["id"]).as_py() == ROWS * (ROWS + 1) // 2
         assert pc.count_distinct(staged["_cdc_row"]).as_py() == ROWS
         assert pc.count_distinct(staged["_cdc_seq"]).as_py() == 1
@@ -65,25 +51,11 @@ def any_server(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.fixture
-def line(origin: Origin, tmp_path: Path) -> Line:
+def line(origin: Origin, tmp_path: Path) -> Iterator[Large]:
     origin.execute(*(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(40), w LONGTEXT)" for name in ("t", "other")))
-    position = origin.end().position
-    pipeline = tmp_path / "shop.yaml"
-    pipeline.write_text(f"""
-        pipeline: shop
-        schedule: "0 * * * *"
-        sources:
-          - name: shop
-            connection: env:SOURCE
-            server_id: 78
-            start: {{position: {{file: {position.file}, offset: {position.offset}}}}}
-        tables: {{include: ['{origin.name}\\.t']}}
-        routes: [{{match: '{origin.name}\\.(.*)', to: '\\1'}}]
-        stage: {{uri: {(tmp_path / "stage").as_uri()}}}
-        meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-        limits: {{ring_mib: {RING_MIB}, lease_s: {LEASE_S}}}
-        """)
-    return Line(origin, pipeline, tmp_path / "stage", open_store((tmp_path / "stage").as_uri()))
+    limits = {"ring_mib": RING_MIB, "lease_s": LEASE_S}
+    with Large(tmp_path, origin, tables=rf"include: ['{origin.name}\.t']", limits=limits) as line:
+        yield line
 
 
 @pytest.fixture
@@ -113,7 +85,7 @@ def insert(table: str, rows: int = ROWS) -> str:
 
 @pytest.mark.parametrize("table", ["t", pytest.param("other", marks=pytest.mark.matrix)])
 def test_a_compressed_transaction_larger_than_memory_takes_no_more_than_any(
-    line: Line, run: Callable[..., object], table: str
+    line: Large, run: Callable[..., object], table: str
 ) -> None:
     with compressed(line.origin, run):
         run(insert(table))
@@ -127,7 +99,7 @@ def test_a_compressed_transaction_larger_than_memory_takes_no_more_than_any(
 
 
 def test_a_prepared_transaction_larger_than_memory_takes_no_more_than_any_also_after_a_restart(
-    line: Line, run: Callable[..., object]
+    line: Large, run: Callable[..., object]
 ) -> None:
     name = line.origin.name
     with compressed(line.origin, run):
@@ -142,7 +114,7 @@ def test_a_prepared_transaction_larger_than_memory_takes_no_more_than_any_also_a
 
 @pytest.mark.matrix
 def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any(
-    line: Line, run: Callable[..., object]
+    line: Large, run: Callable[..., object]
 ) -> None:
     run(
         "BEGIN",
@@ -159,7 +131,7 @@ def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any
 
 
 @pytest.mark.matrix
-def test_rows_that_are_not_captured_take_no_memory_however_large(line: Line) -> None:
+def test_rows_that_are_not_captured_take_no_memory_however_large(line: Large) -> None:
     line.origin.execute("SET GLOBAL max_allowed_packet = 1 << 30")
     with line.origin.session() as run:
         run("INSERT INTO other SELECT 1, '', REPEAT(SHA2(1, 256), 6000000)")

@@ -41,8 +41,8 @@ from cdc_core.meta.batches import Batches
 from cdc_core.meta.database import parse
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run_plan import LedgerEntry, WriteCounts
-from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
-from tests.refusals import refusal
+from tests.lab.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
+from tests.lab.refusals import refusal
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])

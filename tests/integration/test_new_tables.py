@@ -10,43 +10,43 @@ from cdc_core.errors import Refused
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.operations.copy.pending import pending
-from tests.integration.line import Line
-from tests.integration.source_origin import Origin
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 
 TABLE = "CREATE TABLE {} (id INT PRIMARY KEY)"
 
 
-def waiting(line: Line) -> set[str]:
+def waiting(line: Lab) -> set[str]:
     """Tables that a copy is due for."""
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         found = pending(meta, "shop", on_new=line.pipeline.tables.on_new)
     return {one.name.partition(".")[2] for one in found}
 
 
-def widened(origin: Origin, make_line: Callable[..., Line]) -> Line:
+def widened(origin: Origin, make_line: Callable[..., Lab]) -> Lab:
     """A pipeline of which `old` and, later, `other` is captured; both have rows from before."""
     origin.execute(TABLE.format("old"), "INSERT INTO old VALUES (1)", TABLE.format("other"),
                    "INSERT INTO other VALUES (1)")  # fmt: skip
     line = make_line(tables=f"include: ['{origin.name}[.]old']")
     line.drain()
-    line.again(**{"[.]old": "[.].*"})
+    line.change(tables=f"include: ['{origin.name}[.].*']")
     return line
 
 
 def test_a_new_table_is_whole_from_its_creation_and_one_with_rows_is_copied_unless_it_is_only_to_be_followed(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     line = widened(origin, make_line)
     origin.execute(TABLE.format("fresh"), "INSERT INTO fresh VALUES (3)")
     assert line.drain() == {"old": How.EXISTING, "other": How.EXISTING, "fresh": How.CREATED}
     assert waiting(line) == {"old", "other"}
-    line.again(**{"include:": "on_new: stream, include:"})
+    line.change(tables="on_new: stream")
     assert waiting(line) == {"old"}
     assert line.ids("fresh") == [3]
 
 
 def test_a_table_with_rows_is_not_taken_for_a_new_one_because_it_would_be_created_if_it_did_not_exist(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     line = widened(origin, make_line)
     origin.execute("INSERT INTO old VALUES (2)")
@@ -57,10 +57,10 @@ def test_a_table_with_rows_is_not_taken_for_a_new_one_because_it_would_be_create
 
 
 def test_where_new_tables_stop_the_source_it_stops_at_each_until_somebody_decides(
-    origin: Origin, make_line: Callable[..., Line]
+    origin: Origin, make_line: Callable[..., Lab]
 ) -> None:
     origin.execute(TABLE.format("old"), TABLE.format("gone"), "INSERT INTO old VALUES (1)")
-    line = make_line(more=", on_new: stop, on_unlogged_change: record")
+    line = make_line(tables="on_new: stop, on_unlogged_change: record")
     line.drain()
     # No new tables: one that is there already, one that is made again, one that is not captured.
     origin.execute("CREATE TABLE IF NOT EXISTS old (id INT PRIMARY KEY)", "DROP TABLE gone", TABLE.format("gone"),
@@ -74,7 +74,7 @@ def test_where_new_tables_stop_the_source_it_stops_at_each_until_somebody_decide
         assert caught.value.code == "source.new_table"
         assert f"{origin.name}.fresh" in caught.value.what
     assert "binlog" in caught.value.where
-    line.again(**{"on_new: stop": "on_new: stream"})
+    line.change(tables="on_new: stream")
     assert line.drain()["fresh"] is How.CREATED
     assert line.ids("fresh") == [1]
     assert line.ids("old", partial=True) == [2, 3]

@@ -29,7 +29,7 @@ from cdc_core.source.host import source_server as server
 from cdc_core.source.host.server_facts import logged_gtids
 from cdc_core.source.schemas.captured_definitions import table_schema
 from tests.integration.beside import beside
-from tests.integration.source_origin import Origin, fresh_name
+from tests.lab.origin import Origin, fresh_name
 
 COUNTERS = 6
 VIEWS = int(os.environ.get("LOCKSTEP_VIEWS", "10000"))

@@ -22,7 +22,7 @@ from cdc_core.stage.public import Stage
 from cdc_core.stage.stage_reader import export
 from cdc_core.stage.start_record import put as put_start
 from cdc_core.stage.stores import open_store
-from tests.made_blocks import Made
+from tests.lab.made_blocks import Made
 from tests.unit.stage.test_reader import insert, stage
 
 WHOLE, REST = [1, 2, 3, 4], [4]

@@ -29,7 +29,6 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.stage_reader import table_state
 from cdc_core.targets.bookkeeping.table_states import DEFINITIONS, STATES
-from tests.forked_commands import ForkedCommands
 from tests.integration.test_target_session import HOSTILE, INIT_CONNECT, with_globals
 from tests.integration.test_verify import (
     FIRST_MARIADB,
@@ -43,9 +42,10 @@ from tests.integration.test_verify import (
     typed,
 )
 from tests.integration.test_verify import verified as verified
-from tests.opened import opened
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.opened import opened
 
-SHARDED = ", sharding: {key: id, function: mod, databases: 1, tables: 2}"
+SHARDED = "sharding: {key: id, function: mod, databases: 1, tables: 2}"
 
 
 class Repaired:
@@ -53,7 +53,6 @@ class Repaired:
 
     def __init__(self, run: Verified, commands: ForkedCommands) -> None:
         self.run, self.commands = run, commands
-        (run.line.folder / "shop.yaml").write_text(run.line.text)
 
     def __call__(self, command: str, *arguments: str) -> Any:
         return self.commands.run(
@@ -167,7 +166,6 @@ def test_keys_that_begin_alike_are_copied_verified_and_repaired_whatever_the_ser
         )
         run.target(f"CREATE TABLE {table} LIKE {run.line.origin.name}.{table}", f"ALTER TABLE {table} ENGINE = InnoDB")
     run.line.begin_now()
-    (run.line.folder / "shop.yaml").write_text(run.line.text)
     admin = "CONNECTION ADMIN" if run.line.origin.mariadb else "CONNECTION_ADMIN"
     run.line.origin.execute_on_server(
         "CREATE USER lean IDENTIFIED BY 'x'", "GRANT ALL ON *.* TO lean", f"REVOKE SUPER, {admin} ON *.* FROM lean"
@@ -324,7 +322,7 @@ def test_a_row_with_a_newer_version_is_replaced_only_if_the_source_is_authoritat
 def test_a_row_that_is_fresher_than_the_source_is_replaced_only_if_the_source_is_authoritative(
     verified: Callable[..., Verified], commands: ForkedCommands
 ) -> None:
-    run = verified(", freshness: at")
+    run = verified("freshness: at")
     numbers(run, 6)
     line = Repaired(run, commands)
     run.source("INSERT INTO number VALUES (9, 'new', NULL)")
@@ -362,7 +360,7 @@ def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified:
 @FIRST_MARIADB
 def test_above_the_limit_of_a_day_nothing_is_staged_and_status_says_so(verified: Callable[..., Verified]) -> None:
     run = verified()
-    run.line.again(**{"            meta:": "            repair: {max_rows_per_day: 5}\n            meta:"})
+    run.line.change(repair="max_rows_per_day: 5")
     numbers(run)
     run.target("UPDATE number SET v = 'fault' WHERE id < 3")
     assert repaired(run, "number").settled
@@ -418,7 +416,7 @@ BETWEEN = pytest.mark.parametrize(
 @BETWEEN
 def test_what_happens_to_the_rows_between_low_and_high_counts(verified: Callable[..., Verified], what: str) -> None:
     """The log goes on after the rows were looked up, and before they are staged."""
-    run = verified(tables=", on_truncate: stage, on_unlogged_change: record")
+    run = verified(tables="on_truncate: stage, on_unlogged_change: record")
     numbers(run, 8)
     run.unlogged("DELETE FROM number WHERE id = 6", "UPDATE number SET v = 'silent' WHERE id = 3")
     run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)", "INSERT INTO number VALUES (90, 'mine', NULL)")
@@ -486,7 +484,7 @@ def test_the_stage_alone_tells_a_repaired_state_and_an_earlier_one(verified: Cal
     coverage = run.line.coverage
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         before = meta.copied.repaired("shop", 1e6)
-    (run.line.folder / "meta.db").unlink()
+    run.line.lose_meta()
     with Meta.open(run.line.pipeline.meta.url, run.line.pipeline.pipeline) as meta:
         lease = meta.leases.acquire("shop", "me", 60)
         lease, _ = meta.rebuild(lease, run.line.chain)
@@ -522,7 +520,7 @@ def test_of_several_source_tables_each_row_comes_from_its_own(verified: Callable
 
 @FIRST_MARIADB
 def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows", tables=", columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
+    run = verified("no_key: rows", tables="columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
     numbers(run, 5, key="")
     run.target("INSERT INTO number VALUES (5, 'v5', NULL)")
     with pytest.raises(Refused) as caught:
@@ -539,7 +537,7 @@ def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Cal
 
 @FIRST_MARIADB
 def test_a_table_that_cannot_be_repaired_does_not_keep_others_from_it(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows")
+    run = verified("no_key: rows")
     numbers(run, 5, key="")
     run.target("INSERT INTO number VALUES (5, 'v5', NULL)")
     run.source("CREATE TABLE item (id INT PRIMARY KEY, v VARCHAR(9))", "INSERT INTO item VALUES (1, 'right')")
@@ -637,7 +635,7 @@ def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_co
     verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, killed: str
 ) -> None:
     run = verified()
-    run.line.again(**{"            meta:": "            repair: {max_rows_per_day: 2}\n            meta:"})
+    run.line.change(repair="max_rows_per_day: 2")
     numbers(run)
     run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)")
     with monkeypatch.context() as patch:
@@ -659,8 +657,9 @@ def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_co
 @FIRST_MARIADB
 def test_no_delete_is_staged_that_another_target_could_not_apply(verified: Callable[..., Verified]) -> None:
     run = verified()
-    other = f"{{name: other, connections: [env:TARGET], tables: {{person: {{database: {run.place}, table: other, "
-    run.line.again(**{"}}}]": "}}}, " + other + "key: [email]}}}]"})
+    rule = {"database": run.place, "table": "other", "key": ["email"]}
+    other = {"name": "other", "connections": ["env:TARGET"], "tables": {"person": rule}}
+    run.line.change(targets=[run.line.pipeline.targets[0].model_dump(exclude_unset=True), other])
     run.source("CREATE TABLE person (id INT PRIMARY KEY, email VARCHAR(20) NOT NULL)",
                "INSERT INTO person VALUES (1, 'a'), (2, 'b')")  # fmt: skip
     run.load("person")
@@ -717,7 +716,7 @@ def test_the_deletes_of_a_repair_lack_nothing_that_a_target_needs(
 ) -> None:
     """They have their key alone. With values that the log leaves out, no row could be set aside, and no virtual column
     of MariaDB fill a plain one."""
-    run = verified(", on_row_error: quarantine")
+    run = verified("on_row_error: quarantine")
     run.source(
         "CREATE TABLE item (id INT PRIMARY KEY, n INT, v INT AS (n + 1) VIRTUAL)",
         "INSERT INTO item (id, n) VALUES (1, 1), (2, 2)",

@@ -16,7 +16,7 @@ from cdc_core.mysql import connections
 from cdc_core.results import TableReader, read_columns
 from examples.sandbox.sql_server import SqlServer
 from tests.integration.test_results_types import opened, read, require_equal, streamed
-from tests.tcp_proxy import TcpProxy
+from tests.lab.tcp_proxy import TcpProxy
 from tests.unit.binlog.reading import known_schema, mark
 
 

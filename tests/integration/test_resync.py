@@ -27,13 +27,13 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.isolated import isolated
 from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.stage_reader import by_key_batches, changes
-from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
-from tests.integration.source_origin import fresh_name
 from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import fresh_name
 
-RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
+RESYNC = "on_unlogged_change: resync, on_unreadable: resync"
 SETUP = (
     "CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(20))",
     "INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (150, 4, 'd')",
@@ -86,7 +86,7 @@ UNLOGGED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 USUAL = {"online schema change by triggers", "truncate partition", "create or replace"}
 
 
-def heal(line: Line) -> None:
+def heal(line: Lab) -> None:
     """What `lockstep run` does for the tables that are due, beside its own extraction."""
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         readmitted = readmit(
@@ -100,7 +100,7 @@ def heal(line: Line) -> None:
     stage(line)
 
 
-def is_equal(line: Line, *tables: str) -> None:
+def is_equal(line: Lab, *tables: str) -> None:
     for table in tables:
         assert in_stage(line, table) == at_source(line, table), table
 
@@ -109,9 +109,9 @@ def is_equal(line: Line, *tables: str) -> None:
     "kind", [pytest.param(one, marks=() if one in USUAL else pytest.mark.matrix) for one in UNLOGGED]
 )
 def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
-    make_line: Callable[..., Line], kind: str
+    make_line: Callable[..., Lab], kind: str
 ) -> None:
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     setup, statements = UNLOGGED[kind]
     if kind == "create or replace" and not line.origin.mariadb:
         statements = ("DROP TABLE t", *(one.replace("OR REPLACE ", "") for one in statements))
@@ -157,10 +157,10 @@ BENT = (
 
 @pytest.mark.parametrize("metadata", ["FULL", pytest.param("MINIMAL", marks=pytest.mark.matrix)])
 def test_a_column_that_is_defined_again_is_copied_again_only_where_its_values_may_differ(
-    make_line: Callable[..., Line], metadata: str
+    make_line: Callable[..., Lab], metadata: str
 ) -> None:
     """Each statement runs after another process has read the rows before it; its table has rows of extreme values."""
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     shape = (
         "(id INT PRIMARY KEY, w VARCHAR(20), e ENUM('b','a'), s SET('x','y'), n INT NOT NULL, at DATETIME(3), "
         "d DECIMAL(9,2), bin VARBINARY(9), g INT AS (id + 1) STORED)"
@@ -194,11 +194,11 @@ def test_a_column_that_is_defined_again_is_copied_again_only_where_its_values_ma
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_source(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, seed: int
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()
     stop = threading.Event()
@@ -279,11 +279,11 @@ STEPS = (
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 12))])
 def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source(
-    make_line: Callable[..., Line], seed: int
+    make_line: Callable[..., Lab], seed: int
 ) -> None:
     """Through views, triggers, routines and foreign keys that come and go before anybody reads the log."""
     chance = random.Random(seed)
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     server, names = line.origin.sql, {"c": line.origin.name, "o": fresh_name()}
     line.origin.execute_on_server("SET GLOBAL log_bin_trust_function_creators = 1", f"CREATE DATABASE {names['o']}")
     line.origin.execute(*SETUP, "CREATE TABLE u LIKE t")
@@ -308,9 +308,9 @@ def test_any_history_of_statements_without_rows_ends_with_the_rows_of_the_source
 
 
 def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_one_counts(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()
     read(line, ["t"])
@@ -323,8 +323,8 @@ def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_on
 
 
 @ONE_SERVER
-def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED, "ALTER TABLE t TRUNCATE PARTITION p0")
     line.drain()
     for _ in range(4):
@@ -337,9 +337,9 @@ def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_lin
 
 @pytest.mark.parametrize("change", ["logged", "unlogged", "into an empty table"])
 def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_not_lost(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, change: str
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED, "INSERT INTO plain VALUES (500, 5, 'z')", "DELETE FROM plain WHERE id < 100")
     line.drain()
     line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
@@ -379,9 +379,9 @@ KILLED = [(HALF, True), (WHOLE, False), (SECOND, False)]
     ],
 )
 def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, moment: str, changed_again: bool
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, moment: str, changed_again: bool
 ) -> None:
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED, "CREATE TABLE u LIKE t", "INSERT INTO u SELECT * FROM t")
     line.drain()
     before = {table: line.ids(table) for table in ("t", "u")}
@@ -427,7 +427,7 @@ def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
     assert unlisted(line) == set()
 
 
-def unlisted(line: Line) -> set[str]:
+def unlisted(line: Lab) -> set[str]:
     """Files of copied rows that no batch names, whether they wait for one or are left."""
     return {info.path for info in line.store.list(SNAPSHOT)} - {part.path for one in line.chain for part in one.parts}
 
@@ -436,8 +436,8 @@ ODD = "ALTER TABLE t RENAME COLUMN w TO _cdc_seq"
 EVEN = "ALTER TABLE t RENAME COLUMN _cdc_seq TO w"
 
 
-def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     table = f"{line.origin.name}.t"
     line.origin.execute(*SETUP)
     line.drain()
@@ -466,8 +466,8 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
 
 
 @ONE_SERVER
-def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
@@ -482,9 +482,9 @@ def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(ma
 
 @ONE_SERVER
 def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = make_line(more=RESYNC)
+    line = make_line(tables=RESYNC)
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
     line.drain()
     assert line.coverage["t"] is How.ISOLATED
@@ -510,8 +510,8 @@ def test_a_table_that_another_process_has_had_captured_again_by_now_ends_no_run(
 
 
 @ONE_SERVER
-def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     line.origin.execute(*SETUP)
     line.drain()
     read(line, ["t"])
@@ -531,16 +531,16 @@ def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(
     is_equal(line, "t")
 
 
-def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=", on_unlogged_change: record")
+def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables="on_unlogged_change: record")
     line.origin.execute(*SETUP)
     line.drain()
-    line.again(**{"on_unlogged_change: record": f"exclude: ['{line.origin.name}[.]t']"})
+    line.change(tables=f"exclude: ['{line.origin.name}[.]t'], on_unlogged_change: stop")
     line.origin.execute("DELETE FROM t WHERE id = 1")
     line.drain()
     assert line.coverage["t"] is How.LEFT_OUT
     assert pending_tables(line) == []
-    line.again(**{f"exclude: ['{line.origin.name}[.]t']": "on_unlogged_change: record"})
+    line.change(tables="exclude: [], on_unlogged_change: record")
     line.origin.execute("DELETE FROM t WHERE id = 2", "UPDATE t SET v = 9 WHERE id = 3")
     line.drain()
     assert line.coverage["t"] is How.CAPTURED_AGAIN
@@ -550,8 +550,8 @@ def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_lin
     is_equal(line, "t")
 
 
-def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=RESYNC)
+def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()
     line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")

@@ -23,11 +23,11 @@ from cdc_core.operations.repair import claims
 from cdc_core.operations.repair.reverse_query import Queried, look_up
 from cdc_core.operations.verify import source_rows
 from cdc_core.stage import manifest as manifests
-from tests.forked_commands import ForkedCommands
 from tests.integration.test_repair import KEYS, Repaired, at_source, in_stage
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers
 from tests.integration.test_verify import verified as verified
-from tests.opened import opened
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.opened import opened
 
 FLOATING = {
     "f": "FLOAT", "dd": "DOUBLE", "fd": "FLOAT(12,3)", "ddd": "DOUBLE(20,4)", "fu": "FLOAT UNSIGNED",
@@ -36,8 +36,8 @@ FLOATING = {
 """By name: types of keys. What a server makes of a value that does not fit, it keeps."""
 
 
-def configured(run: Verified, *, text: str = "{older_than: 1s}") -> Verified:
-    run.line.again(**{"            meta:": f"            reverse_query: {text}\n            meta:"})
+def configured(run: Verified, *, text: str = "older_than: 1s") -> Verified:
+    run.line.change(reverse_query=text)
     return run
 
 
@@ -123,7 +123,7 @@ def test_definitions_that_meta_lacks_are_read_from_the_manifests(verified: Calla
 @pytest.mark.matrix
 @FIRST_MARIADB
 def test_what_is_not_old_is_applied_as_it_was_logged(verified: Callable[..., Verified]) -> None:
-    run = configured(verified(), text="{older_than: 1h}")
+    run = configured(verified(), text="older_than: 1h")
     numbers(run, 5)
     run.source("UPDATE number SET v = 'logged' WHERE id = 1")
     run.source("SET SESSION timestamp = UNIX_TIMESTAMP() - 7200", "UPDATE number SET v = 'old' WHERE id = 2")
@@ -250,7 +250,7 @@ def test_a_key_that_changed_its_case_alone_is_still_there(verified: Callable[...
 def test_no_delete_is_staged_by_a_key_by_which_a_target_does_not_know_its_rows(
     verified: Callable[..., Verified],
 ) -> None:
-    run = configured(verified(", key: [email]"))
+    run = configured(verified("key: [email]"))
     run.source("CREATE TABLE person (id INT PRIMARY KEY, email VARCHAR(20) NOT NULL)",
                "INSERT INTO person VALUES (1, 'a'), (2, 'b')")  # fmt: skip
     run.load("person")
@@ -266,8 +266,8 @@ def test_no_delete_is_staged_by_a_key_by_which_a_target_does_not_know_its_rows(
 def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     verified: Callable[..., Verified],
 ) -> None:
-    run = verified(tables=", columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
-    configured(run, text="{older_than: 1s, max_keys: 3, wait_s: 2}")
+    run = verified(tables="columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
+    configured(run, text="older_than: 1s, max_keys: 3, wait_s: 2")
     run.source("CREATE TABLE masked (id VARCHAR(20) PRIMARY KEY)", "INSERT INTO masked VALUES ('a')",
                "CREATE TABLE bare (id INT)", "INSERT INTO bare VALUES (1)")  # fmt: skip
     numbers(run, 5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,10 +43,10 @@ from cdc_core.stage.stage_reader import table_state
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.integration.beside import beside
-from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
-from tests.integration.source_origin import Origin, fresh_name
-from tests.opened import opened
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import Origin, fresh_name
 
 ROWS = 1500
 TABLES = {
@@ -70,7 +69,7 @@ def insert(table: str, n: int, v: int) -> str:
     return f"INSERT IGNORE INTO {table} ({names}, v, w) VALUES ({values}, {v}, 'w{v}')"
 
 
-def write(line: Line, chance: random.Random) -> None:
+def write(line: Lab, chance: random.Random) -> None:
     """Transactions of an application: inserts, updates, deletes, changes of keys, rollbacks."""
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         for _ in range(20):
@@ -94,11 +93,11 @@ def write(line: Line, chance: random.Random) -> None:
                 connection.rollback()
 
 
-def writers(line: Line, seed: int, count: int = 2) -> AbstractContextManager[None]:
+def writers(line: Lab, seed: int, count: int = 2) -> AbstractContextManager[None]:
     return beside(*(partial(write, line, random.Random(seed * 10 + one)) for one in range(count)))
 
 
-def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, Any]:
+def read(line: Lab, tables: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """Reads chunks of the pending tables, or of these."""
     environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with (
@@ -111,7 +110,7 @@ def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, 
         return copy_tables(opened(line.pipeline, meta, environ), "shop", chosen, lease, **more)  # type: ignore[arg-type]
 
 
-def stage(line: Line) -> Staged:
+def stage(line: Lab) -> Staged:
     capture = Capture(line.pipeline.tables, line.pipeline.routes)
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
@@ -120,19 +119,19 @@ def stage(line: Line) -> Staged:
         return stage_due(opened(line.pipeline, meta, store=line.store), "shop", lease, capture=capture)
 
 
-def at_source(line: Line, table: str) -> list[tuple[Any, ...]]:
+def at_source(line: Lab, table: str) -> list[tuple[Any, ...]]:
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT * FROM {table}")
         return sorted(cursor.fetchall(), key=repr)
 
 
-def in_stage(line: Line, table: str) -> list[tuple[Any, ...]]:
+def in_stage(line: Lab, table: str) -> list[tuple[Any, ...]]:
     found = table_state(line.store, line.chain, table)
     columns = [found.column(name).to_pylist() for name in found.schema.names if not name.startswith("_cdc_")]
     return sorted(zip(*columns, strict=True), key=repr)
 
 
-def fill(line: Line, rows: int = ROWS) -> None:
+def fill(line: Lab, rows: int = ROWS) -> None:
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         for table, definition in TABLES.items():
             cursor.execute(definition)
@@ -142,7 +141,7 @@ def fill(line: Line, rows: int = ROWS) -> None:
             connection.commit()
 
 
-def with_rows(make_line: Callable[..., Line], rows: int) -> Line:
+def with_rows(make_line: Callable[..., Lab], rows: int) -> Lab:
     """A pipeline that begins after its tables were filled, extracted once."""
     fill(make_line(), rows)
     line = make_line()
@@ -158,7 +157,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_a_copy_beside_writers_ends_with_the_rows_of_the_source(
-    make_line: Callable[..., Line], small_chunks: None, seed: int
+    make_line: Callable[..., Lab], small_chunks: None, seed: int
 ) -> None:
     line = make_line()
     fill(line)
@@ -182,7 +181,7 @@ def test_a_copy_beside_writers_ends_with_the_rows_of_the_source(
         assert in_stage(line, table) == at_source(line, table), table
 
 
-def pending_tables(line: Line) -> list[str]:
+def pending_tables(line: Lab) -> list[str]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return [one.name for one in pending(meta, "shop")]
 
@@ -214,7 +213,7 @@ STEPS = [
     ],
 )
 def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     step: str,
@@ -250,7 +249,7 @@ def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
         assert (meta.copies.chunks("shop"), meta.copies.find("shop"), meta.copied.decided("shop")) == ((), (), ())
 
 
-def changed(line: Line, *statements: str) -> Staged:
+def changed(line: Lab, *statements: str) -> Staged:
     """Half of the copy of `number` is read, then the statements run; then everything goes on."""
     fill(line, 50)
     line.drain()
@@ -271,15 +270,15 @@ def changed(line: Line, *statements: str) -> Staged:
     return stage(line)
 
 
-def test_a_table_that_is_truncated_while_it_is_copied_is_whole_without_the_copy(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=", on_truncate: stage")
+def test_a_table_that_is_truncated_while_it_is_copied_is_whole_without_the_copy(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables="on_truncate: stage")
     found = changed(line, "TRUNCATE TABLE number", "INSERT INTO number VALUES (3, 3, 'x')")
     # Where a reader was so late that it has read only what came after the TRUNCATE, nothing was dropped.
     assert [table for table, _ in found.dropped] in ([f"{line.origin.name}.number"], [])
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-def test_a_column_that_is_added_while_a_table_is_copied_begins_the_copy_again(make_line: Callable[..., Line]) -> None:
+def test_a_column_that_is_added_while_a_table_is_copied_begins_the_copy_again(make_line: Callable[..., Lab]) -> None:
     line = make_line()
     changed(line, "ALTER TABLE number ADD COLUMN more INT", "UPDATE number SET more = 7 WHERE v < 9")
     assert line.coverage["number"] is How.COPIED
@@ -287,7 +286,7 @@ def test_a_column_that_is_added_while_a_table_is_copied_begins_the_copy_again(ma
 
 
 def test_a_column_that_is_added_between_the_read_and_the_staging_of_a_copy_is_in_the_state(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
     line = make_line()
     fill(line, 50)
@@ -300,8 +299,8 @@ def test_a_column_that_is_added_between_the_read_and_the_staging_of_a_copy_is_in
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-def test_rows_that_change_unlogged_while_a_table_is_copied_drop_the_copy(make_line: Callable[..., Line]) -> None:
-    line = make_line(more=", on_unlogged_change: record")
+def test_rows_that_change_unlogged_while_a_table_is_copied_drop_the_copy(make_line: Callable[..., Lab]) -> None:
+    line = make_line(tables="on_unlogged_change: record")
     found = changed(line, "ALTER TABLE number ADD COLUMN more INT NOT NULL DEFAULT 5")
     if line.coverage["number"].whole:  # the copy began again, and its view is known to be later than the change
         assert found.dropped == ()
@@ -312,9 +311,9 @@ def test_rows_that_change_unlogged_while_a_table_is_copied_drop_the_copy(make_li
 
 
 def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new_rows(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
-    line = make_line(more=", on_unlogged_change: record")
+    line = make_line(tables="on_unlogged_change: record")
     changed(line, "DROP TABLE number", TABLES["number"], "INSERT INTO number VALUES (3, 3, 'x')")
     if line.coverage["number"].whole:
         assert in_stage(line, "number") == at_source(line, "number")
@@ -322,7 +321,7 @@ def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new
 
 @ONE_SERVER
 def test_a_table_that_was_gone_for_a_moment_is_copied_from_its_beginning(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between DROP and CREATE a question about it fails; when the copier looks again, its definition is what it was."""
     line = with_rows(make_line, 30)
@@ -346,7 +345,7 @@ def test_a_table_that_was_gone_for_a_moment_is_copied_from_its_beginning(
 
 @ONE_SERVER
 def test_a_table_that_is_gone_when_its_read_view_begins_is_copied_from_its_beginning(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chunk was planned before the DROP; the CREATE is done when the copier looks again."""
     line = with_rows(make_line, 30)
@@ -371,7 +370,7 @@ def test_a_table_that_is_gone_when_its_read_view_begins_is_copied_from_its_begin
 
 
 @ONE_SERVER
-def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Line]) -> None:
+def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 30)
     line.origin.execute("DELETE FROM number")
     read(line)
@@ -383,7 +382,7 @@ def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_l
 
 
 @ONE_SERVER
-def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(make_line: Callable[..., Line]) -> None:
+def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 40)
     read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
@@ -405,7 +404,7 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
 
 @ONE_SERVER
 def test_a_state_as_of_a_moment_while_a_whole_table_is_copied_again_has_the_rows_from_before(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
     line = make_line()
     line.drain()
@@ -427,7 +426,7 @@ def test_a_state_as_of_a_moment_while_a_whole_table_is_copied_again_has_the_rows
 
 @ONE_SERVER
 def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
-    make_line: Callable[..., Line], small_chunks: None
+    make_line: Callable[..., Lab], small_chunks: None
 ) -> None:
     line = with_rows(make_line, 60)
     read(line)
@@ -440,7 +439,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         known = [one.batch_id for one in meta.batches.find("shop")]
         assert known == [one.batch_id for one in line.chain]
-    (line.folder / "meta.db").unlink()
+    line.lose_meta()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         lease = meta.leases.acquire("shop", "me", 60)
         lease, added = meta.rebuild(lease, line.chain)
@@ -470,7 +469,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     assert manifests.verify(line.store, "shop", deep=True) == []
 
 
-def swept(line: Line) -> tuple[Any, ...]:
+def swept(line: Lab) -> tuple[Any, ...]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return sweep(opened(line.pipeline, meta, store=line.store), older_than_s=-60.0)["shop"].parts
 
@@ -503,7 +502,7 @@ KEYS = {
 
 @ONE_SERVER
 def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = make_line()
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
@@ -535,7 +534,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
 
 @ONE_SERVER
 def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_that_time(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 20)
     checkpoint = SourcePositions.checkpoint
@@ -560,7 +559,7 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
 
 
 @ONE_SERVER
-def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Callable[..., Line]) -> None:
+def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 20)
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a manifest for each table
     line.pipeline = line.pipeline.model_copy(update={"limits": limits})
@@ -592,7 +591,7 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
 
 
 @ONE_SERVER
-def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_line: Callable[..., Line]) -> None:
+def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 20)
     read(line)
     line.drain()
@@ -610,7 +609,7 @@ def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_
         meta.leases.release(lease)
 
 
-def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line: Callable[..., Line]) -> None:
+def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 20)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     read(line)
@@ -623,7 +622,7 @@ def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-def feeding(line: Line, shared_keys: str) -> Pipeline:
+def feeding(line: Lab, shared_keys: str) -> Pipeline:
     """The line's pipeline, with a target."""
     target = {"name": "t", "connections": ["env:TARGET"], "tables": {"*": {"shared_keys": shared_keys}}}
     return Pipeline.model_validate({**line.pipeline.model_dump(exclude_unset=True), "targets": [target]})
@@ -631,7 +630,7 @@ def feeding(line: Line, shared_keys: str) -> Pipeline:
 
 @ONE_SERVER
 def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_their_age(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
     line = with_rows(make_line, 3)
     line.pipeline = feeding(line, "newest")  # the tables of that name in any other database feed it too
@@ -648,7 +647,7 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
 
 
 @ONE_SERVER
-def test_an_extractor_goes_on_after_more_copies_than_it_had_starts(make_line: Callable[..., Line]) -> None:
+def test_an_extractor_goes_on_after_more_copies_than_it_had_starts(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 5)
     for _ in range(4):  # each time the copier has a new epoch of its own lease, which says nothing to the extractor
         read(line, ["number"])
@@ -659,7 +658,7 @@ def test_an_extractor_goes_on_after_more_copies_than_it_had_starts(make_line: Ca
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-def write_copies(line: Line, chance: random.Random, stop: threading.Event) -> None:
+def write_copies(line: Lab, chance: random.Random, stop: threading.Event) -> None:
     """Transactions on a table without a key, whose rows have copies."""
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         while not stop.is_set():
@@ -678,7 +677,7 @@ def write_copies(line: Line, chance: random.Random, stop: threading.Event) -> No
 
 
 def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_has(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = make_line()
     line.origin.execute("CREATE TABLE heap (n INT, word VARCHAR(9))", "CREATE TABLE bare (n INT)",
@@ -726,7 +725,7 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
     for table in ("heap", "bare"):
         assert in_stage(line, table) == at_source(line, table)
     assert manifests.verify(line.store, "shop", deep=True) == []
-    (line.folder / "meta.db").unlink()
+    line.lose_meta()
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         lease = meta.leases.acquire("shop", "me", 60)
         meta.leases.release(meta.rebuild(lease, line.chain)[0])
@@ -735,7 +734,7 @@ def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_h
 
 
 @ONE_SERVER
-def test_a_table_without_a_key_is_not_copied_twice_at_one_place(make_line: Callable[..., Line]) -> None:
+def test_a_table_without_a_key_is_not_copied_twice_at_one_place(make_line: Callable[..., Lab]) -> None:
     """A target, which has the changes up to a mark, would leave out the second copy."""
     line = make_line()
     line.origin.execute("CREATE TABLE heap (n INT)", "INSERT INTO heap VALUES (1), (1)", "CREATE TABLE bare (n INT)")
@@ -757,7 +756,7 @@ def test_a_table_without_a_key_is_not_copied_twice_at_one_place(make_line: Calla
 
 @pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
 def test_a_virtual_column_that_not_all_images_have_tells_no_rows_without_a_key_apart(
-    make_line: Callable[..., Line],
+    make_line: Callable[..., Lab],
 ) -> None:
     line = make_line()
     line.origin.execute(
@@ -787,7 +786,7 @@ def test_a_virtual_column_that_not_all_images_have_tells_no_rows_without_a_key_a
 
 
 def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 300)
     limits = line.pipeline.snapshot.model_copy(update={"readers": 3})
@@ -825,7 +824,7 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
 
 
 def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 200)
     limits = line.pipeline.snapshot.model_copy(update={"readers": 1, "chunk_s": 1e-9})
@@ -840,7 +839,7 @@ def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
 
 
 def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_after_it(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 100)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
@@ -871,7 +870,7 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
     assert in_stage(line, "number") == at_source(line, "number")
 
 
-def throttled(line: Line, **limits: Any) -> tuple[list[str], list[str]]:
+def throttled(line: Lab, **limits: Any) -> tuple[list[str], list[str]]:
     """Copies `number`; what the first chunks waited for, and the errors of limits that cannot be asked for."""
     throttle = ThrottleOptions.model_validate(limits)
     snapshot = line.pipeline.snapshot.model_copy(update={"throttle": throttle})
@@ -891,7 +890,7 @@ def throttled(line: Line, **limits: Any) -> tuple[list[str], list[str]]:
 
 
 def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_cannot_ask_for(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 100)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
@@ -933,7 +932,7 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
 
 @pytest.mark.parametrize("limit", ["threads_running", pytest.param("history_list_length", marks=pytest.mark.matrix)])
 def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, limit: str
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     line = with_rows(make_line, 100)
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
@@ -1003,7 +1002,7 @@ def test_a_copy_waits_while_the_source_is_busier_than_the_throttle_allows(
 
 
 @ONE_SERVER
-def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
+def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Lab]) -> None:
     line = make_line()
     line.drain()
     with (
@@ -1017,7 +1016,7 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
 
 
 @ONE_SERVER
-def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Line]) -> None:
+def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 30)
     read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
@@ -1065,14 +1064,14 @@ def logged_and_unseen(origin: Origin, flavor: str) -> Iterator[None]:
         waiting.join()
 
 
-def refuses_to_read_what_is_unseen(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def refuses_to_read_what_is_unseen(line: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
     with pytest.raises(RetryLater) as refused:
         read(line, ["number"])
     assert refused.value.code == "snapshot.blocked"
 
 
-def has_what_was_unseen(line: Line) -> None:
+def has_what_was_unseen(line: Lab) -> None:
     read(line)
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
@@ -1088,9 +1087,9 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
     with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
         origin = Origin(sql, fresh_name())
         origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-        line = Line(origin, tmp_path)
+        line = Lab(tmp_path, origin)
         fill(line, 20)
-        line = Line(origin, tmp_path)
+        line = Lab(tmp_path, origin)
         with logged_and_unseen(origin, flavor):
             assert eventually(lambda: line.drain() and any(one.rows for one in line.chain))
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
@@ -1109,13 +1108,13 @@ def test_a_transaction_that_is_logged_before_the_capture_and_visible_later_is_in
     with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
         origin = Origin(sql, fresh_name())
         origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-        fill(Line(origin, tmp_path), 20)
+        fill(Lab(tmp_path, origin), 20)
         before = server.end_position(origin.control, 0)
         with logged_and_unseen(origin, flavor):
             assert eventually(lambda: server.end_position(origin.control, 0) > before)
-            line = Line(origin, tmp_path)
+            line = Lab(tmp_path, origin)
             if start == "latest":
-                line.again(**{re.findall("start: .*", line._text)[0]: "start: latest"})
+                line.change(source="start: latest")
             line.drain()
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
             refuses_to_read_what_is_unseen(line, monkeypatch)
@@ -1132,7 +1131,7 @@ def eventually(reached: Callable[[], bool]) -> bool:
 
 
 @ONE_SERVER
-def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]) -> None:
+def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Lab]) -> None:
     line = with_rows(make_line, 30)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5", "UPDATE pair SET v = -1 WHERE v < 5")
     line.drain()
@@ -1177,11 +1176,11 @@ def test_a_copy_from_a_server_without_gtids_ends_with_its_rows(
 ) -> None:
     origin = Origin(plain_mysql, fresh_name())
     origin.execute_on_server(f"CREATE DATABASE {origin.name}")
-    line = Line(origin, tmp_path)
+    line = Lab(tmp_path, origin)
     fill(line, 300)
     for table in TABLES:
         origin.execute(f"ALTER TABLE {table} ENGINE = {engine}")
-    line = Line(origin, tmp_path)
+    line = Lab(tmp_path, origin)
     with writers(line, 3):
         line.drain()
         read(line)
@@ -1196,7 +1195,7 @@ def test_a_copy_from_a_server_without_gtids_ends_with_its_rows(
 
 @ONE_SERVER
 def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_it(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 20)
     for _ in range(5):  # each raises the epoch of the copier's lease
@@ -1213,7 +1212,7 @@ def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_i
 
 @ONE_SERVER
 def test_a_table_that_is_never_sent_as_its_definition_says_is_refused_alone(
-    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+    make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt later would find the same. All readers go on with the other tables, by the same sessions."""
     monkeypatch.setitem(cast(Any, values._CODES), "year", frozenset())

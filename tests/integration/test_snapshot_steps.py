@@ -23,12 +23,12 @@ from cdc_core.operations.copy.staging import Staged
 from cdc_core.operations.extract.side_by_side import extract_if_free
 from cdc_core.operations.rebuild import rebuild as rebuild_source
 from cdc_core.stage.stage_reader import table_state
-from tests.integration.line import Line
-from tests.opened import opened as ready
+from tests.lab.lab import Lab
+from tests.lab.opened import opened as ready
 
 
 @pytest.fixture
-def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Line:
+def line(make_line: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch) -> Lab:
     """A pipeline that begins after the tables `t` (100 rows), and `odd`, whose key is taken for one of an odd type."""
     numbers = ", ".join(f"({number}, {number})" for number in range(1, 101))
     make_line().origin.execute(
@@ -53,7 +53,7 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
 
 @contextmanager
-def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
+def opened(line: Lab, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
     with (
         Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta,
         copier_lease(ready(line.pipeline, meta, holder=holder), "shop") as lease,
@@ -61,35 +61,35 @@ def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
         yield meta, lease
 
 
-def read(line: Line, *names: str) -> dict[str, Refused]:
+def read(line: Lab, *names: str) -> dict[str, Refused]:
     environ = {"SOURCE": line.origin.sql.url, "SALT": "salt"}
     with opened(line) as (meta, lease):
         tables = chosen(meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(meta, "shop")
         return steps.read_tables(ready(line.pipeline, meta, environ), "shop", tables, lease)
 
 
-def stage(line: Line) -> Staged:
+def stage(line: Lab) -> Staged:
     with opened(line) as (meta, lease):
         return steps.stage_read(ready(line.pipeline, meta, {"SALT": "salt"}), "shop", lease)
 
 
-def extracted(line: Line) -> bool:
+def extracted(line: Lab) -> bool:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return extract_if_free(ready(line.pipeline, meta), "shop")
 
 
-def states(line: Line) -> dict[str, CopyState]:
+def states(line: Lab) -> dict[str, CopyState]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         (source,) = meta.status.find().sources
     return {one.table.partition(".")[2]: one.state for one in source.copies}
 
 
-def due(line: Line) -> list[str]:
+def due(line: Lab) -> list[str]:
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         return [one.name.partition(".")[2] for one in steps.due(ready(line.pipeline, meta), "shop")]
 
 
-def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Line) -> None:
+def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Lab) -> None:
     assert due(line) == ["odd", "t"]
     assert states(line) == {"odd": CopyState.PENDING, "t": CopyState.PENDING}
     refused = read(line)
@@ -113,7 +113,7 @@ def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_star
     assert states(line) == {"odd": CopyState.COPIED, "t": CopyState.COPIED}
 
 
-def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Line) -> None:
+def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_copied_once_more(line: Lab) -> None:
     """Of several sources, the tables of the last one are seen hours before they are copied."""
     with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
         seen = pending(meta, "shop")
@@ -126,7 +126,7 @@ def test_what_another_process_has_copied_since_it_was_seen_as_pending_is_not_cop
 
 
 def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The chain of a large stage is read for minutes, and what is read may have been copied for hours."""
     line.origin.execute("INSERT INTO t VALUES (101, 101)")
@@ -154,7 +154,7 @@ def test_a_copy_that_is_staged_while_meta_is_rebuilt_is_not_forgotten(
 
 @pytest.mark.parametrize("read_first", ["all of it", "a part"])
 def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
-    line: Line, monkeypatch: pytest.MonkeyPatch, read_first: str
+    line: Lab, monkeypatch: pytest.MonkeyPatch, read_first: str
 ) -> None:
     """Between two tasks of the snapshot DAG, or between a copy that was stopped and the next one."""
     monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
@@ -188,7 +188,7 @@ def test_rows_that_were_read_before_a_column_was_masked_are_not_staged(
 
 
 def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failures() -> list[tuple[str, str, str]]:
         with Meta.open(line.pipeline.meta.url, line.pipeline.pipeline) as meta:
@@ -206,7 +206,7 @@ def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
     assert failures() == []
 
 
-def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_source(line: Line) -> None:
+def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_source(line: Lab) -> None:
     read(line, "t")
     line.origin.execute("UPDATE t SET v = 0 WHERE id = 7")
     with (

@@ -16,8 +16,8 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
 from cdc_core.source.schemas.captured_definitions import table_schema
 from cdc_core.source.schemas.column_defaults import column_defaults
-from tests.integration.source_origin import Origin, fresh_name
-from tests.refusals import refusal
+from tests.lab.origin import Origin, fresh_name
+from tests.lab.refusals import refusal
 
 LITERALS = {
     "BIGINT UNSIGNED": ("18446744073709551615", "0"),

@@ -22,8 +22,8 @@ from cdc_core.source.schemas.captured_definitions import table_schema, table_sch
 from cdc_core.source.schemas.cascades import logs_cascades, require_seen_cascades
 from cdc_core.source.sql.capture_policy import CapturePolicy
 from examples.sandbox.mysql import MySql
-from tests.integration.source_origin import Origin, fresh_name
-from tests.refusals import refusal
+from tests.lab.origin import Origin, fresh_name
+from tests.lab.refusals import refusal
 
 
 def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: Origin) -> None:

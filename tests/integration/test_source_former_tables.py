@@ -11,8 +11,8 @@ import pytest
 from cdc_core.errors import DataAtRisk, severity
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
-from tests.integration.source_origin import Origin, read_to
-from tests.refusals import refusal
+from tests.lab.origin import Origin, read_to
+from tests.lab.refusals import refusal
 
 CREATE = "CREATE TABLE t (id INT PRIMARY KEY, c INT)"
 

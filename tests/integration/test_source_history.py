@@ -19,8 +19,8 @@ from cdc_core.source.host import source_server as server
 from cdc_core.source.host.start_position import find_start
 from cdc_core.source.schemas.captured_definitions import table_schema
 from cdc_core.source.transactions import source_stream as stream
-from tests.integration.source_origin import Origin, read_to
-from tests.refusals import refusal
+from tests.lab.origin import Origin, read_to
+from tests.lab.refusals import refusal
 
 
 @dataclass(frozen=True)

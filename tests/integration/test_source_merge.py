@@ -13,8 +13,8 @@ from cdc_core.model.block import Block
 from cdc_core.operations.check.check_sources import check_tables
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.new_pipeline import Wishes, draft
-from tests.integration.source_origin import Origin, fresh_name
-from tests.refusals import refusal
+from tests.lab.origin import Origin, fresh_name
+from tests.lab.refusals import refusal
 
 MYISAM = "CREATE TABLE {} (id INT NOT NULL, v INT, KEY (id)) ENGINE=MyISAM"
 MERGE = "CREATE TABLE {} (id INT NOT NULL, v INT, KEY (id)) ENGINE=MERGE UNION=({}) INSERT_METHOD=LAST"

@@ -26,7 +26,7 @@ from cdc_core.source.wire.log_reader import EndOfLog, LogReader
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.conftest import set_up
-from tests.integration.source_origin import Origin, fresh_name, read_to
+from tests.lab.origin import Origin, fresh_name, read_to
 
 
 def statements(origin: Origin, start: Checkpoint, *, lower_case: bool = False) -> Iterator[Statement]:

@@ -15,7 +15,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.mysql import connections
 from cdc_core.source.host.source_server import binlog_files, facts
 from examples.sandbox.mariadb import MariaDb
-from tests.integration.source_origin import (
+from tests.lab.origin import (
     PATIENCE_S,
     TABLES,
     Origin,
@@ -26,7 +26,7 @@ from tests.integration.source_origin import (
     replay,
     workload,
 )
-from tests.tcp_proxy import TcpProxy
+from tests.lab.tcp_proxy import TcpProxy
 
 QUICK = {"heartbeat_s": 0.3, "read_timeout_s": 1.0, "reconnect_s": 30.0}
 

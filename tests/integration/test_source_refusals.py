@@ -22,7 +22,7 @@ from cdc_core.source.transactions.source_stream import SourceStream
 from cdc_core.source.wire import replica_identity as server_id
 from cdc_core.source.wire.replica_identity import replica_host
 from examples.sandbox.mysql import MySql
-from tests.integration.source_origin import Origin, account, read_to
+from tests.lab.origin import Origin, account, read_to
 
 E = TypeVar("E", bound=LockstepError)
 

@@ -18,7 +18,7 @@ import yaml
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block
-from tests.integration.source_origin import Origin, fresh_name
+from tests.lab.origin import Origin, fresh_name
 
 CORPUS = Path(__file__).with_name("statements.yaml")
 CODES = {"unlogged": "source.unlogged_change", "versioned": "source.unsupported_table"}

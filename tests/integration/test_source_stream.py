@@ -19,7 +19,7 @@ from cdc_core.source.host import source_server as server
 from cdc_core.source.host.gtid_sets import advanced
 from cdc_core.source.host.start_position import find_start
 from cdc_core.source.wire import log_reader as dump
-from tests.integration.source_origin import (
+from tests.lab.origin import (
     TABLES,
     Origin,
     assert_partition,

@@ -14,8 +14,8 @@ from cdc_core.operations.check.check_sources import check_tables
 from cdc_core.operations.check.findings import Findings
 from cdc_core.operations.new_pipeline import Wishes, draft
 from cdc_core.source.host.table_survey import find_tables
-from tests.integration.source_origin import Origin, fresh_name
-from tests.refusals import refusal
+from tests.lab.origin import Origin, fresh_name
+from tests.lab.refusals import refusal
 
 SHAPES = {
     "columns that the server adds": "(id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING",

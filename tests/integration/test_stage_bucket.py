@@ -15,7 +15,7 @@ from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stage_reader import changes, export, table_state
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1), Column("note", ColumnType("text"))))
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 TRANSACTIONS = 60
 STAGER = """
 import os, signal, sys
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema

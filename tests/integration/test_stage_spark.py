@@ -15,7 +15,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 TYPES = {
     "i8": "tinyint", "u8": "tinyint unsigned", "i16": "smallint", "u16": "smallint unsigned", "u32": "int unsigned",

@@ -12,7 +12,7 @@ from cdc_core.model.coverage import ANY_TABLE, Happened
 from cdc_core.model.position import Position
 from cdc_core.source.sql.log_ahead import LaterStatements, LogAhead, Stretch, statement_of
 from cdc_core.source.sql.statement_classes import Statement, classify
-from tests.integration.source_origin import Origin, account, fresh_name
+from tests.lab.origin import Origin, account, fresh_name
 
 
 @pytest.fixture

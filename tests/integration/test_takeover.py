@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.meta import Meta
-from cdc_core.stage import manifest as manifests
-from cdc_core.stage.stage_reader import table_state
-from cdc_core.stage.stores import open_store
-from tests.conftest import SourceDatabase
+from examples.sandbox.mariadb import MariaDb
+from tests.lab.lab import Lab
+from tests.lab.origin import Origin
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90
@@ -81,43 +79,22 @@ STEPS = (
 RECORDED = ("meta recorded", "acknowledged")
 
 
-class Line:
-    """A pipeline file on a database of the shared MariaDB, for extractors in processes of their own."""
+class Raced(Lab):
+    """A pipeline for extractors in processes of their own."""
 
-    def __init__(self, database: SourceDatabase, tmp_path: Path) -> None:
-        self.database = database
-        self.file = tmp_path / "shop.yaml"
-        with database.server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SHOW MASTER STATUS")
-            file, offset = cursor.fetchone()[:2]
-        self.url = f"sqlite:///{tmp_path}/meta.db"
-        self.store = open_store((tmp_path / "stage").as_uri())
-        self.file.write_text(
-            f"""
-            pipeline: shop
-            sources:
-              - {{name: shop, connection: env:SOURCE, server_id: 78,
-                 start: {{position: {{file: {file}, offset: {offset}}}}}, heartbeat_s: 0.5, read_timeout_s: 3}}
-            tables: {{include: ['{database.name}\\..*']}}
-            routes: [{{match: '{database.name}\\.(.*)', to: '\\1'}}]
-            stage: {{uri: {self.store.uri}}}
-            meta: {{url: "{self.url}"}}
-            limits: {{lease_s: 5, batch_age_s: 0.5}}
-            """
-        )
-        self.inserted = 0
+    inserted = 0
 
     def insert(self, count: int) -> None:
         for _ in range(count):
             self.inserted += 1
-            self.database.execute(f"INSERT INTO a VALUES ({self.inserted})", f"INSERT INTO b VALUES ({self.inserted})")
+            self.origin.execute(f"INSERT INTO a VALUES ({self.inserted})", f"INSERT INTO b VALUES ({self.inserted})")
 
     @contextmanager
     def extractor(self, *options: str, step: str = "never") -> Iterator[subprocess.Popen[str]]:
         process = subprocess.Popen(
             [sys.executable, "-c", EXTRACTOR, step, "extract", str(self.file), *options],
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "SOURCE": self.database.server.url},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "SOURCE": self.origin.sql.url},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -128,31 +105,18 @@ class Line:
             process.kill()
             print(process.communicate()[0])  # shown where a test fails
 
-    def staged(self) -> list[int]:
-        batches = list(manifests.chain(self.store, "shop"))
-        if not any(part.table == "b" for batch in batches for part in batch.parts):
-            return []
-        return table_state(self.store, batches, "b").column("id").to_pylist()
-
     def wait_until_staged(self) -> None:
-        wait_for(lambda: self.staged() == list(range(1, self.inserted + 1)) and self.recorded())
+        wait_for(lambda: self.ids("b") == list(range(1, self.inserted + 1)) and self.recorded())
 
     def recorded(self) -> bool:
         """Whether meta has the whole chain."""
-        with Meta.open(self.url, "shop") as meta:
-            stored = meta.positions.checkpoint("shop")
-        return stored is not None and stored.position == list(manifests.chain(self.store, "shop"))[-1].end.position
+        stored = self.meta.positions.checkpoint("shop")
+        return stored is not None and stored.position == self.chain[-1].end.position
 
     def assert_one_chain(self) -> None:
-        chain = list(manifests.chain(self.store, "shop"))
-        assert manifests.verify(self.store, "shop", deep=True) == []
-        rows = [row for batch in chain for part in batch.parts if part.table == "a" for row in range(part.rows)]
-        assert len(rows) == self.inserted, "a change is staged twice, or not at all"
-        with Meta.open(self.url, "shop") as meta:
-            stored = meta.positions.checkpoint("shop")
-            assert stored is not None
-            assert stored.position == chain[-1].end.position
-            assert [batch.batch_id for batch in meta.batches.find("shop")] == [batch.batch_id for batch in chain]
+        self.assert_intact()
+        rows = sum(part.rows for batch in self.chain for part in batch.parts if part.table == "a")
+        assert rows == self.inserted, "a change is staged twice, or not at all"
 
 
 def wait_for(condition: object) -> None:
@@ -167,15 +131,21 @@ def is_stopped(process: subprocess.Popen[str]) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.fixture(scope="module")
+def any_server(mariadb: MariaDb) -> MariaDb:
+    return mariadb
+
+
 @pytest.fixture
-def line(source_database: SourceDatabase, tmp_path: Path) -> Line:
-    made = Line(source_database, tmp_path)
-    source_database.execute("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)")
-    return made
+def line(origin: Origin, tmp_path: Path) -> Iterator[Raced]:
+    source, limits = "heartbeat_s: 0.5, read_timeout_s: 3", "lease_s: 5, batch_age_s: 0.5"
+    with Raced(tmp_path, origin, source=source, limits=limits) as line:
+        origin.execute("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)")
+        yield line
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_an_extractor_stopped_at_any_step_of_a_commit_moves_nothing_when_it_wakes(line: Line, step: str) -> None:
+def test_an_extractor_stopped_at_any_step_of_a_commit_moves_nothing_when_it_wakes(line: Raced, step: str) -> None:
     line.insert(5)
     with line.extractor(step=step) as old:
         wait_for(lambda: is_stopped(old))
@@ -198,12 +168,11 @@ def test_an_extractor_stopped_at_any_step_of_a_commit_moves_nothing_when_it_wake
     line.assert_one_chain()
 
 
-def test_of_several_that_follow_one_reads_and_when_it_is_killed_another_takes_over(line: Line) -> None:
+def test_of_several_that_follow_one_reads_and_when_it_is_killed_another_takes_over(line: Raced) -> None:
     line.insert(5)
     with line.extractor("--follow") as one, line.extractor("--follow") as two:
         line.wait_until_staged()
-        with Meta.open(line.url, "shop") as meta:
-            holder = meta.status.find().sources[0].holder
+        holder = line.meta.status.find().sources[0].holder
         first, second = (one, two) if holder.endswith(f":{one.pid}") else (two, one)
         first.kill()
         line.insert(5)

@@ -33,7 +33,7 @@ from cdc_core.targets.writing.load import LoadFile
 from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
-from tests.target_rows import opened_destination
+from tests.lab.target_rows import opened_destination
 from tests.unit.binlog.reading import known_schema
 
 MORE = ("mysql9 mariadb", "mariadb mariadb", "mysql9 mysql9")

@@ -20,7 +20,7 @@ from cdc_core.targets.writing import direct
 from cdc_core.targets.writing import load as load_module
 from cdc_core.targets.writing import row_writer as write_module
 from examples.sandbox.mysql import MySql
-from tests.target_rows import COLUMNS, Table, Winner, shop, target_table
+from tests.lab.target_rows import COLUMNS, Table, Winner, shop, target_table
 
 PLAIN = (
     "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY AUTO_INCREMENT, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL,"

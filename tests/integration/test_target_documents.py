@@ -18,7 +18,7 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.tables.json_columns import exact_numbers
 from cdc_core.targets.writing.load import Layout, open_session
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Table, Winner, record_batch, target_table
+from tests.lab.target_rows import Table, Winner, record_batch, target_table
 
 COLUMNS = {"id": pa.int64(), "doc": pa.string(), "second": pa.string()}
 HAND_WRITTEN = [

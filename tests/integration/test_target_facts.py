@@ -29,7 +29,7 @@ from cdc_core.targets.reading.table_facts import database_grants, require_grants
 from cdc_core.targets.writing.load import open_session
 from cdc_core.targets.writing.prepare import is_prepared, ours_beside, prepare
 from cdc_core.targets.writing.versions import versions_of
-from tests.target_rows import Winner, opened_destination, require_table, target_table
+from tests.lab.target_rows import Winner, opened_destination, require_table, target_table
 
 SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
 SCHEMA = TableSchema(
@@ -45,11 +45,6 @@ SCHEMA = TableSchema(
         for name, declared in SOURCE.items()
     ),
 )
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 def judged(server: Any, **changed: str | None) -> None:

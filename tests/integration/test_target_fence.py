@@ -26,17 +26,12 @@ from cdc_core.targets.bookkeeping.table_states import STATES
 from cdc_core.targets.reading.destination import TableUse, open_destination
 from cdc_core.targets.writing import load
 from cdc_core.targets.writing.multiset import write_copies
-from tests.refusals import refusal
-from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
+from tests.lab.refusals import refusal
+from tests.lab.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_of, target_table
 
 LOG = "CREATE TABLE {name} (word VARCHAR(20), n INT)"
 BY_KEY = (SHOP, COLUMNS, ("id",))
 BY_COUNT = (LOG, {"word": pa.string(), "n": pa.int32()}, ())
-
-
-@pytest.fixture(params=["mariadb_target", "mysql9"])
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=[BY_KEY, BY_COUNT], ids=["key", "no key"])

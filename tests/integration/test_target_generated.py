@@ -12,18 +12,13 @@ from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.mysql.connections import connect
 from cdc_core.targets.reading.table_facts import loaded_columns, require_grants, table_facts
-from tests.target_rows import Winner, require_table, target_table
+from tests.lab.target_rows import Winner, require_table, target_table
 
 COLUMNS = {"id": pa.int64(), "a": pa.int64(), "g": pa.int64()}
 INVISIBLE_TOO = (
     "CREATE TABLE {name} (v INT GENERATED ALWAYS AS (a * 3) VIRTUAL, id BIGINT PRIMARY KEY, a BIGINT, "
     "g BIGINT GENERATED ALWAYS AS (a + 1) STORED, own INT GENERATED ALWAYS AS (a + 2) VIRTUAL INVISIBLE)"
 )
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 def row(id: int, a: int, g: int | None, seq: int, *, op: str = "u", absent: tuple[str, ...] = ()) -> Winner:

@@ -27,7 +27,7 @@ from cdc_core.targets.tables.make_tables import Actions
 from cdc_core.targets.writing.load import altering_session
 from examples.sandbox.mariadb import MariaDb
 from tests.integration.test_target_create import Pair, pair_of
-from tests.target_rows import opened_destination
+from tests.lab.target_rows import opened_destination
 from tests.unit.binlog.reading import known_schema
 
 ROOT = Path(__file__).parents[2]

@@ -31,17 +31,11 @@ from cdc_core.targets.writing.prepare import prepare
 from cdc_core.targets.writing.versions import classify, versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.integration.test_target_session import with_globals
-from tests.target_rows import Table, Winner, record_batch, target_table
+from tests.lab.target_rows import Table, Winner, record_batch, target_table
 
-SERVERS = ("mariadb_target", "mysql9")
 PROPERTY = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True
 )
-
-
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,8 @@ from cdc_core.targets.bookkeeping import table_states as bookkeeping
 from cdc_core.targets.reading.destination import Destination, TableUse
 from cdc_core.targets.reading.target_faults import translating
 from spark_jobs.spark_failures import carried, found
-from tests.refusals import refusal
-from tests.target_rows import Table, Winner, opened_destination
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
+from tests.lab.refusals import refusal
+from tests.lab.target_rows import Table, Winner, opened_destination
 
 
 @dataclass(frozen=True)
@@ -309,7 +304,7 @@ import sys, tempfile
 from pathlib import Path
 from spark_jobs.spark_failures import CarriedError, carried, found
 from cdc_core.targets.writing.load import Layout, LoadFile
-from tests.target_rows import COLUMNS, record_batch, shop
+from tests.lab.target_rows import COLUMNS, record_batch, shop
 rows = record_batch([shop("u", id, f"c{id}", id, 10) for id in range(1000)])
 for batches in (int(number) for number in sys.argv[1:]):
     try:

@@ -19,7 +19,7 @@ from cdc_core.model.run_plan import WriteCounts
 from cdc_core.targets.reading.table_facts import table_facts
 from cdc_core.targets.writing.multiset import write_copies
 from tests.integration.test_target_session import with_globals
-from tests.target_rows import Table, Winner, target_table
+from tests.lab.target_rows import Table, Winner, target_table
 
 LOG = "CREATE TABLE {name} (word VARCHAR(20) COLLATE utf8mb4_general_ci, n INT, extra VARCHAR(9))"
 COLUMNS = {"word": pa.string(), "n": pa.int32()}

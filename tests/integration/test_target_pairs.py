@@ -24,7 +24,7 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import Layout, open_session
 from cdc_core.targets.writing.versions import tombstones_name
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Table, Winner, record_batch, require_table, target_table
+from tests.lab.target_rows import Table, Winner, record_batch, require_table, target_table
 
 POINT = bytes(4) + struct.pack("<BIdd", 1, 1, 1.5, -2.5)
 U = dt.UTC
@@ -108,11 +108,6 @@ def exact(declared: str, column: str) -> str:
         if (base in pairs.BINARY_BASES | pairs.GEOMETRY_BASES)
         else f"CAST({column} AS CHAR)"
     )
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 def same(source: ColumnType, target: str, value: Any, found: str) -> bool:

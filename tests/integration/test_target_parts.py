@@ -19,7 +19,7 @@ from cdc_core.targets.bookkeeping.ledger_rows import ledger_rows
 from cdc_core.targets.writing import direct
 from cdc_core.targets.writing import write_parts as parts
 from cdc_core.targets.writing.write_parts import why_whole
-from tests.target_rows import Table, Winner, shop, target_of, target_table
+from tests.lab.target_rows import Table, Winner, shop, target_of, target_table
 
 PLAIN = "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20), n INT)"
 SERVERS = ("mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix))

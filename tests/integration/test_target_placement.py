@@ -10,7 +10,7 @@ import pytest
 from cdc_core.config import Target
 from cdc_core.errors import DataAtRisk
 from cdc_core.targets.bookkeeping.placement import accept_placements, placements
-from tests.target_rows import COLUMNS, SHOP, Table, shop, target_table
+from tests.lab.target_rows import COLUMNS, SHOP, Table, shop, target_table
 
 
 @pytest.fixture(params=["mariadb_target", "mysql9"])

@@ -24,7 +24,7 @@ from cdc_core.mysql.connections import SafeConnection
 from cdc_core.targets.reading import read_back
 from cdc_core.targets.tables import compare_columns as compare
 from cdc_core.targets.writing.load import Layout, documents_of, open_session
-from tests.target_rows import Table, Winner, record_batch, target_table
+from tests.lab.target_rows import Table, Winner, record_batch, target_table
 
 UTC = dt.UTC
 SERVERS = ["mysql9", pytest.param("mariadb_target", marks=pytest.mark.matrix)]

@@ -26,8 +26,8 @@ from cdc_core.targets.writing.row_lookup import LocatedRows, locate_rows
 from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from cdc_core.targets.writing.versions import versions_of
 from tests.integration.test_target_session import with_globals
-from tests.refusals import refusal
-from tests.target_rows import Table, Winner, record_batch, target_table
+from tests.lab.refusals import refusal
+from tests.lab.target_rows import Table, Winner, record_batch, target_table
 
 ODD = {
     "ratio": ("float", "0.123456789"), "wide": ("double", "1e-300"),

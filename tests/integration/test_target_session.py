@@ -18,7 +18,7 @@ from cdc_core.mysql.session_settings import READING, WRITING, Setting
 from cdc_core.targets.reading.destination import Destination
 from cdc_core.targets.reading.table_facts import require_server
 from cdc_core.targets.writing.load import open_session
-from tests.target_rows import Table, Winner, opened_destination, shop, target_table
+from tests.lab.target_rows import Table, Winner, opened_destination, shop, target_table
 
 HOSTILE = {
     "sql_mode": "'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH'",
@@ -78,11 +78,6 @@ def with_globals(server: Any, values: dict[str, str]) -> Iterator[set[str]]:
                 text = {"ON": "1", "OFF": "0"}.get(value, value)
                 bare = text.isdigit() or text == "DEFAULT"
                 cursor.execute(f"SET GLOBAL {name} = {text if bare else repr(text)}")
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 def test_a_hostile_server_gets_the_same_rows(server: Any) -> None:

@@ -26,7 +26,7 @@ from cdc_core.targets.writing.load import LoadFile
 from cdc_core.targets.writing.row_lookup import locate_rows
 from cdc_core.targets.writing.row_writer import ShardWrite, write_shard
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Winner, opened_destination, record_batch
+from tests.lab.target_rows import Winner, opened_destination, record_batch
 from tests.unit.binlog.reading import decoded, events_since, known_schema, mark
 
 TYPES = {"id": "bigint", "a": "int", "g": "int", "doc": "json"}

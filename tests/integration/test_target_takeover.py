@@ -12,15 +12,10 @@ from cdc_core.model.version import Version, encode
 from cdc_core.targets.bookkeeping import takeover
 from cdc_core.targets.bookkeeping.takeover import take_over
 from cdc_core.targets.writing.prepare import tombstones_table
-from tests.target_rows import Table, shop, target_of, target_table
+from tests.lab.target_rows import Table, shop, target_of, target_table
 
 AHEAD_US = 4_000_000_000_000_000
 OTHER = {"source": "other", "ts": AHEAD_US}
-
-
-@pytest.fixture(params=["mariadb_target", "mysql9"])
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["row", "table"])

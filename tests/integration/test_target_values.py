@@ -13,7 +13,7 @@ import pytest
 from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import Layout, open_session
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Winner, record_batch, target_table
+from tests.lab.target_rows import Winner, record_batch, target_table
 
 UTC = dt.UTC
 POINT = bytes(4) + struct.pack("<BIdd", 1, 1, 1.5, -2.5)

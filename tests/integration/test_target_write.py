@@ -28,15 +28,9 @@ from cdc_core.targets.writing.prepare import prepare, require_store, versions_ta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.process import free_port
-from tests.target_rows import Table, Winner, shop, target_table
+from tests.lab.target_rows import Table, Winner, shop, target_table
 
-SERVERS = ("mariadb_target", "mysql9")
 QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(params=SERVERS)
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture(params=["row", "table"])

@@ -14,18 +14,13 @@ from cdc_core.targets.tables.compare_columns import outcomes
 from cdc_core.targets.writing.load import Layout, open_session
 from cdc_core.targets.writing.versions import versions_of
 from tests.integration.both_readers import both_readers  # noqa: F401
-from tests.target_rows import Winner, record_batch, target_table
+from tests.lab.target_rows import Winner, record_batch, target_table
 
 KINDS = {
     "date": (pa.date32(), "0000-00-00", "2024-02-31"),
     "datetime(3)": (pa.timestamp("us"), "0000-00-00 00:00:00.000", "2024-00-01 00:00:00.000"),
     "timestamp(2)": (pa.timestamp("us", tz="UTC"), "0000-00-00 00:00:00.00", "2024-02-01 00:00:00.00"),
 }
-
-
-@pytest.fixture(params=("mariadb_target", "mysql9"))
-def server(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("key", [("k",), ("k", "j"), ("j", "k")])

@@ -23,9 +23,9 @@ from cdc_core.targets.writing.load import open_session
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.setup_mysql import MYSQL
-from tests.certificates import Authority
 from tests.conftest import set_up
-from tests.refusals import refusal
+from tests.lab.certificates import Authority
+from tests.lab.refusals import refusal
 
 AWAY = "0.0.0.0"
 HOSTS = ("localhost", "127.0.0.1", AWAY)

@@ -17,7 +17,6 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from cdc_core.operations.copy import pace
-from cdc_core.operations.extract import Extractor
 from cdc_core.operations.verify import staged_batches
 from cdc_core.operations.verify.comparison import DifferenceKind
 from cdc_core.operations.verify.judgement import Wrong
@@ -27,12 +26,13 @@ from cdc_core.operations.verify.results import TableResult
 from cdc_core.operations.verify.verifier import verify
 from cdc_core.operations.verify.verify_job import VerifyJob
 from cdc_core.stage.stage_reader import table_state
-from tests.forked_commands import ForkedCommands
 from tests.integration import test_snapshot as snapshots
 from tests.integration.beside import beside
-from tests.integration.line import Line
-from tests.integration.source_origin import fresh_name
-from tests.opened import opened
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.lab import Lab
+from tests.lab.opened import opened
+from tests.lab.origin import fresh_name
+from tests.lab.pipeline_file import JOINED, keys
 
 log = logging.getLogger(__name__)
 
@@ -67,22 +67,21 @@ FIRST_MYSQL = pytest.mark.parametrize(
 class Verified:
     """A pipeline whose target is a second database of the same server."""
 
-    def __init__(self, line: Line, rule: str, table: str) -> None:
+    def __init__(self, line: Lab, rule: str, table: str) -> None:
         self.line, self.place = line, fresh_name()
         line.origin.execute_on_server(f"CREATE DATABASE {self.place}")
-        target = (
-            "            targets: [{name: copy, connections: [env:TARGET], tables: {'*': {database: "
-            f"'{self.place}', table: '{table}'{rule}}}}}}}]\n"
-        )
-        line.again(**{"            meta:": f"{target}            meta:"})
-        self.environ = {"SOURCE": line.origin.sql.url, "TARGET": line.origin.sql.url, "SALT": "pepper"}
+        tables = {"*": {"database": self.place, "table": table, **keys(rule)}}
+        line.change(targets=[{"name": "copy", "connections": ["env:TARGET"], "tables": tables}])
+        line.environ |= {"TARGET": line.origin.sql.url, "SALT": "pepper"}
+        self.environ = line.environ
+
+    def change_target(self, **keys: Any) -> None:
+        """Other keys of the target in the pipeline file."""
+        (target,) = self.line.pipeline.targets
+        self.line.change(targets=[{**target.model_dump(mode="json", exclude_unset=True), **keys}])
 
     def drain(self) -> None:
-        with (
-            Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta,
-            Extractor(opened(self.line.pipeline, meta, self.environ), "shop") as extractor,
-        ):
-            extractor.drain()
+        self.line.extract()
 
     def load(self, *tables: str) -> None:
         """Makes the target equal to the source, as by a run that applies everything staged."""
@@ -96,8 +95,8 @@ class Verified:
         self.consumed()
 
     def consumed(self) -> None:
-        with Meta.open(self.line.pipeline.meta.url, self.line.pipeline.pipeline) as meta:
-            meta.records.seed("copy", list(meta.batches.find("shop")))
+        meta = self.line.meta
+        meta.records.seed("copy", list(meta.batches.find("shop")))
 
     def target(self, *statements: str) -> None:
         connected = closing(self.line.origin.sql.connect(self.place, autocommit=True))
@@ -114,10 +113,8 @@ class Verified:
 
     def verify(self, *tables: str, **options: Any) -> dict[str, TableResult]:
         """options: of the job."""
-        pipeline = self.line.pipeline
-        with Meta.open(pipeline.meta.url, pipeline.pipeline) as meta:
-            job = VerifyJob(opened(pipeline, meta, self.environ), pipeline.targets[0], **options)
-            return {one.table: one for one in verify(job, tables).results}
+        job = VerifyJob(self.line.opened, self.line.pipeline.targets[0], **options)
+        return {one.table: one for one in verify(job, tables).results}
 
     def found(self, table: str) -> list[tuple[str, str, dict[str, Any], list[str]]]:
         result = self.verify(table)[table]
@@ -128,11 +125,11 @@ class Verified:
 
 
 @pytest.fixture
-def verified(make_line: Callable[..., Line]) -> Iterator[Callable[..., Verified]]:
+def verified(make_line: Callable[..., Lab]) -> Iterator[Callable[..., Verified]]:
     made: list[Verified] = []
 
     def make(rule: str = "", *, table: str = "{table}", tables: str = "") -> Verified:
-        made.append(Verified(make_line(more=tables), rule, table))
+        made.append(Verified(make_line(tables=tables, routes=JOINED), rule, table))
         return made[-1]
 
     yield make
@@ -244,7 +241,7 @@ def test_changes_that_the_target_has_not_applied_are_no_differences(shop: Verifi
 
 @FIRST_MARIADB
 def test_a_truncate_that_the_target_has_not_applied_is_no_difference(verified: Callable[..., Verified]) -> None:
-    run = verified(tables=", on_truncate: stage")
+    run = verified(tables="on_truncate: stage")
     numbers(run)
     run.source("TRUNCATE TABLE number", "INSERT INTO number VALUES (1, 'again', NULL)")
     result = run.verify("number")["number"]
@@ -256,7 +253,7 @@ def test_a_truncate_that_the_target_has_not_applied_is_no_difference(verified: C
 
 @FIRST_MYSQL
 def test_rows_without_a_key_are_counted(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows")
+    run = verified("no_key: rows")
     numbers(run, 10, key="")
     run.source("INSERT INTO number VALUES (3, 'v3', '2024-01-01 10:03:00')")
     run.load("number")
@@ -281,7 +278,7 @@ def test_rows_without_a_key_are_counted(verified: Callable[..., Verified]) -> No
 
 @FIRST_MARIADB
 def test_without_a_key_copies_that_come_and_go_are_no_differences(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows")
+    run = verified("no_key: rows")
     numbers(run, 10, key="")
     run.source(
         "INSERT INTO number VALUES (3, 'v3', '2024-01-01 10:03:00')", "DELETE FROM number WHERE id = 4",
@@ -295,7 +292,7 @@ def test_without_a_key_copies_that_come_and_go_are_no_differences(verified: Call
 
 @FIRST_MYSQL
 def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows", tables=", on_truncate: stage")
+    run = verified("no_key: rows", tables="on_truncate: stage")
     numbers(run, 10, key="")
     run.source("TRUNCATE TABLE number", "INSERT INTO number VALUES (1, 'again', NULL)")
     result = run.verify("number")["number"]
@@ -309,7 +306,7 @@ def test_without_a_key_a_truncate_that_the_target_lacks_is_no_difference(verifie
 
 @FIRST_MYSQL
 def test_a_table_whose_rows_have_no_shard_is_told_apart_from_those_after_it(verified: Callable[..., Verified]) -> None:
-    rule = ", sharding: {key: at, function: hash, databases: 1, tables: 2}"
+    rule = "sharding: {key: at, function: hash, databases: 1, tables: 2}"
     run = verified(rule, table="{table}_{t}")
     run.source("CREATE TABLE apart (id INT PRIMARY KEY, at INT)", "INSERT INTO apart VALUES (1, 1), (2, 5)")
     run.source("CREATE TABLE all_dates (id INT PRIMARY KEY, at DATETIME)", "INSERT INTO all_dates VALUES (1, NOW())")
@@ -328,7 +325,7 @@ def test_a_table_whose_rows_have_no_shard_is_told_apart_from_those_after_it(veri
 
 @FIRST_MARIADB
 def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) -> None:
-    run = verified(", sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
+    run = verified("sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
     run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
     fill(run, range(20))
     run.drain()
@@ -366,7 +363,7 @@ def into_two_shards(run: Verified) -> None:
 @FIRST_MARIADB
 def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[..., Verified]) -> None:
     """Of each row there are as many as the source has."""
-    rule = ", no_key: rows, sharding: {key: t, function: mod, databases: 1, tables: 2}"
+    rule = "no_key: rows, sharding: {key: t, function: mod, databases: 1, tables: 2}"
     run = verified(rule, table="{table}_{t}")
     run.source(
         "CREATE TABLE number (id INT, t INT NOT NULL)",
@@ -389,7 +386,7 @@ def test_rows_without_a_key_in_the_wrong_shard_are_found(verified: Callable[...,
 @FIRST_MARIADB
 def test_a_row_that_a_run_is_moving_to_another_shard_is_no_difference(verified: Callable[..., Verified]) -> None:
     """It leaves one shard and comes to the other in two steps, in any order: meanwhile it is in both, or in none."""
-    run = verified(", sharding: {key: t, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
+    run = verified("sharding: {key: t, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
     run.source(
         "CREATE TABLE number (id INT PRIMARY KEY, t INT NOT NULL)",
         "INSERT INTO number VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0), (6, 1)",
@@ -424,7 +421,7 @@ HASH = "CHAR(64) CHARACTER SET ascii COLLATE ascii_bin"
 
 def filtered_and_masked(verified: Callable[..., Verified], kind: str = "VARCHAR(20)") -> Verified:
     """The table `number`, of which the target has the rows below 30 with a masked column, equal to the source."""
-    run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
+    run = verified(tables="rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
     run.source(f"CREATE TABLE number (id INT PRIMARY KEY, v {kind}, at DATETIME)")
     fill(run, range(40))
     run.drain()
@@ -580,7 +577,6 @@ def test_the_command_says_what_differs_and_keeps_evidence(
     run = verified()
     numbers(run)
     folder = run.line.folder
-    (folder / "shop.yaml").write_text(run.line.text)
 
     def command(*arguments: str) -> Any:
         return commands.run("verify", "shop.yaml", *arguments, "--json", directory=folder, environ=run.environ)
@@ -709,7 +705,7 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
     assert (result["all"].moving, result["all_a"].moving, result["all_b"].moving) == (1, 0, 1)
 
 
-@pytest.mark.parametrize("rule", ["", ", shared_keys: newest"])
+@pytest.mark.parametrize("rule", ["", "shared_keys: newest"])
 @FIRST_MARIADB
 def test_a_row_that_no_change_explains_is_found_where_another_table_has_its_key(
     verified: Callable[..., Verified], rule: str

@@ -12,14 +12,14 @@ from cdc_core.operations.cutover.proof import prover
 from cdc_core.operations.verify import evidence
 from cdc_core.operations.verify.verifier import verify
 from cdc_core.operations.verify.verify_job import VerifyJob
-from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers, verified
-from tests.opened import opened
+from tests.lab.forked_commands import ForkedCommands
+from tests.lab.opened import opened
 
 __all__ = ["verified"]
 
 ONLY_MARIADB = pytest.mark.parametrize("any_server", ["mariadb"], indirect=True)
-ISOLATE = ", on_unreadable: isolate, on_unlogged_change: record"
+ISOLATE = "on_unreadable: isolate, on_unlogged_change: record"
 
 
 def job_of(run: Verified, meta: Meta) -> VerifyJob:
@@ -37,7 +37,6 @@ def test_a_table_that_became_system_versioned_is_named_and_its_stale_rows_are_no
     assert all(one.equal for one in run.verify().values())
     run.source("ALTER TABLE number ADD SYSTEM VERSIONING", "UPDATE number SET v = 'stale' WHERE id = 3")
     run.drain()
-    (run.line.folder / "shop.yaml").write_text(run.line.text)
 
     done = commands.run("verify", "shop.yaml", "--json", directory=run.line.folder, environ=run.environ)
     assert (done.code, done.document["equal"]) == (3, False)
@@ -77,7 +76,6 @@ def test_of_several_source_tables_one_that_cannot_be_read_leaves_their_target_un
     run.consumed()
     assert all(one.equal for one in run.verify().values())
     run.target("DELETE FROM `all` WHERE id = 100")
-    (run.line.folder / "shop.yaml").write_text(run.line.text)
 
     def command(name: str, *arguments: str) -> int:
         return commands.run(name, "shop.yaml", *arguments, directory=run.line.folder, environ=run.environ).code
@@ -144,7 +142,7 @@ def test_a_table_that_the_pipeline_leaves_out_is_not_compared_and_nobody_asks_fo
     run = verified()
     numbers(run)
     numbers(run, table="other")
-    run.line.again(**{"include:": f"exclude: ['{run.line.origin.name}[.]number'], include:"})
+    run.line.change(tables=f"exclude: ['{run.line.origin.name}[.]number']")
     run.source("DROP TABLE number")
     run.drain()
     assert {name: one.equal for name, one in run.verify().items()} == {"other": True}
@@ -156,8 +154,7 @@ def test_where_no_table_can_be_compared_nothing_is_proven(
 ) -> None:
     run = verified()
     numbers(run)
-    run.line.again(**{"'*': {database": "'nubmer': {database"})
-    (run.line.folder / "shop.yaml").write_text(run.line.text)
+    run.change_target(tables={"nubmer": {"database": run.place}})
     done = commands.run("verify", "shop.yaml", "--json", directory=run.line.folder, environ=run.environ)
     assert (done.code, done.error["code"]) == (3, "config.no_match")
     shown = commands.run("verify", "shop.yaml", "--show", "--json", directory=run.line.folder, environ=run.environ)

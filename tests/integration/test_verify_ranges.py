@@ -31,7 +31,7 @@ from cdc_core.stage.stores import open_stage
 from examples.sandbox.mysql import MySql
 from tests.integration.test_repair import at_source
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
-from tests.opened import Noted, opened
+from tests.lab.opened import Noted, opened
 
 __all__ = ["verified"]
 
@@ -107,7 +107,7 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
         (DifferenceKind.SURPLUS, "99"),
     ]  # fmt: skip
     assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
-    monkeypatch.setattr(kept_progress, "KEPT_BYTES", 150)
+    monkeypatch.setattr(kept_progress, "KEPT_BYTES", 200)
     result = shop.verify("number")["number"]
     assert ([one.key["id"] for one in result.findings], result.differences) == (["-5", "6"], 4)
 
@@ -219,9 +219,7 @@ def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
     busy = f"SELECT COUNT(*) FROM {shop.line.origin.name}.busy"
     shop.source("CREATE TABLE busy (id INT PRIMARY KEY)", "INSERT INTO busy VALUES (1)")
     monkeypatch.setattr(source_rows, "WAIT_S", 0.01)
-    shop.line.again(
-        **{"            meta:": f"            snapshot: {{throttle: {{query: '{busy}'}}}}\n            meta:"}
-    )
+    shop.line.change(snapshot={"throttle": {"query": busy}})
     waits: list[str] = []
 
     class Eased(Progress):
@@ -338,7 +336,7 @@ def test_counts_and_greatest_keys_are_judged_as_of_places_and_are_no_proof(shop:
 
 @FIRST_MYSQL
 def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Verified]) -> None:
-    run = verified(", no_key: rows", tables=", rows: [{match: '.*[.]filtered', where: 'id < 3'}]")
+    run = verified("no_key: rows", tables="rows: [{match: '.*[.]filtered', where: 'id < 3'}]")
     numbers(run, 5, key="")
     numbers(run, 5, table="filtered")
     codes = {
@@ -357,7 +355,7 @@ def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Ve
 def test_rows_of_several_tables_are_counted_unless_some_of_them_may_count_as_one(
     verified: Callable[..., Verified], shared_keys: str, rows: int, code: str
 ) -> None:
-    run = verified(f", shared_keys: {shared_keys}")
+    run = verified(f"shared_keys: {shared_keys}")
     for name, first in (("all_a", 0), ("all_b", rows - 3)):
         run.source(
             f"CREATE TABLE {name} (id INT PRIMARY KEY)",

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import FIRST_MARIADB, Verified, fill, verified
+from tests.lab.forked_commands import ForkedCommands
 
 __all__ = ["verified"]
 
@@ -17,9 +17,8 @@ def test_of_a_target_that_only_replays_feed_a_row_that_was_set_back_by_hand_is_n
     verified: Callable[..., Verified], commands: ForkedCommands
 ) -> None:
     run = verified()
-    run.line.again(**{"{name: copy, ": "{name: copy, replay_only: true, existing: keep, "})
+    run.change_target(replay_only=True, existing="keep")
     folder = run.line.folder
-    (folder / "shop.yaml").write_text(run.line.text)
 
     def command(name: str, *arguments: str) -> Any:
         environ = {**os.environ, **run.environ}

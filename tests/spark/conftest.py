@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from examples.sandbox.spark import ConnectServer
 from spark_jobs.spark_session import open_session
-from tests.foreign_python import foreign_python, install_what_jobs_import
+from tests.lab.foreign_python import foreign_python, install_what_jobs_import
 
 
 @pytest.fixture(scope="session")

@@ -7,31 +7,54 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_core.config import Pipeline
 from cdc_core.model.merged_columns import KEY_CHAIN, merged_schema
 from cdc_core.model.position import order_key
-from cdc_core.model.run_plan import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
+from cdc_core.model.run_plan import (
+    FilterCounts,
+    MergeCounts,
+    MergeSet,
+    MergeTable,
+    PlannedFile,
+    RunPlan,
+    TargetRun,
+    WriteCounts,
+    counts_from_bytes,
+    counts_path,
+)
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged_columns import absent_text, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
+from cdc_core.stage.objects import ObjectStore
 from spark_jobs.job import Job
 from spark_jobs.merge_rules import moving_keys, row_columns
 from tests.history_model import Change
+from tests.lab.pipeline_file import changed, pipeline_document
 
-PIPELINE = """\
-pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file://{folder}"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-"""
-"""Without its targets."""
+
+def staged_pipeline(root: Path, **sections: Any) -> Pipeline:
+    """Source `one`, whose stage is the directory. sections: as of `pipeline_document`."""
+    document = pipeline_document(
+        root, "shop", source="name: one, connection: env:SRC", routes="[]", stage={"uri": root.as_uri()}
+    )
+    return Pipeline.model_validate(changed(document, **sections))
+
+
+def counts_of(store: ObjectStore, plan: RunPlan) -> tuple[MergeCounts, FilterCounts, list[WriteCounts]]:
+    """What the jobs of a run over one table counted."""
+    return (
+        counts_from_bytes(store.get(counts_path(plan.merged_folder("0"))), MergeCounts)[0],
+        counts_from_bytes(store.get(counts_path(plan.filtered_folder("shards"))), FilterCounts)[0],
+        counts_from_bytes(store.get(counts_path(plan.written_folder("shards"))), WriteCounts),
+    )
 
 
 def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:

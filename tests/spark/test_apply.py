@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, Quality, parse
+from cdc_core.config import Pipeline, Quality
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.merged_columns import CLASS, FILTER_ONLY, SHARD
-from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
 from cdc_core.targets.bookkeeping.fence import lower_fences, raise_fences
@@ -39,7 +39,7 @@ from spark_jobs.quality_rows import Sample, spaced
 from spark_jobs.table_tasks import together
 from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
-from tests.spark.staged_changes import PIPELINE, Stage, require_merged_columns, table_schema
+from tests.spark.staged_changes import Stage, counts_of, require_merged_columns, staged_pipeline, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -117,12 +117,7 @@ class Line:
         return {at: [row[:3] for row in rows] for at, rows in found.items() if "." in at and rows}
 
     def counts(self, plan: RunPlan) -> tuple[MergeCounts, FilterCounts, list[WriteCounts]]:
-        store = open_store(self.stage.uri)
-        return (
-            counts_from_bytes(store.get(counts_path(plan.merged_folder("0"))), MergeCounts)[0],
-            counts_from_bytes(store.get(counts_path(plan.filtered_folder("shards"))), FilterCounts)[0],
-            counts_from_bytes(store.get(counts_path(plan.written_folder("shards"))), WriteCounts),
-        )
+        return counts_of(open_store(self.stage.uri), plan)
 
     def columns_are_as_said(self, plan: RunPlan) -> None:
         """The files of merged/ and filtered/ have the columns of model/merged_columns.py."""
@@ -162,21 +157,10 @@ def line(
     spark = request.getfixturevalue(session)
     prefix = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
-    pipeline = parse(
-        PIPELINE.format(folder=tmp_path)
-        + f"""\
-spark: {{driver_rows: {driver_rows}}}
-targets:
-  - name: shards
-    connections: ["env:TARGET_URL"]
-    tables:
-      "*":
-        database: "{prefix}_{{d}}"
-        table: "{{table}}_{{t}}"
-        sharding: {{key: customer, databases: 2, tables: 2}}
-""",
-        where="test",
-    )
+    sharding = {"key": "customer", "databases": 2, "tables": 2}
+    rule = {"database": f"{prefix}_{{d}}", "table": "{table}_{t}", "sharding": sharding}
+    target = {"name": "shards", "connections": ["env:TARGET_URL"], "tables": {"*": rule}}
+    pipeline = staged_pipeline(tmp_path, targets=[target], spark={"driver_rows": driver_rows})
     with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute("SET GLOBAL local_infile = ON")
         for d in (0, 1):

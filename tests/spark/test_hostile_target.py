@@ -17,7 +17,7 @@ from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.quality import check
 from spark_jobs.write import write
-from tests.hostile_server import ANSWERS, CLOSING, Meddler
+from tests.lab.hostile_server import ANSWERS, CLOSING, Meddler
 from tests.spark.test_apply import FIRST, Line, line, order  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, parse
+from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.position import Position
 from cdc_core.model.run_plan import MergeCounts, counts_from_bytes, counts_path
@@ -22,7 +22,7 @@ from spark_jobs import merge as merge_module
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from tests.history_model import Change
-from tests.spark.staged_changes import Stage, merge_by, require_merged_columns, table_schema
+from tests.spark.staged_changes import Stage, merge_by, require_merged_columns, staged_pipeline, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -38,23 +38,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
-def pipeline(root: Path, routes: str = "", rule: str = 'database: "db"') -> Pipeline:
-    return parse(
-        f"""
-pipeline: shop
-{routes}
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file://{root}"}}
-meta: {{url: "sqlite:///{root}/meta.db"}}
-targets: [{{name: shards, connections: ["env:TGT"], tables: {{"*": {{{rule}}}}}}}]
-""",
-        where="test",
-    )
+def pipeline(root: Path, routes: str = "[]") -> Pipeline:
+    target = {"name": "shards", "connections": ["env:TGT"], "tables": {"*": {"database": "db"}}}
+    return staged_pipeline(root, targets=[target], routes=routes)
 
 
 def merged(
-    spark: SparkSession, stage: Stage, key: list[str], *, on_truncate: str = "stop", routes: str = ""
+    spark: SparkSession, stage: Stage, key: list[str], *, on_truncate: str = "stop", routes: str = "[]"
 ) -> tuple[list[dict], MergeCounts]:
     plan = stage.plan("r", dict.fromkeys(stage.files, key), on_truncate=on_truncate)
     job = Job(lambda: spark, pipeline(stage.root, routes), plan, open_store(stage.uri), set_name="0")
@@ -89,10 +79,10 @@ def test_a_type_that_cannot_be_widened_is_refused(spark: SparkSession, tmp_path:
     assert caught.value.code == "stage.schema_conflict"
 
 
-SPLIT = "routes: [{match: 'shop\\.items_\\d+', to: shop.items}]"
+SPLIT = "[{match: 'shop\\.items_\\d+', to: shop.items}]"
 
 
-@pytest.mark.parametrize(("on_truncate", "routes"), [("stop", ""), ("apply", SPLIT)])
+@pytest.mark.parametrize(("on_truncate", "routes"), [("stop", "[]"), ("apply", SPLIT)])
 def test_a_truncate_is_refused_and_leaves_no_counts(
     spark: SparkSession, tmp_path: Path, on_truncate: str, routes: str
 ) -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from cdc_core.config import parse
 from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.stage.stores import open_store
 from spark_jobs.filter import apply_filter
@@ -23,7 +22,7 @@ from spark_jobs.quality import check
 from spark_jobs.table_tasks import Piece, packed, together
 from spark_jobs.write import write
 from tests.history_model import Change
-from tests.spark.staged_changes import PIPELINE, Stage, table_schema
+from tests.spark.staged_changes import Stage, staged_pipeline, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -36,15 +35,13 @@ def test_many_tables_share_a_spark_job_and_one_that_fails_leaves_the_others_writ
 ) -> None:
     database = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
-    pipeline = parse(
-        PIPELINE.format(folder=tmp_path)
-        + f"""\
-spark: {{driver_rows: 0}}
-targets:
-  - {{name: shards, connections: ["env:TARGET_URL"], sessions: 3, tables: {{"*": {{database: "{database}"}}}}}}
-""",
-        where="test",
-    )
+    target = {
+        "name": "shards",
+        "connections": ["env:TARGET_URL"],
+        "sessions": 3,
+        "tables": {"*": {"database": database}},
+    }
+    pipeline = staged_pipeline(tmp_path, targets=[target], spark={"driver_rows": 0})
     stage = Stage(tmp_path)
     for number in range(TABLES):
         changes = [Change("c", {"id": id, "n": 10 * number + id}, 10, id) for id in range(1, 4)]

@@ -13,8 +13,8 @@ import pymysql
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, parse
-from cdc_core.model.run_plan import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.config import Pipeline
+from cdc_core.model.run_plan import RunPlan, WriteCounts
 from cdc_core.stage.stores import open_store
 from cdc_core.targets.writing import write_parts as parts
 from spark_jobs.filter import apply_filter
@@ -23,7 +23,7 @@ from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.write import write
 from tests.history_model import Change
-from tests.spark.staged_changes import PIPELINE, Stage, table_schema
+from tests.spark.staged_changes import Stage, counts_of, staged_pipeline, table_schema
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 ROWS = table_schema("shop.rows", {"id": "bigint", "n": "int"}, ["id"])
@@ -60,10 +60,7 @@ class Line:
         self.parts_done.clear()
         write(self.job(plan))
         check(self.job(plan))
-        store = open_store(self.stage.uri)
-        merged = counts_from_bytes(store.get(counts_path(plan.merged_folder("0"))), MergeCounts)[0]
-        filtered = counts_from_bytes(store.get(counts_path(plan.filtered_folder("shards"))), FilterCounts)[0]
-        written = counts_from_bytes(store.get(counts_path(plan.written_folder("shards"))), WriteCounts)
+        merged, filtered, written = counts_of(open_store(self.stage.uri), plan)
         assert merged.winners == filtered.stale + sum(one.written + one.stale + one.absent for one in written)
         return written
 
@@ -82,19 +79,10 @@ def line(
     monkeypatch.setenv("TARGET_URL", mysql9.url)
     database = f"p{uuid.uuid4().hex[:8]}"
     said = {"driver_rows": 20_000, "sharded_by": "id", **getattr(request, "param", {})}
-    sharding = f"{{key: {said['sharded_by']}, databases: 1, tables: 2}}"
-    pipeline = parse(
-        PIPELINE.format(folder=tmp_path)
-        + f"""\
-spark: {{driver_rows: {said["driver_rows"]}}}
-targets:
-  - name: shards
-    connections: ["env:TARGET_URL"]
-    part_rows: 5
-    tables: {{"*": {{database: "{database}", table: "rows_{{t}}", sharding: {sharding}}}}}
-""",
-        where="test",
-    )
+    sharding = {"key": said["sharded_by"], "databases": 1, "tables": 2}
+    rule = {"database": database, "table": "rows_{t}", "sharding": sharding}
+    target = {"name": "shards", "connections": ["env:TARGET_URL"], "part_rows": 5, "tables": {"*": rule}}
+    pipeline = staged_pipeline(tmp_path, targets=[target], spark={"driver_rows": said["driver_rows"]})
     with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(f"CREATE DATABASE {database}")

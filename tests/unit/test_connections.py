@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.mysql.connections import Server, connect, parse_url, resolve, variable_of
 from examples.sandbox.tls import CERTIFICATE, write_certificate
-from tests.refusals import refusal
+from tests.lab.refusals import refusal
 
 SECRET = "s3cr/t@:?#ü"
 QUOTED = "s3cr%2Ft%40%3A%3F%23%C3%BC"

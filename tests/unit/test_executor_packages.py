@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from tests.foreign_python import PACKAGES
+from tests.lab.foreign_python import PACKAGES
 
 
 def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once() -> None:

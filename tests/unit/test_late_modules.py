@@ -68,6 +68,7 @@ def test_garbage_is_collected_again_after_an_import_that_failed() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.slow
 def test_the_suites_are_judged_without_the_modules_of_pages_and_statistics() -> None:
     code = (
         "import sys, pyarrow\n"

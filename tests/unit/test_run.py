@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cdc_core.operations.pipeline_run import carry_out, fresh_run_id
 from spark_jobs.driver import Driver
-from tests.made_batches import manifest
-from tests.opened import Noted, opened
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import Noted, opened
 
 
 def test_a_run_whose_batches_another_took_over_starts_nothing_and_says_who_has_them(tmp_path: Path) -> None:

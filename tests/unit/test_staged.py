@@ -26,8 +26,8 @@ from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import CopiedName, copied_path, horizon_path
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_batches import covered
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_batches import covered
+from tests.lab.made_blocks import Change, Made, block
 
 KEY = Column("id", ColumnType("int"), False, 1)
 NOTE = Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))
@@ -321,6 +321,7 @@ def test_the_state_of_a_partial_table_is_refused_unless_that_is_accepted(tmp_pat
         assert rows(found, "id") == [(1,)]
 
 
+@pytest.mark.slow
 def test_what_is_public_is_typed_and_its_names_are_what_a_checker_sees(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

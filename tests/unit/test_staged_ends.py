@@ -9,7 +9,7 @@ from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.stores import open_store
 from spark_jobs.staged_ends import StagedEnds
-from tests.made_batches import manifest
+from tests.lab.made_batches import manifest
 
 END = manifest(0).end.position
 

@@ -169,8 +169,8 @@ def checked_destination(
     lacking: prepared_destinations adds it.
 
     schemas: the current definitions of the source tables that are routed here. space: asks whether what Lockstep needs
-    fits into the tables (row_limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.* raise,
-    and what target.faults makes of the servers' errors.
+    fits into the tables (row_row_limits.py), which adding it tells, too. Raises what sharding, facts.* and limits.*
+    raise, and what target.faults makes of the servers' errors.
     """
     target = survey.target
     places = shard_tables(target, logical)

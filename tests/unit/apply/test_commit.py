@@ -12,9 +12,9 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused, severity
 from cdc_core.meta import RecordState
 from cdc_core.model.run_plan import WriteCounts, counts_path
 from cdc_core.operations.apply import lost_writes
-from tests.made_batches import manifest
-from tests.refusals import refusal
-from tests.unit.apply.made_line import WINDOW, Line, pipeline
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import WINDOW, Line, pipeline
+from tests.lab.refusals import refusal
 
 B = [manifest(number, tables={"shop.orders": 4, "shop.items": 2}) for number in range(2)]
 IDS = tuple(one.batch_id for one in B)

@@ -31,10 +31,10 @@ from cdc_core.stage.compacting import compact as write
 from cdc_core.stage.layout import compaction_path, originals_removed_path
 from cdc_core.stage.parquet import PartFile
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
-from tests.opened import opened_line
-from tests.refusals import refusal
-from tests.unit.apply.made_line import Line
+from tests.lab.made_blocks import Change, Made, block
+from tests.lab.made_line import Line
+from tests.lab.opened import opened_line
+from tests.lab.refusals import refusal
 from tests.unit.test_staged import KEY, NOTE, ORDERS, place
 
 HOUR_US = 3_600_000_000

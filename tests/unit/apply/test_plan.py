@@ -22,10 +22,10 @@ from cdc_core.operations.apply import commit, plan, replay
 from cdc_core.operations.apply.layout_guard import note_layouts, require_layouts
 from cdc_core.operations.apply.replay import Selection
 from cdc_core.stage.layout import CopiedName, copied_path, start_path
-from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
-from tests.opened import opened, opened_line
-from tests.refusals import refusal
-from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
+from tests.lab.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
+from tests.lab.made_line import NEXT_WINDOW, WINDOW, Line
+from tests.lab.opened import opened, opened_line
+from tests.lab.refusals import refusal
 
 B = [manifest(number) for number in range(6)]
 IDS = tuple(one.batch_id for one in B)

@@ -18,10 +18,10 @@ from cdc_core.operations.apply import left_out, replay
 from cdc_core.operations.apply.lost_writes import LostWrites, first_batches
 from cdc_core.operations.apply.replay import Selection, places
 from cdc_core.stage.layout import CopiedName, copied_path
-from tests.made_batches import HOUR_US, START_US, manifest, position, schema
-from tests.opened import opened_line
-from tests.refusals import refusal
-from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
+from tests.lab.made_batches import HOUR_US, START_US, manifest, position, schema
+from tests.lab.made_line import NEXT_WINDOW, WINDOW, Line
+from tests.lab.opened import opened_line
+from tests.lab.refusals import refusal
 
 B = [manifest(number, window=number // 2, tables={"shop.orders": 3, "shop.items": 2}) for number in range(6)]
 IDS = tuple(one.batch_id for one in B)

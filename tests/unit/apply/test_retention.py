@@ -23,10 +23,10 @@ from cdc_core.operations.check.check_targets import writer_of
 from cdc_core.operations.rebuild import rebuild as rebuild_source
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
-from tests.made_batches import HOUR_US, START_US, manifest
-from tests.opened import opened, opened_line
-from tests.refusals import refusal
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import HOUR_US, START_US, manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import opened, opened_line
+from tests.lab.refusals import refusal
 
 B = [manifest(number, window=number) for number in range(6)]
 IDS = tuple(one.batch_id for one in B)
@@ -355,7 +355,7 @@ def test_a_table_whose_purged_history_the_target_has_is_its_own_even_after_meta_
     with fresh.meta:
 
         def owned(meta: Meta, target: str, table: str) -> bool:
-            return writer_of(meta, line.pipeline, target).owns(table, None)
+            return writer_of(meta, line.pipeline, target).owns(table)
 
         assert not owned(fresh.meta, "t", "shop.orders")
         purge(line, forget_us=NEVER)
@@ -368,7 +368,7 @@ def test_a_table_whose_purged_history_the_target_has_is_its_own_even_after_meta_
 def test_a_table_that_the_target_left_out_is_not_its_own_because_it_was_purged(line: Line) -> None:
     line.with_targets({"name": "t", "tables": {"shop.items": {}}}).done("first")
     purge(line)
-    assert not writer_of(line.meta, line.pipeline, "t").owns("shop.orders", None)
+    assert not writer_of(line.meta, line.pipeline, "t").owns("shop.orders")
 
 
 def known(line: Line) -> list[str]:

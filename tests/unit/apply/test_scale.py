@@ -13,8 +13,8 @@ from sqlalchemy import create_engine, text
 import lockstep
 from benchmarks import scale
 from benchmarks.scale import Counting, Load
-from tests.made_blocks import Made
-from tests.unit.apply.made_line import Line
+from tests.lab.made_blocks import Made
+from tests.lab.made_line import Line
 from tests.unit.apply.test_compaction import HOUR_US, Staged, insert
 from tests.unit.apply.test_compaction import table_named as named
 

@@ -13,6 +13,7 @@ import pytest
 
 from cdc_core.binlog import compiled
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 KERNEL = """
 import numpy as np

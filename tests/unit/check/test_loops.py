@@ -8,8 +8,8 @@ import pytest
 
 from cdc_core.errors import Refused
 from cdc_core.operations.check.loops import require_no_loops
-from tests.made_batches import manifest
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
 
 SAME = "mysql://u:p@DB.example:3306"
 OTHER = "mysql://u:p@db.example:3307"

@@ -16,11 +16,11 @@ from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.operations.extract import DrainResult
 from cdc_core.operations.extract.partial import note_partial
 from cdc_core.operations.open_pipeline import OpenPipeline
-from tests.made_batches import covered, manifest
-from tests.opened import Noted
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import covered, manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import Noted
 
-TABLES = 2_000
+TABLES = 500
 PIPELINE = """
 pipeline: line
 sources: [{{name: shop, connection: env:SHOP, server_id: 7}}]
@@ -35,7 +35,7 @@ targets: [{{name: t, connections: [env:T], tables: {{'*': {{}}}}}}]
 def many(tmp_path: Path) -> Path:
     """A pipeline that has applied a batch of TABLES partial tables."""
     line = Line.open(tmp_path)
-    line.stage(*covered([manifest(0, tables={f"shop.t{number:04d}": 1 for number in range(TABLES)})], how=How.EXISTING))
+    line.stage(*covered([manifest(0, tables={f"shop.t{number:03d}": 1 for number in range(TABLES)})], how=How.EXISTING))
     line.done("run")
     line.stage(manifest(1, tables={}))
     line.done("after")  # without rows it has no ledger

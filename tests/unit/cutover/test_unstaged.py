@@ -10,8 +10,8 @@ import pytest
 from cdc_core.config import parse
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.operations.cutover.unstaged import StagedTables
-from tests.made_batches import manifest
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
-from tests.made_batches import START_US, manifest
+from tests.lab.made_batches import START_US, manifest
 
 STOPPED = manifest(0).end
 NEXT_LOG = Checkpoint(Position(1, "binlog.000001", 4))

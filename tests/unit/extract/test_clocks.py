@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.windows import CLOCK_TOLERANCE_US
-from tests.made_blocks import ENTRY_BYTES, Made, block
+from tests.lab.made_blocks import ENTRY_BYTES, Made, block
 from tests.unit.extract.test_stager import MINUTE, NOON, House, row
 
 HOUR = 60 * MINUTE

@@ -20,8 +20,8 @@ from cdc_core.ring import AckPoint
 from cdc_core.stage import start_record as starts
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.stores import open_store
-from tests.made_blocks import ENTRY_BYTES, Change, Made, block
-from tests.opened import opened
+from tests.lab.made_blocks import ENTRY_BYTES, Change, Made, block
+from tests.lab.opened import opened
 
 MINUTE = 60_000_000
 NOON = 1_795_000_020_000_000 // MINUTE * MINUTE

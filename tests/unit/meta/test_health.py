@@ -20,8 +20,8 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.windows import Windows
 from cdc_core.operations.cutover.cutover_report import way_back_document
 from cdc_core.operations.status_report import status_document
-from tests.made_batches import HOUR_US, START_US, covered, manifest, position
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import HOUR_US, START_US, covered, manifest, position
+from tests.lab.made_line import Line
 
 SCHEDULES = ("*/7 * * * *", "0 * * * *", "30 2 * * 1")
 HOURLY = Windows("0 * * * *")

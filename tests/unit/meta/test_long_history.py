@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import event
 
 from cdc_core.operations.apply.retention import purge
-from tests.made_batches import manifest
-from tests.opened import opened_line
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import opened_line
 
 ASKED: dict[str, Callable[[Line], Any]] = {
     "status": lambda line: line.meta.status.find(["t"]),

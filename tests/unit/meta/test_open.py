@@ -19,8 +19,8 @@ from alembic.script import ScriptDirectory
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, severity
 from cdc_core.meta import Meta, migrate
-from tests.made_batches import manifest
-from tests.refusals import refusal
+from tests.lab.made_batches import manifest
+from tests.lab.refusals import refusal
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])

@@ -10,8 +10,8 @@ from cdc_core.errors import Refused
 from cdc_core.meta import Meta, Overview
 from cdc_core.meta.overviews import BATCHES, WINDOWS
 from cdc_core.model.windows import Windows
-from tests.made_batches import HOUR_US, START_US, manifest
-from tests.unit.apply.made_line import WINDOW, Line
+from tests.lab.made_batches import HOUR_US, START_US, manifest
+from tests.lab.made_line import WINDOW, Line
 
 
 @pytest.fixture

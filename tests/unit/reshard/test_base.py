@@ -15,10 +15,10 @@ from cdc_core.operations.apply import retention
 from cdc_core.operations.reshard.base import require_base
 from cdc_core.operations.reshard.fill import count_from_the_horizon
 from cdc_core.stage import horizon
-from tests.made_batches import manifest
-from tests.opened import opened, opened_line
-from tests.refusals import refusal
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import opened, opened_line
+from tests.lab.refusals import refusal
 
 ORDERS = "shop.orders"
 SHARDED: dict[str, Any] = {

@@ -7,7 +7,7 @@ import pytest
 from cdc_core.config import Pipeline, parse
 from cdc_core.operations.reshard.new_layout import NewLayout
 from cdc_core.operations.reshard.successors import ShardPart, successor_document
-from tests.refusals import refusal
+from tests.lab.refusals import refusal
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from cdc_core.errors import InternalError, RetryLater, UsageError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Position
 from cdc_core.ring import MEMORY_UNIT, AckPoint, Edge, Ring, RingClosed
-from tests.made_blocks import ENTRY_BYTES, Made, block
+from tests.lab.made_blocks import ENTRY_BYTES, Made, block
 
 START = Position(0, "binlog.000001", 4)
 PART, DDL, UNCAPTURED = EntryKind.PART, EntryKind.DDL, EntryKind.UNCAPTURED

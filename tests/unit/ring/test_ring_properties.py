@@ -15,7 +15,7 @@ from cdc_core.errors import InternalError
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Position
 from cdc_core.ring import AckPoint, Ring
-from tests.made_blocks import ENTRY_BYTES, Made, block
+from tests.lab.made_blocks import ENTRY_BYTES, Made, block
 
 KINDS = st.sampled_from(list(EntryKind))
 ENTRY = st.builds(

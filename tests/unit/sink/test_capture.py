@@ -9,7 +9,7 @@ from cdc_core.errors import InternalError, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.source.capture import SYSTEM_SCHEMAS, Capture
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 BEGIN = Position(0, "binlog.000001", 4)
 

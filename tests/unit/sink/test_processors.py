@@ -16,7 +16,7 @@ from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.source.capture import Capture, processors
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 BEGIN = Position(0, "binlog.000001", 4)
 ITEMS = TableSchema(

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.copy_keys import INT, SHAPES, TEXT_SHAPES
-from tests.copy_model import live
+from tests.unit.snapshot.copy_keys import INT, SHAPES, TEXT_SHAPES
+from tests.unit.snapshot.copy_model import live
 
+pytestmark = pytest.mark.slow
 BEFORE = st.lists(st.integers(0, 99), max_size=2)
 STEPS = st.lists(st.integers(0, 15), min_size=2, max_size=8)
 EVENTS = st.lists(st.tuples(st.integers(0, 16), st.integers(0, 3199)), min_size=1, max_size=40)

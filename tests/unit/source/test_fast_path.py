@@ -266,6 +266,7 @@ def written(script: Sequence[tuple[object, ...]], *, mariadb: bool, checksum: bo
     return wire.data
 
 
+@pytest.mark.slow
 @given(
     scripts,
     st.booleans(),

@@ -17,7 +17,7 @@ from cdc_core.stage import stage_reader as reader
 from cdc_core.stage import start_record as start
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.stores import open_store
-from tests.made_blocks import Made
+from tests.lab.made_blocks import Made
 from tests.unit.stage.test_reader import insert, rows, stage, truncate
 
 TABLE = "shop.orders"

@@ -9,7 +9,7 @@ import pytest
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.keychange import key_changes
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema(
     "shop",

@@ -24,7 +24,7 @@ from cdc_core.stage.manifest import chain, commit, newest, parse, require_listed
 from cdc_core.stage.stage_reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1), Column("v", ColumnType("text"))))
 SOURCES = ("shop", "shop2", "west")
@@ -93,6 +93,7 @@ def notice(root: Path, ends: dict[str, Position]) -> dict[str, bool]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), min_size=1, max_size=3),

@@ -21,7 +21,7 @@ from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import ChainProblem, chain, commit, read, sweep, verify
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1),))
 ONLY_A_VERSION = f'{{"version": {MANIFEST_VERSION}}}'.encode()

@@ -38,8 +38,8 @@ from cdc_core.stage.stores import open_store
 from cdc_core.stage.unify import unified_columns
 from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
-from tests.made_batches import covered
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_batches import covered
+from tests.lab.made_blocks import Change, Made, block
 
 ID = Column("id", ColumnType("int"), False, 1)
 NOTE = Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))

@@ -14,9 +14,9 @@ from cdc_core.operations.apply.retention import purge
 from cdc_core.stage.manifest import chain, newest, verify
 from cdc_core.stage.public import open as open_stage
 from cdc_core.stage.start_record import sources
-from tests.made_batches import manifest
-from tests.opened import opened_line
-from tests.unit.apply.made_line import Line
+from tests.lab.made_batches import manifest
+from tests.lab.made_line import Line
+from tests.lab.opened import opened_line
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import pytest
 from cdc_core.errors import UsageError
 from cdc_core.stage.sql_views import sql
 from cdc_core.stage.stores import open_store
-from tests.made_blocks import Made
+from tests.lab.made_blocks import Made
 from tests.unit.stage.test_reader import KEYLESS, delete, insert, stage
 
 

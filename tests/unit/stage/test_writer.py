@@ -29,7 +29,7 @@ from cdc_core.stage import parquet
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
-from tests.made_blocks import Change, Made, block
+from tests.lab.made_blocks import Change, Made, block
 
 START = Position(0, "binlog.000001", 4)
 WINDOW = (1_795_233_600_000_000, 1_795_237_200_000_000)

@@ -22,8 +22,8 @@ from cdc_core.model.staged_columns import BEFORE_MARK, OP, ROW, SEQ
 from cdc_core.operations.verify import staged_history as history
 from cdc_core.operations.verify.shape import Shape
 from cdc_core.stage.stores import open_store
-from tests import made_batches
 from tests.history_model import COLUMNS, KEY, NAMES, Change, histories, winners
+from tests.lab import made_batches
 from tests.spark.staged_changes import staged_table, table_schema
 
 ITEMS = table_schema("shop.items", COLUMNS, KEY)

@@ -25,7 +25,7 @@ from cdc_core.binlog.warm_kernels import warm
 from cdc_core.cli import main
 from spark_jobs.driver import Driver
 
-HOOK = Path(__file__).parent / "crash" / "hook" / "sitecustomize.py"
+HOOK = Path(__file__).parents[1] / "crash" / "hook" / "sitecustomize.py"
 
 APPLYING = {"run", "repair", "reshard", "cutover"}
 """Commands that do the jobs of a run."""

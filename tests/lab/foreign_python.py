@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PACKAGES = {
+    "annotated_types": "annotated-types",
     "cryptography": "cryptography",
     "numba": "numba",
     "numpy": "numpy",

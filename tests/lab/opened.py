@@ -28,8 +28,9 @@ def opened(
 
 
 def opened_line(line: Any, environ: Mapping[str, str] | None = None) -> OpenPipeline:
-    """Of something that has a pipeline, its meta database and perhaps a store."""
-    return opened(line.pipeline, line.meta, environ, store=getattr(line, "store", None))
+    """Of something that has a pipeline, its meta database, and perhaps a store and an environment."""
+    given = getattr(line, "environ", None) if environ is None else environ
+    return opened(line.pipeline, line.meta, given, store=getattr(line, "store", None))
 
 
 class Noted(Progress):

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from tests.hostile_server import Listener
+from tests.lab.hostile_server import Listener
 
 PAGE = b"<!DOCTYPE html><html><body><p>default backend<br></body></html>"
 PATIENCE_S = 20.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from tests.hostile_server import Listener
+from tests.lab.hostile_server import Listener
 
 _TLS, _GSS = 80877103, 80877104
 _CLEAR_PASSWORD, _OK = 3, 0

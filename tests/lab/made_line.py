@@ -23,8 +23,8 @@ from cdc_core.operations.apply import commit, plan
 from cdc_core.stage import start_record as starts
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_store
-from tests.made_batches import HOUR_US, START_US, checkpoint
-from tests.opened import opened_line
+from tests.lab.made_batches import HOUR_US, START_US, checkpoint
+from tests.lab.opened import opened_line
 
 WINDOW = (START_US, START_US + HOUR_US)
 NEXT_WINDOW = (START_US + HOUR_US, START_US + 2 * HOUR_US)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from cdc_core.model.position import Position
 from cdc_core.source.host.gtid_sets import GtidSet
 from cdc_core.source.host.start_position import Begin, Head, Search
-from tests.copy_keys import Key, Shape
+from tests.unit.snapshot.copy_keys import Key, Shape
 
 START_US = 497_000 * 3_600_000_000
 APART_US = 100

@@ -2,8 +2,8 @@
 
 Real are the copier, the claims by key of a repair, the watermarks, the chunks and the SQL of keys (which SQLite runs),
 the parts, meta, the staging of copies, the coverage of tables, the fold, purges, the plans of runs and replays, their
-merge, and the search for the place in the log of a server that takes over. Modelled are the servers
-(tests/copy_source.py), the extractor, which stages stretches of the log, and the target (tests/copy_target.py).
+merge, and the search for the place in the log of a server that takes over. Modelled are the servers (copy_source.py),
+the extractor, which stages stretches of the log, and the target (copy_target.py).
 
 Before whatever the copier does, the world may move. What happens is a list of (skip, number): after so many moments in
 which nothing happens, the event `number`. So hypothesis finds the interleaving, and shrinks it.
@@ -74,10 +74,10 @@ from cdc_core.stage.parquet import PartFile
 from cdc_core.stage.stage_reader import table_state
 from cdc_core.stage.staged_coverage import coverage_of, purged_of
 from cdc_core.stage.stores import open_store
-from tests.copy_keys import Key, Shape, as_sqlite
-from tests.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
-from tests.copy_target import Target, winners
-from tests.opened import opened_line
+from tests.lab.opened import opened_line
+from tests.unit.snapshot.copy_keys import Key, Shape, as_sqlite
+from tests.unit.snapshot.copy_source import APART_US, START_US, Entry, SearchedLog, Source, View
+from tests.unit.snapshot.copy_target import Target, winners
 
 NAME, TABLE = "shop", "shop.t"
 DURABLE = (

@@ -7,7 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -41,10 +42,11 @@ class Origin:
     sql: SqlServer
     name: str
     server_id: int = 4100
-    control: pymysql.Connection = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.control = connections.connect(self.address(), where="test")
+    @cached_property
+    def control(self) -> pymysql.Connection:
+        """A session that the product asks its questions by."""
+        return connections.connect(self.address(), where="test")
 
     def address(self, user: str = "", password: str = "") -> connections.Server:
         return connections.Server(self.sql.host, self.sql.port, user or self.sql.user, password or self.sql.password)
