@@ -154,7 +154,7 @@ def test_where_no_table_can_be_compared_nothing_is_proven(
 ) -> None:
     run = verified()
     numbers(run)
-    run.change_target(tables={"nubmer": {"database": run.place}})
+    run.change_target(tables={"absent_table": {"database": run.place}})
     done = commands.run("verify", "shop.yaml", "--json", directory=run.line.folder, environ=run.environ)
     assert (done.code, done.error["code"]) == (3, "config.no_match")
     shown = commands.run("verify", "shop.yaml", "--show", "--json", directory=run.line.folder, environ=run.environ)
