@@ -207,6 +207,6 @@ def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, databas
     ((table, events),) = row_groups(events_since(server, since), mariadb=mariadb)
     schema = schema_of(table, None, mariadb=mariadb)
     other = replace(schema, columns=tuple(replace(column, key_part=1) for column in schema.columns))
-    with pytest.raises(Refused, match="lack a, which is needed to identify the row") as refused:
+    with pytest.raises(Refused, match="lack a, so they do not say which row changed") as refused:
         decode_rows(other, table, RowImages.from_events(events))
     assert refused.value.code == "source.incomplete_rows"
