@@ -24,7 +24,7 @@ from tests.lab.made_blocks import Change, Made, block
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.stage import files, manifest, parquet, s3, start
+from cdc_core.stage import files, manifest, parquet, s3, start_record
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 
@@ -64,7 +64,7 @@ STEPS = {
 }
 # Parts of a bucket are put conditionally as well: two parts and a manifest for each batch.
 MANIFEST = 6 if endpoint else 2
-start.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)), pipeline="p")
+start_record.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)), pipeline="p")
 if step != "never":
     STEPS[step]()
 

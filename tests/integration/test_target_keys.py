@@ -407,7 +407,7 @@ def test_versions_follow_a_key_that_is_altered_and_the_newest_of_those_that_fall
         assert altered.write([row("u", "a", 10)]).written == 1
         assert altered.write([row("u", "b" * 40, 1)]).written == 1
         assert prepare(table.connection, facts) == facts
-        assert len(table.query(f"SHOW TABLES FROM {facts.database} LIKE '\\_lockstep\\_%'")) == 5 - (store == "row")
+        assert len(table.query(f"SHOW TABLES FROM {facts.database} LIKE '\\_lockstep\\_%'")) == 6 - (store == "row")
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_an_extraction_whose_thread_was_told_to_leave_is_not_taken_for_a_whole_o
 
 WAITING = """
 import sys, threading
-from cdc_core import leaving
+from cdc_core.process import leaving
 from cdc_core.meta import Meta
 leaving.leave_on_signals()
 leaving.GRACE_S = 0.2

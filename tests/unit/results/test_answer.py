@@ -255,7 +255,7 @@ def test_the_type_of_a_decimal_expression_has_room_for_all_its_digits() -> None:
 def test_after_warming_nothing_is_left_to_compile() -> None:
     code = (
         "from cdc_core.results.warm_reader import kernels, warm\n"
-        "from cdc_core.binlog import warm as others\n"
+        "from cdc_core.binlog import warm_kernels as others\n"
         "warm()\n"
         "def compiled():\n"
         "    both = (*kernels(), *others.kernels())\n"
@@ -265,7 +265,7 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
         "read.test_numbers_of_packets_start_over_after_255()\n"
         "read.test_fewer_digits_than_the_scale_are_filled_with_zeros_and_more_refused()\n"
         "assert before == compiled(), (before, compiled())\n"
-        "assert {'rows.locate', 'numbers.decimals', 'numbers.without_zeros'} <= before.keys(), before\n"
+        "assert {'row_packets.locate', 'numbers.decimals', 'numbers.without_zeros'} <= before.keys(), before\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
