@@ -36,10 +36,10 @@ _PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
 
 
 @contextmanager
-def exported(pipeline: Pipeline) -> Iterator[None]:
+def exported(pipeline: Pipeline, others: Iterable[str] = ()) -> Iterator[None]:
     """The variables in this process's environment, until the block ends. Raises as `environment` does."""
     before = dict(os.environ)
-    after = environment(pipeline)
+    after = environment(pipeline, others)
     try:
         os.environ.update(after)
         yield

@@ -9,7 +9,6 @@ Whatever is killed, the next try continues.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core.errors import Refused
 from lockstep_airflow.airflow_failures import as_airflow_failures
-from lockstep_airflow.credentials import environment
+from lockstep_airflow.credentials import exported
 from lockstep_airflow.spark_connection import driver_of
 from lockstep_airflow.specs import FILL, PLAN
 from lockstep_airflow.task_pipeline import opened
@@ -51,17 +50,16 @@ class ReshardOperator(Leaving, BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         params = dict(context.get("params") or {})
         target = "" if self.step in (PLAN, FILL) else self._filled(context)
-        with as_airflow_failures(f"reshard: {self.step}"), opened(self.file, context) as ready, self.working():
-            connections = [str(one) for one in params.get(CONNECTIONS) or ()]
-            before = dict(os.environ)
-            os.environ.update(environment(ready.pipeline, connections))
-            try:
-                if target:
-                    return self._verify(ready, target)
-                return self._do(ready, self._asked(ready, params, connections))
-            finally:
-                os.environ.clear()
-                os.environ.update(before)
+        connections = [str(one) for one in params.get(CONNECTIONS) or ()]
+        with (
+            as_airflow_failures(f"reshard: {self.step}"),
+            opened(self.file, context) as ready,
+            exported(ready.pipeline, connections),
+            self.working(),
+        ):
+            if target:
+                return self._verify(ready, target)
+            return self._do(ready, self._asked(ready, params, connections))
 
     def _filled(self, context: Context) -> str:
         """The target that the task before has filled."""
