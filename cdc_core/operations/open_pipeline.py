@@ -48,7 +48,7 @@ class Progress:
         return nullcontext(lambda table, side, rows: None)
 
 
-SILENT = Progress()
+LOG_ONLY = Progress()
 
 
 def default_holder() -> str:
@@ -65,7 +65,7 @@ class OpenPipeline:
     meta: Meta
     store: ObjectStore
     environ: Mapping[str, str]
-    progress: Progress = SILENT
+    progress: Progress = LOG_ONLY
     holder: str = field(default_factory=default_holder)
 
     @property
@@ -77,7 +77,7 @@ class OpenPipeline:
 def open_pipeline(
     pipeline: Pipeline,
     environ: Mapping[str, str],
-    progress: Progress = SILENT,
+    progress: Progress = LOG_ONLY,
     *,
     holder: str | None = None,
     upgrade: bool = False,
