@@ -116,8 +116,7 @@ def read(
     cursor: Any, database: str, name: str, columns: str, where: str = "", arguments: Sequence[Any] = ()
 ) -> list[tuple[Any, ...]]:
     """Rows of one of the tables; none if it is not there, or its database. Raises Refused (connection.grant) for an
-    account
-    that may not read it."""
+    account that may not read it."""
     try:
         cursor.execute(f"SELECT {columns} FROM {quote(database, name)}{where and f' WHERE {where}'}", arguments or None)
     except pymysql.err.MySQLError as error:
