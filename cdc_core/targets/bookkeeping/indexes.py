@@ -248,8 +248,7 @@ def _missing(due: Sequence[DueIndex], there: TableDefinition | None) -> list[Due
 def build_due(tables: Iterable[IndexedTable]) -> None:
     """As `build`, of several tables side by side. Where another session writes to a table, or holds its metadata lock,
     the indexes stay due. Raises Refused (target.definition) and what altering raises, of the first table, after all
-    others
-    are done."""
+    others are done."""
     listed = list(tables)
     if not listed:
         return
